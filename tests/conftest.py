@@ -1,0 +1,19 @@
+"""Fixtures of both lanes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets; skips where there is none."""
+    folder = Path(os.environ.get("ZEROPODS_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not (folder / "wikisql" / "train.jsonl").is_file():
+        pytest.skip(f"no real data at {folder}; set ZEROPODS_TEST_DATA")
+    return folder

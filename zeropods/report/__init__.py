@@ -1,0 +1,1 @@
+"""Records to rows to tables, plots and pages."""

@@ -1,0 +1,1 @@
+"""A WikiSQL query: its parts, its text, its execution."""
