@@ -1,0 +1,39 @@
+# `make help` prints the lines below that carry a `##`.
+PYTHON := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis build zeropods.egg-info
+KEPT := .git .venv .zeropods runs results
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check lab bench clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
+
+setup: ## make .venv with everything in it (the others do this first; at once when it is done)
+	@tools/setup
+
+demo: setup ## run the main job on the embedded data set and print the summary
+	@$(PYTHON) tools/demo.py
+
+test: setup ## run every test
+	@$(PYTHON) -m pytest
+
+test-fast: setup ## run the tests that need no torch, in under a minute
+	@$(PYTHON) -m pytest tests/fast
+
+check: setup ## lint, formatting, types
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+
+lab: setup ## open JupyterLab on the notebooks
+	@$(PYTHON) -m jupyterlab --ip 127.0.0.1 --allow-root --notebook-dir notebooks
+
+bench: setup ## measure the figures of the README
+	@$(PYTHON) -m benchmarks
+
+clean: ## remove caches and build products; never runs, results or .venv
+	@rm -rf $(CACHES)
+	@find . $(foreach name,$(KEPT),-path ./$(name) -prune -o) -type d \
+		\( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +

@@ -1,0 +1,106 @@
+"""The Makefile, the pinned requirements, and set-up up to the point where it would install."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ["help", "setup", "demo", "test", "test-fast", "check", "lab", "bench", "clean"]
+
+
+def make(*arguments: str, folder: Path = ROOT) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--no-print-directory", *arguments]
+    run = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=20
+    )
+    return run.stdout
+
+
+@pytest.fixture
+def cluttered(tmp_path: Path) -> Path:
+    """A working tree with caches, runs, results and an environment."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in ("runs/a", "results/a", ".venv/lib/__pycache__", "zeropods/__pycache__", ".mypy_cache"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").touch()
+    return tmp_path
+
+
+def test_help_is_what_make_alone_prints() -> None:
+    assert make() == make("help")
+
+
+def test_help_lists_every_public_target() -> None:
+    assert re.findall(r"^make (\S+)  +\S", make("help"), re.MULTILINE) == TARGETS
+
+
+def test_every_rule_is_phony() -> None:
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)", text, re.MULTILINE)
+    assert sorted(phony.split()) == sorted(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("kept", ["runs/a/file", "results/a/file", ".venv/lib/__pycache__/file"])
+def test_clean_keeps_runs_results_and_the_environment(cluttered: Path, kept: str) -> None:
+    make("clean", folder=cluttered)
+    assert (cluttered / kept).exists()
+
+
+@pytest.mark.parametrize("removed", ["zeropods/__pycache__", ".mypy_cache"])
+def test_clean_removes_caches(cluttered: Path, removed: str) -> None:
+    make("clean", folder=cluttered)
+    assert not (cluttered / removed).exists()
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_every_requirement_is_pinned_exactly(name: str) -> None:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")]
+    loose = [line for line in lines if not re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==\d[\w.]*", line)]
+    assert lines and not loose
+
+
+def test_no_requirement_stands_in_both_files() -> None:
+    pinned = [
+        line.partition("==")[0].partition("[")[0]
+        for name in ("requirements.txt", "requirements-dev.txt")
+        for line in (ROOT / name).read_text().splitlines()
+        if "==" in line
+    ]
+    assert len(pinned) == len(set(pinned))
+
+
+def test_every_debian_package_says_how_it_is_found_and_what_for() -> None:
+    lines = (ROOT / "tools" / "debian-packages.txt").read_text().splitlines()
+    packages = [line for line in lines if not line.startswith("#")]
+    form = r"[a-z0-9.@+-]+ +(command|module|header):\S+ +\S.*"
+    assert packages and all(re.fullmatch(form, line) for line in packages)
+
+
+def test_set_up_without_a_python_that_is_new_enough_is_one_line(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    shutil.copy(ROOT / "tools" / "setup", tools)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "dirname", "flock", "mkdir"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    command = [str(programs / "bash"), str(tools / "setup")]
+    run = subprocess.run(
+        command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (run.returncode, run.stderr) == (
+        1,
+        "setup: no Python >= 3.11 on PATH; install one, for example python3.11 or newer\n",
+    )
+
+
+def test_ci_runs_the_checks_and_the_test_command() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert os.access(ROOT / ".ci" / "run", os.X_OK) and {"make check", "make test"} <= set(lines)

@@ -1,0 +1,26 @@
+"""Fine-tune T5 on text-to-SQL: one process, several, or the deepspeed launcher's.
+
+    python textsql_train.py --model_id t5-tiny --init random --dataset_path DIR --outputdir runs/tiny
+    python textsql_train.py --model_id google-t5/t5-small --dataset_path DIR --outputdir runs/small
+    deepspeed textsql_train.py --deepspeed dsconfig/zero1.json ...
+
+The run folder (`--outputdir`) holds everything of the run; `record.json` is written last.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from zeropods.errors import guarded
+
+
+def main() -> None:
+    """Parse the flags, run, and say nothing more."""
+    from zeropods.train.arguments import parse_arguments
+    from zeropods.train.run import fine_tune
+
+    fine_tune(parse_arguments(sys.argv[1:]), sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,85 @@
+"""What a prepared data set says about itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError
+
+SCHEMA_VERSION = 1
+FILE = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenStatistics:
+    """Lengths of one side of a split, in tokens with the end token, after truncation."""
+
+    total: int
+    mean: float
+    p50: int
+    p99: int
+    max: int
+    truncated_rows: int
+    """Rows that were cut at the limit."""
+    unknown_tokens: int
+    rows_with_unknown: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitStatistics:
+    """One split of a prepared set."""
+
+    rows: int
+    source: TokenStatistics
+    target: TokenStatistics
+    targets_lost: int
+    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The record beside a prepared set: everything else reads prompt and tokenizer from here."""
+
+    schema_version: int
+    content_key: str
+    """SHA-256 of the sources and settings: an equal key means an equal set."""
+    task: str
+    prompt: str
+    tokenizer: str
+    tokenizer_fingerprint: str
+    vocabulary_size: int
+    max_source_tokens: int
+    max_target_tokens: int
+    limit: int | None
+    source_sha256: dict[str, str]
+    splits: dict[str, SplitStatistics]
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as plain JSON values."""
+        return asdict(self)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a prepared set, strictly."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise UserError(f"{folder}: no prepared data set there; make one: zeropods prepare --out {folder}")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise UserError(
+                f"{path}: schema_version {document['schema_version']!r}; expected {SCHEMA_VERSION}: prepare again"
+            )
+        document["splits"] = {name: _split(split) for name, split in document["splits"].items()}
+        return Manifest(**document)
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a manifest of ours ({error}); prepare the data set again") from None
+
+
+def _split(document: dict[str, Any]) -> SplitStatistics:
+    sides = {side: TokenStatistics(**document[side]) for side in ("source", "target")}
+    return SplitStatistics(rows=document["rows"], targets_lost=document["targets_lost"], **sides)

@@ -1,0 +1,239 @@
+"""Raw WikiSQL -> a tokenized set with its tokenizer and manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import unicodedata
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zeropods import atomic
+from zeropods.data import manifest as manifests
+from zeropods.data.manifest import Manifest, SplitStatistics, TokenStatistics
+from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, source_text
+from zeropods.data.tokenizer import TINY, fingerprint, load_tokenizer, train_tokenizer
+from zeropods.data.wikisql import SPLITS, Example, read_split, split_file
+from zeropods.errors import UserError
+from zeropods.sql.text import format_query
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+CHUNK = 8_192
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is asked of `prepare`."""
+
+    data: Path
+    tokenizer: str
+    prompt: str = "schema"
+    limit: int | None = None
+    """Only the first N examples of each split."""
+    complete_vocabulary: bool = True
+    """Add the characters that T5's vocabulary lacks; False is the original recipe."""
+    max_source_tokens: int | None = None
+    max_target_tokens: int = MAX_TARGET_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.prompt not in PROMPTS:
+            raise UserError(f"prompt {self.prompt!r}; expected {' or '.join(PROMPTS)}")
+        for name in ("limit", "max_source_tokens", "max_target_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value}; expected at least 1")
+
+    @property
+    def source_limit(self) -> int:
+        """The most tokens of a source, the end token included."""
+        return self.max_source_tokens or MAX_SOURCE_TOKENS[self.prompt]
+
+
+def prepare(wanted: Preparation, out: Path, progress: Progress = lambda rows: None) -> tuple[Manifest, bool]:
+    """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
+
+    `progress` is called with the number of rows done since the last call.
+    """
+    out = Path(out)
+    sources = source_hashes(wanted.data)
+    key = content_key(wanted, sources)
+    if (out / manifests.FILE).is_file():
+        current = manifests.read_manifest(out)
+        if current.content_key == key:
+            return current, False
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
+    with atomic.new_folder(out) as folder:
+        return _build(wanted, sources, key, folder, progress), True
+
+
+def source_hashes(data: Path) -> dict[str, str]:
+    """SHA-256 of every file of the raw set; the train split must be there, the others may be."""
+    split_file(data, "train", "jsonl")
+    files = [split_file(data, split, suffix) for split in _splits(data) for suffix in ("jsonl", "tables.jsonl")]
+    return {path.name: _sha256(path) for path in files}
+
+
+def content_key(wanted: Preparation, sources: dict[str, str]) -> str:
+    """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
+    document = {
+        "schema_version": manifests.SCHEMA_VERSION,
+        "sources": sources,
+        "tokenizer": _tokenizer_identity(wanted.tokenizer),
+        "prompt": wanted.prompt,
+        "limit": wanted.limit,
+        "complete_vocabulary": wanted.complete_vocabulary,
+        "max_tokens": [wanted.source_limit, wanted.max_target_tokens],
+        "versions": _versions(),
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _build(
+    wanted: Preparation, sources: dict[str, str], key: str, folder: Path, progress: Progress
+) -> Manifest:
+    from datasets import DatasetDict
+
+    tokenizer = _tokenizer(wanted)
+    built = {split: _build_split(wanted, split, tokenizer, progress) for split in _splits(wanted.data)}
+    DatasetDict({split: rows for split, (rows, _) in built.items()}).save_to_disk(folder)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    manifest = Manifest(
+        schema_version=manifests.SCHEMA_VERSION,
+        content_key=key,
+        task="text2sql",
+        prompt=wanted.prompt,
+        tokenizer=wanted.tokenizer,
+        tokenizer_fingerprint=fingerprint(tokenizer),
+        vocabulary_size=len(tokenizer),
+        max_source_tokens=wanted.source_limit,
+        max_target_tokens=wanted.max_target_tokens,
+        limit=wanted.limit,
+        source_sha256=sources,
+        splits={split: statistics for split, (_, statistics) in built.items()},
+        versions=_versions(),
+    )
+    atomic.write_json(folder / manifests.FILE, manifest.to_json())
+    return manifest
+
+
+def _tokenizer(wanted: Preparation) -> PreTrainedTokenizerBase:
+    if wanted.tokenizer != TINY:
+        return load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
+    examples = _examples(wanted, "train")
+    return train_tokenizer(text for e in examples for text in (_source(wanted.prompt, e), _target(e)))
+
+
+def _build_split(
+    wanted: Preparation, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress
+) -> tuple[Dataset, SplitStatistics]:
+    sources, targets, lost = _Side(wanted.source_limit), _Side(wanted.max_target_tokens), 0
+    backend = tokenizer.backend_tokenizer
+    examples = _examples(wanted, split)
+    while chunk := list(itertools.islice(examples, CHUNK)):
+        texts = [_target(e) for e in chunk]
+        ids = [encoding.ids for encoding in backend.encode_batch_fast(texts)]
+        sources.extend([e.ids for e in backend.encode_batch_fast([_source(wanted.prompt, e) for e in chunk])])
+        targets.extend(ids)
+        decoded = backend.decode_batch(ids, skip_special_tokens=True)
+        lost += sum(_folded(a) != _folded(b) for a, b in zip(texts, decoded, strict=True))
+        progress(len(chunk))
+    end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
+    statistics = SplitStatistics(
+        rows=len(sources.rows),
+        source=sources.finish(end, unknown),
+        target=targets.finish(end, unknown),
+        targets_lost=lost,
+    )
+    return _dataset(sources.rows, targets.rows), statistics
+
+
+class _Side:
+    """The token ids of one side of a split, cut at `limit` tokens."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.rows: list[np.ndarray] = []
+
+    def extend(self, rows: list[list[int]]) -> None:
+        self.rows += [np.asarray(row, dtype=np.int32) for row in rows]
+
+    def finish(self, end: int, unknown: int) -> TokenStatistics:
+        """Cut what is too long, keeping the end token last, and count."""
+        truncated = 0
+        for number, row in enumerate(self.rows):
+            if len(row) > self.limit:
+                self.rows[number] = np.append(row[: self.limit - 1], np.int32(end))
+                truncated += 1
+        lengths = np.array([len(row) for row in self.rows])
+        unknowns = np.array([np.count_nonzero(row == unknown) for row in self.rows])
+        return TokenStatistics(
+            total=int(lengths.sum()),
+            mean=round(float(lengths.mean()), 3),
+            p50=int(np.percentile(lengths, 50)),
+            p99=int(np.percentile(lengths, 99)),
+            max=int(lengths.max()),
+            truncated_rows=truncated,
+            unknown_tokens=int(unknowns.sum()),
+            rows_with_unknown=int(np.count_nonzero(unknowns)),
+        )
+
+
+def _dataset(sources: list[np.ndarray], targets: list[np.ndarray]) -> Dataset:
+    """Columns `input_ids` and `labels`, lists of int32 without padding."""
+    import pyarrow
+    from datasets import Dataset
+
+    def column(rows: list[np.ndarray]) -> pyarrow.ListArray:
+        offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
+        return pyarrow.ListArray.from_arrays(offsets, np.concatenate(rows))
+
+    return Dataset(pyarrow.table({"input_ids": column(sources), "labels": column(targets)}))
+
+
+def _examples(wanted: Preparation, split: str) -> Iterator[Example]:
+    return itertools.islice(read_split(wanted.data, split), wanted.limit)
+
+
+def _source(prompt: str, example: Example) -> str:
+    return source_text(prompt, example.question, example.table.header, example.table.types)
+
+
+def _target(example: Example) -> str:
+    return format_query(example.query, example.table.header)
+
+
+def _splits(data: Path) -> list[str]:
+    return [split for split in SPLITS if (Path(data) / f"{split}.jsonl").is_file()]
+
+
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tokenizer_identity(source: str) -> str:
+    """What tells two tokenizers apart without loading them: their files' content, or a name."""
+    path = Path(source)
+    if path.is_file():
+        return _sha256(path)
+    files = sorted(f for f in path.glob("*") if f.name in ("tokenizer.json", "spiece.model"))
+    return " ".join(_sha256(file) for file in files) or source
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("zeropods", "tokenizers", "sentencepiece", "datasets")}

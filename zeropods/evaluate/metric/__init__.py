@@ -1,0 +1,1 @@
+"""Metrics for `evaluate.load`: each folder here is one, by its path."""

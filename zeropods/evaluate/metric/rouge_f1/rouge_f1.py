@@ -1,0 +1,41 @@
+"""ROUGE F1 for `evaluate.load`, from this folder and without a network.
+
+The numbers of the hub's `rouge` metric (Lin, 2004; package rouge_score), but with plain means: its bootstrap
+draws at random around the same value.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import datasets
+import evaluate
+from rouge_score.rouge_scorer import RougeScorer
+
+TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+class RougeF1(evaluate.Metric):
+    """`compute(predictions=[text], references=[text], average=True)`: F1 by ROUGE type, from 0 to 1.
+
+    With `average=False` each type has a list, one value for each pair.
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description="Mean ROUGE F1 of texts.",
+            citation="Lin, 2004: ROUGE: A Package for Automatic Evaluation of Summaries",
+            inputs_description="predictions and references: texts",
+            features=datasets.Features(
+                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
+            ),
+        )
+
+    def _compute(
+        self, predictions: list[str], references: list[str], average: bool = True
+    ) -> dict[str, float] | dict[str, list[float]]:
+        scorer = RougeScorer(list(TYPES))
+        pairs = zip(references, predictions, strict=True)
+        scores = [scorer.score(reference, prediction) for reference, prediction in pairs]
+        lists = {name: [score[name].fmeasure for score in scores] for name in TYPES}
+        return {name: fmean(values) for name, values in lists.items()} if average else lists

@@ -1,0 +1,132 @@
+"""A prediction file against its split: accuracy, its intervals, and ROUGE if asked for.
+
+`exact_match` compares the text, `logical_form_accuracy` the parts, `execution_accuracy` the results, the last
+over the `executable` examples: those whose gold query finds something on the rows at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from zeropods.atomic import write_json
+from zeropods.data.wikisql import read_split, read_tables
+from zeropods.errors import UserError
+from zeropods.evaluate.grade import Grade, Pair, grades
+from zeropods.evaluate.predictions import read_predictions
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Shares are of 1, not per cent; what could not be measured is None."""
+
+    examples: int
+    exact_match: float
+    logical_form_accuracy: float
+    execution_accuracy: float | None
+    executable: int
+    unparseable: int
+    intervals: dict[str, Interval | None]
+    """Of the three accuracies: 95 %, by `interval`."""
+    rouge: dict[str, float] | None
+    """Mean F1 of rouge1, rouge2, rougeL, rougeLsum."""
+    groups: dict[str, Score] | None = None
+    """`known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def score_predictions(predictions: Path, data_folder: Path, split: str, *, rouge: bool = False) -> Score:
+    """Score a file and write `score.SPLIT.json` beside it; `UserError` where the two do not fit together."""
+    graded = list(grades(_pairs(predictions, data_folder, split)))
+    if rouge:
+        graded = list(_with_rouge(graded))
+    score = replace(_score(graded), groups=_groups(graded, data_folder, split))
+    write_json(predictions.parent / f"score.{split}.json", score.to_json())
+    return score
+
+
+def interval(correct: int, examples: int) -> Interval | None:
+    """The 95 % percentile bootstrap interval of a share; None for none of none.
+
+    A resample of `examples` zeros and ones holds Binomial(examples, share) ones, so the percentiles of
+    endlessly many resamples are that distribution's: `scipy.stats.bootstrap` without its noise and its seed.
+    As with any bootstrap, a share of 0 or 1 has an interval of no width.
+    """
+    if not examples:
+        return None
+    import numpy as np
+    from scipy.special import bdtr
+
+    at_most = bdtr(np.arange(examples + 1), examples, correct / examples)
+    low, high = np.searchsorted(at_most, (0.025, 0.975))
+    return int(low) / examples, int(high) / examples
+
+
+def _pairs(path: Path, data_folder: Path, split: str) -> Iterator[Pair]:
+    examples = {example.index: example for example in read_split(data_folder, split)}
+    for number, prediction in enumerate(read_predictions(path), 1):
+        example = examples.get(prediction.index)
+        place = f"{path}:{number}"
+        if example is None:
+            last = len(examples) - 1
+            raise UserError(f"{place}: index {prediction.index}; the examples of {split} are 0 to {last}")
+        if prediction.question not in (None, example.question):
+            raise UserError(
+                f"{place}: question {prediction.question!r}, but example {example.index} of {split} asks "
+                f"{example.question!r}; score the file against the split and data it was made from"
+            )
+        yield prediction, example
+
+
+def _score(graded: Sequence[Grade]) -> Score:
+    executed = [grade.execution for grade in graded if grade.execution is not None]
+    exact = sum(grade.predicted_text == grade.gold_text for grade in graded)
+    logical_form = sum(grade.logical_form for grade in graded)
+    return Score(
+        examples=len(graded),
+        exact_match=exact / len(graded),
+        logical_form_accuracy=logical_form / len(graded),
+        execution_accuracy=fmean(executed) if executed else None,
+        executable=len(executed),
+        unparseable=sum(not grade.parsed for grade in graded),
+        intervals={
+            "exact_match": interval(exact, len(graded)),
+            "logical_form_accuracy": interval(logical_form, len(graded)),
+            "execution_accuracy": interval(sum(executed), len(executed)),
+        },
+        rouge=_mean_rouge([grade.rouge for grade in graded if grade.rouge is not None]),
+    )
+
+
+def _groups(graded: Sequence[Grade], data_folder: Path, split: str) -> dict[str, Score] | None:
+    """Scores by whether train has the table; None where there is no train file, or only one kind."""
+    tables = Path(data_folder) / "train.tables.jsonl"
+    if split == "train" or not tables.is_file():
+        return None
+    known = read_tables(tables).keys()
+    parts = {
+        "known_tables": [grade for grade in graded if grade.table_id in known],
+        "unseen_tables": [grade for grade in graded if grade.table_id not in known],
+    }
+    return {name: _score(part) for name, part in parts.items()} if all(parts.values()) else None
+
+
+def _with_rouge(graded: Sequence[Grade]) -> Iterator[Grade]:
+    import evaluate
+
+    metric = evaluate.load(str(Path(__file__).parent / "metric" / "rouge_f1"), keep_in_memory=True)
+    predicted, gold = [grade.predicted_text for grade in graded], [grade.gold_text for grade in graded]
+    lists = metric.compute(predictions=predicted, references=gold, average=False)
+    for grade, *values in zip(graded, *lists.values(), strict=True):
+        yield replace(grade, rouge=dict(zip(lists, values, strict=True)))
+
+
+def _mean_rouge(rouges: Sequence[dict[str, float]]) -> dict[str, float] | None:
+    return {name: fmean(rouge[name] for rouge in rouges) for name in rouges[0]} if rouges else None

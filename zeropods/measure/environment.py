@@ -1,0 +1,61 @@
+"""What a run ran on: versions, revision, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions of what decides a run's figures; None where a package is missing."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def git_revision(folder: Path) -> str | None:
+    """The commit of a checkout, with `-dirty` where files differ from it; None outside one."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, cores this process may use, memory in bytes."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def peak_resident_bytes() -> int | None:
+    """The kernel's peak of this process's resident memory (VmHWM); None where there is no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
+    return int(peak.split()[1]) * 1024 if peak else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except FileNotFoundError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)

@@ -1,0 +1,128 @@
+"""A run folder is one run, whole: opened by one writer at a time, resumed or refused, never overwritten."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zeropods import atomic
+from zeropods.errors import UserError
+from zeropods.measure.records import compose_record, read_json
+
+CONFIG = "config.json"
+RECORD = "record.json"
+LOCK = "run.lock"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a run begins."""
+
+    run_id: str
+    attempt: int
+    """Number of earlier attempts of this run."""
+    finished: bool
+    """True where this very run has ended with status `ok`: there is nothing to do."""
+    resume: bool
+    """True where earlier checkpoints may be used."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `run.lock`; a second writer is refused with the holder's host and process."""
+    _refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(
+                f"{folder}: in use by {holder}; wait for it, or choose another --outputdir"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
+    """Decide between a first attempt, a resumed one and a finished run, and put earlier records aside.
+
+    The caller holds the lock.
+
+    Args:
+        identity: what must be equal for two calls to mean the same run.
+        again: start from the beginning; earlier checkpoints are moved into `attempts/`.
+    """
+    if not (folder / CONFIG).is_file():
+        return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
+    config = read_json(folder / CONFIG)
+    finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
+    if finished and again:
+        raise UserError(f"{folder}: a finished run is never overwritten; choose another --outputdir")
+    if not again:
+        _refuse_differences(folder, config["identity"], identity, finished)
+    if finished:
+        return Opening(config["run_id"], config["attempt"], finished=True, resume=False)
+    return Opening(config["run_id"], _put_aside(folder, again), finished=False, resume=not again)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of a run that were written to their end, newest first."""
+    found = [
+        path
+        for path in (folder / "checkpoints").glob("checkpoint-*")
+        if path.name[11:].isdigit() and (path / "trainer_state.json").is_file()
+    ]
+    return sorted(found, key=lambda path: int(path.name[11:]), reverse=True)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another --outputdir")
+    ours = (folder / CONFIG).exists() or (folder / LOCK).exists()
+    if folder.is_dir() and not ours and any(folder.iterdir()):
+        raise UserError(f"{folder}: holds something that is no run; choose another --outputdir")
+
+
+def _refuse_differences(folder: Path, old: dict[str, Any], new: dict[str, Any], finished: bool) -> None:
+    new = json.loads(json.dumps(new))
+    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    if not changed:
+        return
+    shown = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:4])
+    remedy = "" if finished else ", or --resume never to start again"
+    state = "finished" if finished else "unfinished"
+    raise UserError(
+        f"{folder}: holds a {state} run with other settings ({shown}); choose another --outputdir{remedy}"
+    )
+
+
+def _put_aside(folder: Path, again: bool) -> int:
+    """Move the last attempt's record into `attempts/K.json`; returns the number of the new attempt."""
+    attempts = folder / "attempts"
+    attempts.mkdir(exist_ok=True)
+    number = len(list(attempts.glob("*.json")))
+    atomic.write_json(attempts / f"{number}.json", _last_record(folder))
+    (folder / RECORD).unlink(missing_ok=True)
+    for measured in (folder / "ranks").glob("*.json"):
+        measured.unlink()
+    if again and (folder / "checkpoints").exists():
+        os.rename(folder / "checkpoints", attempts / f"{number}.checkpoints")
+    return number + 1
+
+
+def _last_record(folder: Path) -> dict[str, Any]:
+    if (folder / RECORD).is_file():
+        return read_json(folder / RECORD)
+    return compose_record(folder, status="failed", reason="killed before it could write its record")

@@ -1,0 +1,92 @@
+"""A prepared split in memory, and batches of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from zeropods.data.manifest import Manifest, read_manifest
+from zeropods.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Row = tuple[np.ndarray, np.ndarray]
+
+
+class TokenizedSplit(Dataset[Row]):
+    """Rows of (source ids, target ids), each int32 of its own length, without padding."""
+
+    def __init__(self, sources: list[np.ndarray], targets: list[np.ndarray]) -> None:
+        self.sources = sources
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.sources[index], self.targets[index]
+
+    def lengths(self) -> np.ndarray:
+        """(rows, 2): source and target tokens of every row."""
+        pairs = zip(self.sources, self.targets, strict=True)
+        return np.array([(len(s), len(t)) for s, t in pairs], dtype=np.int64).reshape(-1, 2)
+
+
+def load_split(folder: Path, split: str) -> TokenizedSplit | None:
+    """A split of a prepared set; None if the set has none of that name."""
+    from datasets import load_from_disk
+
+    if not (folder / split).is_dir():
+        return None
+    try:
+        table = load_from_disk(str(folder / split)).data.table
+    except (FileNotFoundError, OSError, ValueError) as error:
+        raise UserError(f"{folder / split}: cannot be read ({error}); prepare the data set again") from None
+    return TokenizedSplit(_rows(table, "input_ids"), _rows(table, "labels"))
+
+
+def load_prepared(folder: Path) -> tuple[Manifest, TokenizedSplit, TokenizedSplit | None]:
+    """Manifest, train split and, where there is one, dev split."""
+    manifest = read_manifest(folder)
+    train = load_split(folder, "train")
+    if train is None:
+        raise UserError(f"{folder}: has no train split; prepare the data set again")
+    return manifest, train, load_split(folder, "dev")
+
+
+def collate(rows: list[Row], pad: int = 0) -> dict[str, Tensor]:
+    """Pad rows to the longest of the batch.
+
+    Returns:
+        input_ids, attention_mask: (rows, source tokens) int64.
+        labels: (rows, target tokens) int64, -100 where there is no label.
+        label_positions: (n,) int64, flat positions of the labels.
+    """
+    sources, mask = _padded([row[0] for row in rows], pad)
+    labels, labelled = _padded([row[1] for row in rows], -100)
+    return {
+        "input_ids": torch.from_numpy(sources),
+        "attention_mask": torch.from_numpy(mask.astype(np.int64)),
+        "labels": torch.from_numpy(labels),
+        "label_positions": torch.from_numpy(np.flatnonzero(labelled)),
+    }
+
+
+def _padded(rows: list[np.ndarray], fill: int) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.array([len(row) for row in rows])
+    mask = np.arange(lengths.max())[None, :] < lengths[:, None]
+    padded = np.full(mask.shape, fill, dtype=np.int64)
+    padded[mask] = np.concatenate(rows)
+    return padded, mask
+
+
+def _rows(table: pyarrow.Table, column: str) -> list[np.ndarray]:
+    array = table[column].combine_chunks()
+    values = array.values.to_numpy().astype(np.int32, copy=False)
+    return np.split(values, array.offsets.to_numpy()[1:-1]) if len(array) else []

@@ -1,0 +1,56 @@
+"""Dropout whose mask costs a third: 16 random bits an element instead of a Bernoulli draw.
+
+On a CPU `bernoulli_` draws with one thread and takes a fifth of T5's training step. Sixteen bits of
+the same generator, compared with a threshold, give the rate to 1 in 65,536.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LEVELS = 1 << 16
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
+        kept, ctx.scale = _mask(values, rate)
+        ctx.save_for_backward(kept)
+        return torch.where(kept, values, 0).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return torch.where(kept, gradients[0], 0).mul_(ctx.scale), None
+
+
+class BitDropout(nn.Dropout):
+    """Drops elements at the rate of `nn.Dropout`, on a CPU with cheaper masks."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Zero each element with probability `p` while training, and scale the others by 1 / (1 - p)."""
+        if not self.training or self.p == 0.0 or input.device.type != "cpu":
+            return super().forward(input)
+        return _Dropout.apply(input, self.p)
+
+
+def cheapen_dropout(model: nn.Module) -> nn.Module:
+    """Replace every `nn.Dropout` of a model in place."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, BitDropout(child.p))
+    return model
+
+
+def _mask(values: Tensor, rate: float) -> tuple[Tensor, float]:
+    """Which elements stay, and the scale that keeps the mean."""
+    dropped = min(round(rate * LEVELS), LEVELS - 1)
+    words = torch.empty((values.numel() + 3) // 4, dtype=torch.int64)
+    # The range of all 64 bits; without it the top bit of every fourth element would be 0.
+    bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
+    kept = bits >= dropped - LEVELS // 2
+    return kept.view(values.shape), LEVELS / (LEVELS - dropped)

@@ -1,0 +1,70 @@
+"""AdamW over an FP32 master of BF16 parameters.
+
+BF16 weights alone do not learn: an update smaller than a weight's last bit is rounded away. Autocast
+keeps FP32 weights instead, and casts all of them in every step. Here the casts happen once, after the
+update, and gradients are BF16, as in mixed precision training (Micikevicius et al., arXiv:1710.03740).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+
+class MasterAdamW(AdamW):
+    """AdamW that keeps an FP32 master of every parameter, and writes the rounded copy back.
+
+    The optimizer's own groups hold the masters, so that its state (and a checkpoint of it) is FP32
+    and complete: `state_dict` carries the masters as well.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
+        groups = [dict(group) for group in groups]
+        self.copies: list[list[Tensor]] = [list(group["params"]) for group in groups]
+        for group in groups:
+            group["params"] = [p.detach().float().clone() for p in group["params"]]
+        super().__init__(groups, **options)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update the masters from the copies' gradients, then round the masters into the copies."""
+        masters, copies = self._pairs()
+        for master, copy in zip(masters, copies, strict=True):
+            master.grad = None if copy.grad is None else copy.grad.float()
+        result = super().step(closure)
+        torch._foreach_copy_(copies, masters)
+        for master in masters:
+            master.grad = None
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the copies."""
+        for copy in self._pairs()[1]:
+            copy.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's state, and the masters in the order of the groups."""
+        return {**super().state_dict(), "masters": self._pairs()[0]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the masters back from a state, and round them into the copies."""
+        state = dict(state_dict)
+        masters, copies = self._pairs()
+        for master, saved in zip(masters, state.pop("masters"), strict=True):
+            master.copy_(saved)
+        super().load_state_dict(state)
+        torch._foreach_copy_(copies, masters)
+
+    def masters_by_copy(self) -> dict[int, Tensor]:
+        """The master of each parameter, by `id(parameter)`."""
+        masters, copies = self._pairs()
+        return {id(copy): master for copy, master in zip(copies, masters, strict=True)}
+
+    def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
+        masters = [p for group in self.param_groups for p in group["params"]]
+        return masters, [copy for group in self.copies for copy in group]

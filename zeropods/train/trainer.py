@@ -1,0 +1,137 @@
+"""transformers' trainer with our order of data, our evaluation, and FP32 masters of BF16 weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Seq2SeqTrainer
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from zeropods.train.dataset import TokenizedSplit, collate
+from zeropods.train.master import MasterAdamW
+from zeropods.train.sampler import LengthGroupedSampler
+
+
+class TextToSQLTrainer(Seq2SeqTrainer):
+    """`Seq2SeqTrainer` whose figures do not depend on the number of processes."""
+
+    train_dataset: TokenizedSplit
+    eval_dataset: TokenizedSplit | None
+
+    def __init__(self, *args: Any, seconds: float = 0.0, **kwargs: Any) -> None:
+        """`seconds`: training time by which the learning rate reaches 0; 0: by the last step."""
+        super().__init__(*args, **kwargs)
+        self.seconds = seconds
+        self.began: float | None = None
+        self.token_counts = {"source_tokens": 0, "target_tokens": 0, "padded_tokens": 0}
+        self._source_tokens = torch.zeros((), dtype=torch.int64, device=self.args.device)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """One forward and backward pass; its tokens are counted."""
+        # Summed on the device and read at the end: reading it here would wait for the device.
+        self._source_tokens += inputs["attention_mask"].sum().to(self._source_tokens.device)
+        self.token_counts["target_tokens"] += inputs["label_positions"].numel()
+        self.token_counts["padded_tokens"] += inputs["input_ids"].numel() + inputs["labels"].numel()
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def counted_tokens(self) -> dict[str, int]:
+        """Real and padded tokens that this rank trained on."""
+        return {**self.token_counts, "source_tokens": int(self._source_tokens)}
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The schedule asked for, or one that also ends with the training time."""
+        if self.lr_scheduler is None and self.seconds:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer, lambda step: self._rate(step, num_training_steps)
+            )
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def _rate(self, step: int, steps: int) -> float:
+        """Linear decay over steps or seconds, whichever is further, after the warm-up."""
+        elapsed = 0.0 if self.began is None else time.monotonic() - self.began
+        left = 1.0 - min(1.0, max(step / steps, elapsed / self.seconds))
+        return left * min(1.0, (step + 1) / max(1, self.args.get_warmup_steps(steps)))
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **_: Any
+    ) -> dict[str, float]:
+        """Mean loss a label token: token losses and counts are summed over ranks, then divided.
+
+        transformers' own `eval_loss` is a mean of means, and depends on the number of processes.
+        """
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        began = time.perf_counter()
+        total, tokens = self._summed_loss(rows)
+        seconds = time.perf_counter() - began
+        metrics = {
+            f"{metric_key_prefix}_loss": total / tokens,
+            f"{metric_key_prefix}_runtime": seconds,
+            f"{metric_key_prefix}_samples_per_second": len(rows) / seconds,
+        }
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
+        was_training = self.model.training
+        self.model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        for indices, weight in self._eval_batches(rows):
+            batch = self._prepare_inputs(collate([rows[i] for i in indices]))
+            loss = self.model(**batch, num_items_in_batch=1).loss
+            sums += weight * torch.stack([loss.double(), torch.tensor(batch["label_positions"].numel())])
+        self.model.train(was_training)
+        total, tokens = self.accelerator.reduce(sums, "sum").tolist()
+        return total, int(tokens)
+
+    def _eval_batches(self, rows: TokenizedSplit) -> list[tuple[list[int], int]]:
+        """This rank's batches with weight 1; a rank with one batch fewer repeats one with weight 0.
+
+        Every rank makes the same number of forward passes: under ZeRO-3 each one is collective.
+        """
+        order = sorted(range(len(rows)), key=lambda i: (len(rows.sources[i]), len(rows.targets[i])))
+        size, ranks = self.args.eval_batch_size, self.args.world_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        mine = [(batch, 1) for batch in batches[self.args.process_index :: ranks]]
+        return mine + [(batches[0], 0)] * (math.ceil(len(batches) / ranks) - len(mine))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
+        masters = self._masters()
+        if masters is not None and state_dict is None:
+            named = self.model.state_dict(keep_vars=True)
+            state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            self.model.config.architectures = ["T5ForConditionalGeneration"]
+            self.model.config.dtype = torch.float32 if masters else self.model.config.dtype
+            self.model.config.save_pretrained(output_dir or self.args.output_dir)
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint into the model, and into the masters where there are any."""
+        super()._load_best_model()
+        masters = self._masters()
+        if masters is None:
+            return
+        from safetensors.torch import load_file
+
+        saved = load_file(f"{self.state.best_model_checkpoint}/{SAFE_WEIGHTS_NAME}")
+        named = self.model.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name in saved:
+                masters[id(named[name])].copy_(saved[name])
+
+    def _masters(self) -> dict[int, Tensor] | None:
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else None
