@@ -12,10 +12,12 @@ from __future__ import annotations
 import sys
 
 from zeropods.errors import guarded
+from zeropods.threads import wait_passively
 
 
 def main() -> None:
     """Parse the flags, run, and say nothing more."""
+    wait_passively()
     from zeropods.train.arguments import parse_arguments
     from zeropods.train.run import fine_tune
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from zeropods.threads import wait_passively
+
+wait_passively()
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -20,7 +20,7 @@ CHARACTERS = string.ascii_letters + string.digits + ".,=<>()š"
 LONGER = "▁SELECT ▁SEL ECT ▁FROM ▁table ▁AND AN ▁MAX ▁COUNT ▁= ▁> ▁New ▁new ▁NEW ▁Team ▁T ea eam ▁n ▁1 12 ▁a"
 PIECES = ["<pad>", "</s>", "<unk>", "<extra_id_0>", "▁", *CHARACTERS, *LONGER.split()]
 VOCABULARY = Vocabulary(PIECES, eos=EOS, unk=UNK, pad=PAD, special=[EXTRA])
-WORDS = "a AND and New team Team MAX = 12 2.5 3rd (b) Š 日本 ﬁ FROM table".split()
+WORDS = ["a", "AND", "and", "New", "team", "Team", "MAX", "=", "12", "2.5", "3rd", "(b)", "Š", "日本", "ﬁ"]
 
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
 questions = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
@@ -62,7 +62,7 @@ def asked(draw: st.DrawFn) -> tuple[list[str], str, Query]:
     return header, " ".join(words), query
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(asked(), st.randoms(use_true_random=False))
 def test_any_segmentation_of_a_query_is_accepted(case, choose):
     header, question, query = case
@@ -72,11 +72,11 @@ def test_any_segmentation_of_a_query_is_accepted(case, choose):
     assert state.ended
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(asked(), st.randoms(use_true_random=False))
 def test_what_the_text_says_is_given_back(case, choose):
     header, question, query = case
-    assume(not {"Š", "日本"} <= set(question.split()))
+    assume(not {"Š", "日"} <= set(" ".join([question, *header])))
     header = [VOCABULARY.normalize(name) for name in header]
     text = VOCABULARY.normalize(format_query(query, header))
     expected = parse_query(text, header)
@@ -85,7 +85,7 @@ def test_what_the_text_says_is_given_back(case, choose):
     assert state.query == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(headers, questions, st.randoms(use_true_random=False))
 def test_random_walk_ends_in_a_query_that_parses(header, question, choose):
     state = QueryAutomaton(VOCABULARY, header, question).start
@@ -96,7 +96,7 @@ def test_random_walk_ends_in_a_query_that_parses(header, question, choose):
     assert parsed == state.query or len(parsed.conds) > MOST_CONDITIONS
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(headers, questions, st.integers(0, 40), st.randoms(use_true_random=False))
 def test_query_cut_at_any_length_parses(header, question, length, choose):
     automaton = QueryAutomaton(VOCABULARY, header, question)
@@ -108,7 +108,7 @@ def test_query_cut_at_any_length_parses(header, question, length, choose):
     assert parse_query(format_query(query, header), header) is not None
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(headers, questions, st.randoms(use_true_random=False))
 def test_values_are_spans_of_the_question(header, question, choose):
     state = QueryAutomaton(VOCABULARY, header, question).start

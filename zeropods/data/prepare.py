@@ -80,7 +80,9 @@ def prepare(wanted: Preparation, out: Path, progress: Progress = lambda rows: No
 def source_hashes(data: Path) -> dict[str, str]:
     """SHA-256 of every file of the raw set; the train split must be there, the others may be."""
     split_file(data, "train", "jsonl")
-    files = [split_file(data, split, suffix) for split in _splits(data) for suffix in ("jsonl", "tables.jsonl")]
+    files = [
+        split_file(data, split, suffix) for split in _splits(data) for suffix in ("jsonl", "tables.jsonl")
+    ]
     return {path.name: _sha256(path) for path in files}
 
 

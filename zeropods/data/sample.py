@@ -1,4 +1,4 @@
-"""A small data set in WikiSQL's layout, made from the facts in `facts/`: no download, the same on every machine."""
+"""A small data set in WikiSQL's layout, made from the facts in `facts/` without any download."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ HELD_OUT_TABLES = {"dev": 4, "test": 4}
 """How many tables only this split has."""
 HELD_OUT_SHARE = 5
 """One question in so many of dev and of test is about such a table."""
+
+NAMES = {f"{split}.{suffix}" for split in SPLITS for suffix in ("jsonl", "tables.jsonl")}
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,17 @@ def write_sample(out: Path, seed: int = 0) -> SampleSummary:
     The same seed gives the same bytes. An `out` that holds them already is left as it is; one that holds
     anything else raises `UserError`.
     """
+    there = _has_a_sample(out)
     splits = make_sample(seed)
-    files = {}
-    for split, asked in splits.items():
-        files[f"{split}.jsonl"] = _json_lines(_question(a) for a in asked)
-        files[f"{split}.tables.jsonl"] = _json_lines(_table(t) for t in _tables(asked))
-    written = not _is_there(out, files, seed)
-    if written:
+    files = _files(splits)
+    if there:
+        _require_equal(out, files, seed)
+    else:
         with new_folder(out) as folder:
             for name, content in files.items():
-                with writing(folder / name):
+                with writing(out / name):
                     (folder / name).write_bytes(content)
-    return _summary(out, seed, written, splits)
+    return _summary(out, seed, not there, splits)
 
 
 def make_sample(seed: int = 0) -> dict[str, list[Asked]]:
@@ -106,6 +107,14 @@ def _new(table: FactTable, seen: set[str], rng: Random) -> Asked:
             return Asked(question, table, query)
 
 
+def _files(splits: dict[str, list[Asked]]) -> dict[str, bytes]:
+    files = {}
+    for split, asked in splits.items():
+        files[f"{split}.jsonl"] = _json_lines(_question(a) for a in asked)
+        files[f"{split}.tables.jsonl"] = _json_lines(_table(t) for t in _tables(asked))
+    return files
+
+
 def _tables(asked: list[Asked]) -> list[FactTable]:
     by_id = {a.table.id: a.table for a in asked}
     return [by_id[id_] for id_ in sorted(by_id)]
@@ -133,21 +142,22 @@ def _json_lines(documents: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in documents).encode()
 
 
-def _is_there(out: Path, files: dict[str, bytes], seed: int) -> bool:
-    """Whether `out` holds these files already; `UserError` where it holds anything else."""
+def _has_a_sample(out: Path) -> bool:
+    """Whether all files of a sample are in `out`; `UserError` where it holds anything else."""
     if not out.exists():
         return False
     if not out.is_dir():
         raise UserError(f"{out}: a file; name a folder")
-    found = sorted(path.name for path in out.iterdir())
-    if not found:
-        return False
+    found = {path.name for path in out.iterdir()}
+    if found and not found >= NAMES:
+        raise UserError(f"{out}: holds {min(found)!r}, not a sample; name a new folder or empty this one")
+    return bool(found)
+
+
+def _require_equal(out: Path, files: dict[str, bytes], seed: int) -> None:
     for name, content in files.items():
-        if not (out / name).is_file() or (out / name).read_bytes() != content:
-            raise UserError(
-                f"{out}: holds {found[0]!r}, not the sample of seed {seed}; name a new folder or empty this one"
-            )
-    return True
+        if (out / name).read_bytes() != content:
+            raise UserError(f"{out}: {name!r} is not that of the sample of seed {seed}; name a new folder")
 
 
 def _summary(out: Path, seed: int, written: bool, splits: dict[str, list[Asked]]) -> SampleSummary:

@@ -9,8 +9,9 @@ from random import Random
 from zeropods.data.sample_facts import FactTable
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 
-CONDITION_WEIGHTS = (5, 56, 26, 10, 3)
-AGGREGATE_WEIGHTS = (70, 7, 7, 8, 4, 4)
+CONDITION_WEIGHTS = (5, 52, 27, 12, 9)
+AGGREGATE_WEIGHTS = (66, 12, 12, 7, 12, 7)
+"""Chosen so that what is left after senseless draws are dropped is about WikiSQL's mix."""
 OPERATOR_WEIGHTS = (40, 30, 30)
 KEY_SHARE = 0.5
 """How often a plain look-up is by the row's name."""
@@ -64,14 +65,18 @@ def _condition_columns(table: FactTable, sel: int, agg: int, number: int, rng: R
 
 
 def _condition(table: FactTable, column: int, row: Row, rng: Random) -> Condition:
+    """A condition that the row meets; comparisons part a column at its quartiles, so that limits recur."""
     operator = rng.choices(range(3), OPERATOR_WEIGHTS)[0] if table.columns[column].type == "real" else 0
-    if operator == 0:
+    values = sorted({Decimal(str(r[column])) for r in table.rows}) if operator else []
+    if len(values) < 2:
         return Condition(column, 0, str(row[column]))
-    values = sorted({Decimal(str(r[column])) for r in table.rows})
     at = values.index(Decimal(str(row[column])))
-    if at in (0, len(values) - 1):
-        operator = 2 if at == 0 else 1
-    cut = rng.randrange(at) if operator == 1 else rng.randrange(at, len(values) - 1)
+    cuts = sorted({(len(values) - 1) * quarter // 4 for quarter in (1, 2, 3)})
+    below = [cut for cut in cuts if cut < at]
+    above = [cut for cut in cuts if cut >= at]
+    if not (below if operator == 1 else above):
+        operator = 3 - operator
+    cut = rng.choice(below if operator == 1 else above)
     return Condition(column, operator, _round_number(values[cut], values[cut + 1], OPERATORS[operator]))
 
 
@@ -85,14 +90,14 @@ def _round_number(low: Decimal, high: Decimal, operator: str) -> str:
             number = (high / step).to_integral_value(ROUND_FLOOR) * step
         if (low <= number < high) if operator == ">" else (low < number <= high):
             break
-    return f"{number.normalize():f}"
+    return f"{number.normalize() + 0:f}"
 
 
 def _holds(row: Row, condition: Condition, table: FactTable) -> bool:
     column, operator, value = condition
     if table.columns[column].type == "text":
         return row[column] == value
-    cell, limit = Decimal(str(row[column])), Decimal(value)
+    cell, limit = float(row[column]), float(value)
     return (cell == limit, cell > limit, cell < limit)[operator]
 
 

@@ -1,9 +1,10 @@
 """Question templates of the sample.
 
-Slots: `{noun}` the selected column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}` what a
-row is about, `{entity}` the one that fits the number of rows, `{key}` a noun for the naming column, `{whom}` `the ONE`
-or `each ONE`, `{mods}` `with a height above 300`, `{preds}` `has a height above 300`, `{many_preds}` the same in
-the plural, `{clause}` `the height is above 300`, `{word}` `highest`, `total`, `average` and the like.
+Slots: `{noun}` the selected column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}`
+what a row is about, `{entity}` the one that fits the number of rows, `{key}` a noun for the naming column,
+`{whom}` `the ONE` or `each ONE`, `{mods}` `with a height above 300`, `{preds}` `has a height above 300`,
+`{many_preds}` the same in the plural, `{clause}` `the height is above 300`, `{word}` `highest`, `total`,
+`average` and the like.
 """
 
 OF_NAME = (
@@ -22,7 +23,11 @@ OF_NAME = (
     "What is the {noun} when the {key} is {value}?",
     "When the {key} is {value}, what is the {noun}?",
 )
-OF_NAME_PERSON = ("Who is the {noun} of {value}?", "Who is the {noun} for {value}?", "Who is {value}'s {noun}?")
+OF_NAME_PERSON = (
+    "Who is the {noun} of {value}?",
+    "Who is the {noun} for {value}?",
+    "Who is {value}'s {noun}?",
+)
 OF_NAME_COUNT = (
     "How many {things} does {value} have?",
     "How many {things} are there for {value}?",
@@ -111,8 +116,14 @@ NUMBER_ALL = (
     "Over all {many}, what is the {word} {noun}?",
     "Find the {word} {noun} among the {many}.",
 )
-SUM_COUNT = ("How many {things} do {many} {mods} have in total?", "How many {things} do all {many} {mods} have together?")
-SUM_COUNT_ALL = ("How many {things} do all {many} have in total?", "How many {things} do the {many} have together?")
+SUM_COUNT = (
+    "How many {things} do {many} {mods} have in total?",
+    "How many {things} do all {many} {mods} have together?",
+)
+SUM_COUNT_ALL = (
+    "How many {things} do all {many} have in total?",
+    "How many {things} do the {many} have together?",
+)
 
 WORDS = {
     "MAX": ("highest", "greatest", "largest", "maximum"),
@@ -120,12 +131,12 @@ WORDS = {
     "SUM": ("total", "combined"),
     "AVG": ("average", "mean"),
 }
-YEAR_WORDS = {"MAX": ("latest", "most recent", "last"), "MIN": ("earliest", "first")}
+YEAR_WORDS = {"MAX": ("latest", "most recent"), "MIN": ("earliest",)}
 
 ABOVE = ("above", "over", "greater than", "of more than")
 BELOW = ("below", "under", "smaller than", "of less than")
-IS_ABOVE = ("above", "over", "greater than", "more than", "higher than")
-IS_BELOW = ("below", "under", "less than", "lower than")
+IS_ABOVE = ("above", "over", "greater than", "more than")
+IS_BELOW = ("below", "under", "less than")
 MORE = ("more than", "over")
 FEWER = ("fewer than", "less than", "under")
 AFTER = ("after", "later than")

@@ -26,7 +26,7 @@ def ask(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, Query]:
     if "{mods}" in template or "preds}" in template:
         said = sorted(((_predicate(table, c, n, rng), n) for n, c in enumerate(conds)), key=_rank)
         order = [n for _, n in said]
-        slots = _spoken(table, [text for text, _ in said], drawn.matches > 1, rng)
+        slots = _spoken(table, [text for text, _ in said], _is_plural(template, drawn), rng)
         if "{mods}" in template and rng.random() < 0.15:
             order = list(range(len(conds)))
             slots["mods"] = _joined(["whose " + _clause(table, c, n, rng) for n, c in enumerate(conds)])
@@ -38,6 +38,11 @@ def ask(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, Query]:
     for number, condition in enumerate(conds):
         question = question.replace(_mark(number), condition.value)
     return question, replace(drawn.query, conds=tuple(conds[n] for n in order))
+
+
+def _is_plural(template: str, drawn: Draw) -> bool:
+    """Whether what the conditions are said of stands in the plural."""
+    return "{many}" in template or ("{entity}" in template and drawn.matches > 1)
 
 
 def _templates(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, ...]:
@@ -59,9 +64,8 @@ def _templates(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, ...]:
 
 
 def _number_templates(aggregate: str, column: Column, conditional: bool) -> tuple[str, ...]:
-    plain, counted = templates.NUMBER_ALL, templates.SUM_COUNT_ALL
-    if conditional:
-        plain, counted = templates.NUMBER, templates.SUM_COUNT
+    plain: tuple[str, ...] = templates.NUMBER if conditional else templates.NUMBER_ALL
+    counted: tuple[str, ...] = templates.SUM_COUNT if conditional else templates.SUM_COUNT_ALL
     return plain + counted * 2 if aggregate == "SUM" and column.kind == "count" else plain
 
 
@@ -122,9 +126,9 @@ def _possession(column: Column, operator: str, value: str, rng: Random) -> str:
 def _clause(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
     """`height is above 300`."""
     column, operator = table.columns[condition.column], OPERATORS[condition.operator]
-    above, below = templates.IS_ABOVE, templates.IS_BELOW
-    if column.kind == "year":
-        above, below = templates.AFTER, templates.BEFORE
+    is_year = column.kind == "year"
+    above: tuple[str, ...] = templates.AFTER if is_year else templates.IS_ABOVE
+    below: tuple[str, ...] = templates.BEFORE if is_year else templates.IS_BELOW
     relation = {"=": "", ">": f"{rng.choice(above)} ", "<": f"{rng.choice(below)} "}[operator]
     noun = rng.choice(column.nouns)
     return f"{'number of ' if column.kind == 'count' else ''}{noun} is {relation}{_mark(number)}"

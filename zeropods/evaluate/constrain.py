@@ -23,22 +23,31 @@ class ConstrainedSQL(LogitsProcessor):
         """Constrain one batch.
 
         Args:
-            automata: one for each question of the batch; each has the same number of neighbouring rows (beams).
+            automata: one for each question; all have the same number of neighbouring rows (beams).
             begin: how many ids of a row come before the generated text (T5: `<pad>`).
         """
         self._starts = [automaton.start for automaton in automata]
         self._begin = begin
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """The scores [rows, vocabulary] after the ids [rows, length] so far."""
+        """Mask scores [rows, vocabulary] after ids [rows, length], in place.
+
+        In place, because another tensor of this size costs more than the rest: `generate(output_logits=True)`
+        would show masked logits.
+        """
         states = self._states(input_ids[:, self._begin :].tolist())
         rows = [row for row, state in enumerate(states) if state is not None]
         if not rows:
             return scores
         allowed = [state.allowed for state in states if state is not None]
-        row = np.repeat(rows, [len(ids) for ids in allowed])
-        flat = torch.from_numpy(row * scores.shape[1] + np.concatenate(allowed)).to(scores.device)
-        return _only(flat, rows, scores)
+        places = np.repeat(rows, [len(ids) for ids in allowed]) * scores.shape[1] + np.concatenate(allowed)
+        flat = torch.from_numpy(places).to(scores.device)
+        others = [row for row, state in enumerate(states) if state is None]
+        kept, left_alone = scores.take(flat), scores[others]
+        scores.fill_(-torch.inf)
+        scores.put_(flat, kept)
+        scores[others] = left_alone
+        return scores
 
     def _states(self, rows: list[list[int]]) -> list[State | None]:
         """The state of each row; None where it has ended or left the grammar."""
@@ -54,13 +63,3 @@ def _after(state: State | None, ids: list[int]) -> State | None:
             return None
         state = state.next(id_)
     return None if state is None or state.ended else state
-
-
-def _only(flat: torch.Tensor, rows: list[int], scores: torch.FloatTensor) -> torch.FloatTensor:
-    """Scores where only those at `flat` remain in these rows."""
-    masked = torch.full_like(scores, -torch.inf)
-    masked.view(-1)[flat] = scores.reshape(-1)[flat]
-    if len(rows) < len(scores):
-        left_alone = sorted(set(range(len(scores))) - set(rows))
-        masked[left_alone] = scores[left_alone]
-    return masked

@@ -47,7 +47,7 @@ class QueryAutomaton:
         self._value = Part(Role.VALUE, values)
         self._has_values = bool(values.starts)
         beginning = Part(Role.BEGINNING, spelling(vocabulary, ""))
-        self.start = State(self, (Thread(beginning, (BEGIN, BEGIN), 0, vocabulary.pad, None),))
+        self.start = State(self, (Thread(beginning, BEGIN, 0, vocabulary.pad, None),))
 
     @property
     def first_column(self) -> int:
@@ -81,7 +81,7 @@ class QueryAutomaton:
 
     def ways(self, thread: Thread) -> Iterator[Way]:
         """How a thread can go on, `eos` aside."""
-        part, (_, offset), depth = thread[:3]
+        part, offset, depth = thread[:3]
         steps = part.spelling.steps(offset)
         if steps:
             yield part, depth, steps
@@ -189,7 +189,7 @@ class State:
         threads: dict[tuple[Part, int, int], Thread] = {}
         for thread, ways in self._found_ways():
             for part, depth, steps in ways:
-                for span in steps.get(id_, ()):
-                    key, step = (part, span[1], depth), Thread(part, span, depth, id_, thread)
+                for end in steps.get(id_, ()):
+                    key, step = (part, end, depth), Thread(part, end, depth, id_, thread)
                     threads[key] = preferred((threads[key], step)) if key in threads else step
         return State(self._automaton, tuple(threads.values())) if threads else None

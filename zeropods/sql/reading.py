@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from zeropods.sql.query import Condition, Query
-from zeropods.sql.spelling import Span, Spelling, ValueSpelling
+from zeropods.sql.spelling import AFTER_SPACE, Spelling, ValueSpelling
 
 
 class Role(Enum):
@@ -40,8 +40,8 @@ class Thread(NamedTuple):
     """One piece as one reading takes it, linked to the piece before it."""
 
     part: Part
-    span: Span
-    """What the piece covers of the part's text."""
+    end: int
+    """The offset in the part's spelling to which the piece leads."""
     depth: int
     """The number of the condition, from 1; 0 before the first."""
     id: int
@@ -49,7 +49,7 @@ class Thread(NamedTuple):
 
     @property
     def ends_part(self) -> bool:
-        return self.part.spelling.complete(self.span[1])
+        return self.part.spelling.complete(self.end)
 
     @property
     def ends_query(self) -> bool:
@@ -65,9 +65,8 @@ class Reading:
         self.values: dict[int, str] = {}
         """Each condition's value, by the condition's number."""
         for step in steps:
-            if isinstance(step.part.spelling, ValueSpelling):
-                piece = step.part.spelling.spelled(step.id, step.span)
-                self.values[step.depth] = (self.values.get(step.depth, "") + piece).lstrip()
+            if step.part.role is Role.VALUE and step.end != AFTER_SPACE:
+                self.values[step.depth] = (self.values.get(step.depth, "") + _spelled(step)).lstrip()
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -112,6 +111,12 @@ def finished(thread: Thread, selected: int) -> Query:
     """A query from a reading that was cut short: what is complete of it, with column `selected` at worst."""
     cut = thread.part.role is Role.VALUE and not thread.ends_part
     return Reading(thread).query(thread.depth if cut else 0, selected)
+
+
+def _spelled(step: Thread) -> str:
+    assert isinstance(step.part.spelling, ValueSpelling)
+    start = step.before.end if step.before and step.before.part is step.part else AFTER_SPACE
+    return step.part.spelling.spelled(step.id, start, step.end)
 
 
 def _from_first(thread: Thread) -> Iterator[Thread]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 
 from zeropods.sql.vocabulary import Vocabulary, fold
 
-Span = tuple[int, int]
-"""From where to where in the text a piece reaches."""
-Steps = dict[int, tuple[Span, ...]]
-"""Each id that can come next, and what it may cover."""
+Steps = dict[int, tuple[int, ...]]
+"""Each id that can come next, and the offsets to which it may lead."""
 
 BEGIN = 0
 """The offset at which every spelling begins: before its leading space."""
@@ -54,23 +52,19 @@ class Spelling:
 
     def _found(self, offset: int) -> Steps:
         pieces, text = self.vocabulary.pieces, self.text
-        steps: Steps = {
-            id_: ((offset, end),)
-            for id_, end in self.vocabulary.prefixes(self.folded, offset)
-            if pieces[id_] == text[offset:end]
-        }
+        steps: Steps = {}
+        for ids, end in self.vocabulary.prefixes(self.folded, offset):
+            steps.update((id_, (end,)) for id_ in ids if pieces[id_] == text[offset:end])
         return self._with_unknown(steps, offset)
 
     def _with_unknown(self, steps: Steps, offset: int) -> Steps:
         """T5's tokenizer makes one `<unk>` of neighbouring unknown characters, so it may cover several."""
-        spans = tuple(self._unknown_spans(offset))
-        return {**steps, self.vocabulary.unk: spans} if spans else steps
-
-    def _unknown_spans(self, offset: int) -> Iterator[Span]:
-        for end in range(offset, len(self.text)):
-            if self.unknown(end) is None:
-                return
-            yield offset, end + 1
+        end = offset
+        while end < len(self.text) and self.unknown(end) is not None:
+            end += 1
+        if end > offset:
+            steps[self.vocabulary.unk] = tuple(range(offset + 1, end + 1))
+        return steps
 
 
 class ValueSpelling(Spelling):
@@ -92,11 +86,16 @@ class ValueSpelling(Spelling):
     def unknown(self, offset: int) -> str | None:
         return self.vocabulary.unknown(self.text[offset])
 
-    def spelled(self, id_: int, span: Span) -> str:
-        """The text of one step: the piece as it is, or the question's characters for `<unk>`."""
-        if id_ == self.vocabulary.unk:
-            return "".join(self.unknown(offset) or "" for offset in range(*span))
-        return self.vocabulary.pieces[id_]
+    def spelled(self, id_: int, start: int, end: int) -> str:
+        """The text of a step between two offsets: the piece as it is, or for `<unk>` the question's text.
+
+        Where the value begins with `<unk>`, so that only its end is known, it is as long as it can be.
+        """
+        if id_ != self.vocabulary.unk:
+            return self.vocabulary.pieces[id_]
+        if start == AFTER_SPACE:
+            start = next(first for first in self.starts if end in self._at(first).get(id_, ()))
+        return "".join(self.unknown(offset) or "" for offset in range(start, end))
 
     def _found(self, offset: int) -> Steps:
         if offset == BEGIN:
@@ -106,21 +105,26 @@ class ValueSpelling(Spelling):
         return self._at(offset)
 
     def _at(self, offset: int) -> Steps:
-        steps: Steps = {id_: ((offset, end),) for id_, end in self.vocabulary.prefixes(self.folded, offset)}
+        steps: Steps = {}
+        for ids, end in self.vocabulary.prefixes(self.folded, offset):
+            steps.update(dict.fromkeys(ids, (end,)))
         return self._with_unknown(steps, offset)
 
     def _entered(self) -> Steps:
         """`▁` alone, and pieces such as `▁New` wherever a value can start."""
         steps = _merged(map(self._after_space, self.starts))
-        for id_, _ in self.vocabulary.prefixes(" ", 0):
-            steps[id_] = ((AFTER_SPACE, AFTER_SPACE),)
+        for ids, _ in self.vocabulary.prefixes(" ", 0):
+            steps.update(dict.fromkeys(ids, (AFTER_SPACE,)))
         return steps
 
     def _after_space(self, start: int) -> Steps:
         """Pieces such as `▁New` at `start`, where the question need not have a space."""
         folded = " " + self.folded[start : start + self.vocabulary.longest]
-        pieces = self.vocabulary.prefixes(folded, 0)
-        return {id_: ((start, start + end - 1),) for id_, end in pieces if end > 1}
+        steps: Steps = {}
+        for ids, end in self.vocabulary.prefixes(folded, 0):
+            if end > 1:
+                steps.update(dict.fromkeys(ids, (start + end - 1,)))
+        return steps
 
 
 @lru_cache(REMEMBERED)
@@ -132,6 +136,6 @@ def spelling(vocabulary: Vocabulary, text: str) -> Spelling:
 def _merged(several: Iterable[Steps]) -> Steps:
     merged: Steps = {}
     for steps in several:
-        for id_, spans in steps.items():
-            merged[id_] = (*merged.get(id_, ()), *spans)
+        for id_, ends in steps.items():
+            merged[id_] = merged[id_] + ends if id_ in merged else ends
     return merged

@@ -63,14 +63,14 @@ class Vocabulary:
         """The text as the tokenizer sees it: normal form, single spaces, none at the ends."""
         return " ".join(self._normalizer(text).replace(SPACE, " ").split())
 
-    def prefixes(self, folded: str, start: int) -> Iterator[tuple[int, int]]:
-        """Each piece that stands at `start` of a folded text whatever its case, as (id, end)."""
+    def prefixes(self, folded: str, start: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The pieces that stand at `start` of a folded text, whatever their case: (ids, end) by length."""
         for end in range(start + 1, len(folded) + 1):
             ids = self._index.get(folded[start:end])
             if ids is None:
                 return
-            for id_ in ids:
-                yield id_, end
+            if ids:
+                yield ids, end
 
     def unknown(self, character: str) -> str | None:
         """The character, or its other case, that is encoded as `<unk>`; None where each has a piece.

@@ -10,6 +10,15 @@ from zeropods.errors import UserError
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 INITS = ("pretrained", "random")
+COUNTS = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "generation_max_length",
+    "generation_num_beams",
+    "logging_steps",
+)
+"""Flags whose value is at least 1."""
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -26,7 +35,9 @@ class TextToSQLArguments:
     outputdir: str = _flag("runs/textsql", "the run folder: everything of this run, and nothing else")
     epochs: float = _flag(3.0, "passes over the train split")
     max_steps: int = _flag(-1, "optimizer steps; wins over --epochs")
-    max_train_seconds: float = _flag(0.0, "stop after so much training time, with the rate decayed to 0 by then")
+    max_train_seconds: float = _flag(
+        0.0, "stop after so much training time, with the rate decayed to 0 by then"
+    )
     per_device_train_batch_size: int = _flag(32, "training rows a process and forward pass")
     per_device_eval_batch_size: int = _flag(64, "evaluation rows a process and forward pass")
     gradient_accumulation_steps: int = _flag(1, "forward passes for an optimizer step")
@@ -34,7 +45,9 @@ class TextToSQLArguments:
     generation_num_beams: int = _flag(1, "beams of a prediction, stored with the model")
     gradient_checkpointing: bool = _flag(False, "True | False: recompute activations in the backward pass")
     deepspeed: str | None = _flag(None, "DeepSpeed configuration file (dsconfig/TECHNIQUE.json)")
-    precision: str = _flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where the hardware multiplies it, else fp32")
+    precision: str = _flag(
+        "auto", "fp32 | bf16 | fp16 | auto: bf16 where the hardware multiplies it, else fp32"
+    )
     dropout: float | None = _flag(None, "dropout rate; the model's own if not given")
     learning_rate: float = _flag(3e-4, "peak rate of AdamW")
     lr_scheduler_type: str = _flag("linear", "a schedule of transformers: linear, cosine, constant ...")
@@ -46,16 +59,19 @@ class TextToSQLArguments:
     logging_steps: int = _flag(10, "record the loss each N steps")
     early_stopping_patience: int = _flag(0, "stop after N evaluations without a better loss; 0: never")
     early_stopping_threshold: float = _flag(0.0, "how much lower the loss must be to count as better")
-    load_best_model: bool = _flag(False, "True | False: end with the checkpoint of the lowest evaluation loss")
-    resume: str = _flag("auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint")
+    load_best_model: bool = _flag(
+        False, "True | False: end with the checkpoint of the lowest evaluation loss"
+    )
+    resume: str = _flag(
+        "auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint"
+    )
     seed: int = _flag(42, "seed of weights, order and dropout")
     local_rank: int = _flag(-1, "given by the DeepSpeed launcher")
 
     def __post_init__(self) -> None:
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--init", self.init, INITS)
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "logging_steps",
-                     "gradient_accumulation_steps", "generation_max_length", "generation_num_beams"):  # fmt: skip
+        for name in COUNTS:
             _at_least(name, getattr(self, name), 1)
         for name in ("early_stopping_patience", "warmup_steps", "max_train_seconds", "learning_rate"):
             _at_least(name, getattr(self, name), 0)
@@ -93,7 +109,10 @@ def parse_arguments(argv: list[str]) -> TextToSQLArguments:
     from transformers import HfArgumentParser
 
     parser = HfArgumentParser(
-        TextToSQLArguments, prog="textsql_train.py", allow_abbrev=False, description="Fine-tune T5 on text-to-SQL."
+        TextToSQLArguments,
+        prog="textsql_train.py",
+        allow_abbrev=False,
+        description="Fine-tune T5 on text-to-SQL.",
     )
     (arguments,) = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     return arguments

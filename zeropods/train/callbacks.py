@@ -37,14 +37,15 @@ class Recorder(TrainerCallback):
         self.measured.step_seconds.append(self._lap())
         self.measured.step = state.global_step
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         self._lap()
-        self.measured.evaluate_seconds.append(metrics["eval_runtime"])
+        self.measured.evaluate_seconds.append(about["metrics"]["eval_runtime"])
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.measured.save_seconds.append(self._lap())
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        logs = about["logs"]
         for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
             if key in logs:
                 entries.append({"step": state.global_step, "loss": logs[key]})
@@ -63,7 +64,8 @@ class LossCurves(TrainerCallback):
         self.folder = folder
         self.writers: dict[str, SummaryWriter] = {}
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        logs = about["logs"]
         if "loss" in logs:
             self._add("train", "loss", logs["loss"], state.global_step)
             self._add("train", "learning_rate", logs["learning_rate"], state.global_step)

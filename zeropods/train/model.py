@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase) -> T5ForTextToSQL:
-    """The model that the arguments name, in FP32, checked against the prepared set's tokenizer."""
+def load_model(
+    arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str
+) -> T5ForTextToSQL:
+    """The model that the arguments name, in FP32, checked against the prepared set's tokenizer.
+
+    Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
+    """
     if arguments.init == "random":
         rate = 0.1 if arguments.dropout is None else arguments.dropout
         model = random_t5(t5_shape(arguments.model_id), arguments.seed, rate)
@@ -25,9 +30,10 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
         _check_own_tokenizer(arguments.model_id, tokenizer)
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"{arguments.dataset_path}: its tokenizer has {len(tokenizer)} tokens, the model {arguments.model_id} "
+            f"{arguments.dataset_path}: its tokenizer has {len(tokenizer)} tokens, {arguments.model_id} has "
             f"{model.config.vocab_size} embedding rows; prepare the data with the model's own tokenizer"
         )
+    model.config.prompt = prompt
     model.generation_config.max_length = None
     model.generation_config.max_new_tokens = arguments.generation_max_length
     model.generation_config.num_beams = arguments.generation_num_beams
@@ -39,7 +45,9 @@ def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
 
     folder = Path(name)
     if folder.is_dir() and not list(folder.glob("*.safetensors")):
-        raise UserError(f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json")
+        raise UserError(
+            f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
+        )
     rate = {} if dropout is None else {"dropout_rate": dropout}
     try:
         return T5ForTextToSQL.from_pretrained(name, dtype=torch.float32, use_safetensors=True, **rate)

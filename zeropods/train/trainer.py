@@ -20,7 +20,9 @@ class TextToSQLTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` whose figures do not depend on the number of processes."""
 
     train_dataset: TokenizedSplit
-    eval_dataset: TokenizedSplit | None
+    eval_dataset: TokenizedSplit
+    control: Any
+    lr_scheduler: Any
 
     def __init__(self, *args: Any, seconds: float = 0.0, **kwargs: Any) -> None:
         """`seconds`: training time by which the learning rate reaches 0; 0: by the last step."""

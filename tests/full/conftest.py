@@ -1,0 +1,47 @@
+"""Fixtures of the full lane: a small sample, prepared once, and a run trained on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.sample import write_sample
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--model_id", "t5-tiny", "--init", "random", "--dropout", "0", "--logging_steps", "1", "--save_steps", "0"]
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded data set."""
+    folder = tmp_path_factory.mktemp("data") / "sample"
+    write_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 64 examples of each split of the sample, prepared with a tokenizer of their own."""
+    folder = tmp_path_factory.mktemp("prepared") / "sample"
+    prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=64), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 6 steps, made by the script as a user calls it."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    script([*TINY, "--max_steps", "6", "--eval_steps", "3", "--dataset_path", prepared, "--outputdir", folder])
+    return folder
+
+
+def script(arguments: list[object], *, status: int = 0, launcher: tuple[str, ...] = ()) -> str:
+    """Run `textsql_train.py` in a process of its own; returns its stderr."""
+    command = [sys.executable, *launcher, str(ROOT / "textsql_train.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == status, done.stderr[-4000:]
+    return done.stderr

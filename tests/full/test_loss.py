@@ -1,0 +1,184 @@
+"""The model's loss, dropout and master weights against hand-made or independent figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import T5ForConditionalGeneration
+
+from zeropods.plan.shapes import T5_SHAPES, T5Shape
+from zeropods.train.dataset import TokenizedSplit, collate
+from zeropods.train.dropout import BitDropout, cheapen_dropout
+from zeropods.train.master import MasterAdamW
+from zeropods.train.sampler import LengthGroupedSampler
+from zeropods.train.t5 import T5ForTextToSQL, random_t5
+
+SMALL = T5Shape(d_model=32, d_kv=8, d_ff=64, layers=2, heads=4, vocabulary=64)
+
+
+def rows(count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    pairs = generator.integers(3, 12, (count, 2))
+    return [tuple(generator.integers(3, 60, n).astype(np.int32) for n in pair) for pair in pairs]
+
+
+def model(dropout: float = 0.0) -> T5ForTextToSQL:
+    return random_t5(SMALL, seed=1, dropout=dropout).train()
+
+
+def test_batches_are_padded_to_their_longest_row() -> None:
+    batch = collate([(np.array([5, 1]), np.array([7, 8, 1])), (np.array([5, 6, 1]), np.array([1]))])
+    assert batch["input_ids"].tolist() == [[5, 1, 0], [5, 6, 1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch["labels"].tolist() == [[7, 8, 1], [1, -100, -100]]
+    assert batch["label_positions"].tolist() == [0, 1, 2, 3]
+
+
+def test_loss_and_gradients_are_those_of_transformers_own_t5() -> None:
+    ours, batch = model(), collate(rows(6))
+    theirs = T5ForConditionalGeneration(ours.config).train()
+    theirs.load_state_dict(ours.state_dict())
+    expected = theirs(**{k: batch[k] for k in ("input_ids", "attention_mask", "labels")}).loss
+    loss = ours(**batch).loss
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    expected.backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_losses_of_parts_sum_to_the_loss_of_the_whole() -> None:
+    ours, all_rows = model(), rows(9)
+    count = sum(len(target) for _, target in all_rows)
+    whole = ours(**collate(all_rows)).loss
+    parts = [ours(**collate(all_rows[i : i + 3]), num_items_in_batch=count).loss for i in (0, 3, 6)]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, second = random_t5(SMALL, 3), random_t5(SMALL, 3)
+    assert torch.rand(1) == expected
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("t5-small", 60_506_624), ("t5-base", 222_903_552)])
+def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    from zeropods.train.t5 import t5_config
+
+    with torch.device("meta"):
+        built = T5ForConditionalGeneration(t5_config(T5_SHAPES[name]))
+    assert sum(p.numel() for p in built.parameters()) == parameters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_keeps_rate_mean_and_mask(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.ones(400_001, dtype=dtype, requires_grad=True)
+    dropped = BitDropout(0.1).train()(values)
+    dropped.sum().backward()
+    rate = (dropped == 0).double().mean().item()
+    assert abs(rate - 0.1) < 5 * (0.1 * 0.9 / 400_001) ** 0.5
+    assert torch.equal(values.grad == 0, dropped == 0)
+    assert abs(dropped.double().mean().item() - 1) < 0.005
+
+
+def test_every_lane_of_the_random_words_drops_alike() -> None:
+    torch.manual_seed(0)
+    lanes = BitDropout(0.5).train()(torch.ones(400_000)).view(-1, 4)
+    assert ((lanes == 0).double().mean(0) - 0.5).abs().max() < 0.01
+
+
+def test_dropout_is_off_in_evaluation_and_repeats_with_the_seed() -> None:
+    values, dropout = torch.rand(100), BitDropout(0.3)
+    assert torch.equal(dropout.eval()(values), values)
+    dropout.train()
+    torch.manual_seed(1)
+    first = dropout(values)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(values), first)
+
+
+def test_cheap_dropout_replaces_every_dropout_of_t5() -> None:
+    changed = cheapen_dropout(model(dropout=0.2))
+    kinds = {type(m) for m in changed.modules() if isinstance(m, torch.nn.Dropout)}
+    assert kinds == {BitDropout}
+
+
+def steps(precision: torch.dtype, optimizer: type, count: int = 30) -> list[float]:
+    trained, batch = model().to(precision), collate(rows(8))
+    steps_of = optimizer([{"params": list(trained.parameters())}], lr=1e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(count):
+        loss = trained(**batch).loss
+        loss.backward()
+        steps_of.step()
+        steps_of.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_masters_learn_like_fp32() -> None:
+    full, masters = steps(torch.float32, torch.optim.AdamW), steps(torch.bfloat16, MasterAdamW)
+    assert masters[-1] == pytest.approx(full[-1], rel=0.02)
+    assert full[-1] < 0.8 * full[0]
+
+
+def test_small_updates_reach_the_masters_and_are_not_lost_in_rounding() -> None:
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = MasterAdamW([{"params": [weight]}], lr=1e-4, weight_decay=0.0)
+    for _ in range(100):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert optimizer.masters_by_copy()[id(weight)].item() == pytest.approx(0.99, abs=1e-5)
+    assert weight.item() == pytest.approx(0.99, abs=0.004)
+
+
+def test_masters_go_on_from_a_saved_state_as_if_undisturbed() -> None:
+    def train(restart: bool) -> list[float]:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 8).bfloat16())
+        optimizer = MasterAdamW([{"params": [weight]}], lr=1e-2)
+        for step in range(6):
+            if restart and step == 3:
+                state, kept = optimizer.state_dict(), weight.detach().clone()
+                weight = torch.nn.Parameter(kept)
+                optimizer = MasterAdamW([{"params": [weight]}], lr=1e-2)
+                optimizer.load_state_dict(state)
+            weight.grad = weight.detach().sign() * (step + 1)
+            optimizer.step()
+        return optimizer.masters_by_copy()[id(weight)].tolist()
+
+    assert train(restart=True) == train(restart=False)
+
+
+def split_of(count: int) -> TokenizedSplit:
+    sources, targets = zip(*rows(count), strict=True)
+    return TokenizedSplit(list(sources), list(targets))
+
+
+def test_each_epoch_holds_every_row_and_fills_the_last_step() -> None:
+    sampler = LengthGroupedSampler(split_of(50).lengths(), 16, seed=0)
+    order = sampler.order()
+    assert order.shape == (4, 16)
+    assert set(order.ravel().tolist()) == set(range(50))
+
+
+def test_order_changes_with_epoch_and_seed_and_repeats_without() -> None:
+    lengths = split_of(64).lengths()
+    first = LengthGroupedSampler(lengths, 8, seed=0)
+    same, other = LengthGroupedSampler(lengths, 8, seed=0), LengthGroupedSampler(lengths, 8, seed=1)
+    assert list(first) == list(same)
+    assert list(first) != list(other)
+    same.set_epoch(1)
+    assert list(first) != list(same)
+
+
+def test_batches_are_of_like_length() -> None:
+    lengths = split_of(640).lengths()
+    grouped = lengths[LengthGroupedSampler(lengths, 16, seed=0).order()][:, :, 0]
+    plain = lengths[:, 0].reshape(40, 16)
+    assert grouped.max(1).sum() < 0.8 * plain.max(1).sum()

@@ -1,0 +1,118 @@
+"""Preparation of the sample and of real WikiSQL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from zeropods.data.manifest import read_manifest
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.tokenizer import load_tokenizer
+from zeropods.errors import UserError
+from zeropods.train.dataset import load_split
+
+
+def test_rows_are_stored_without_padding_and_end_with_the_end_token(prepared: Path) -> None:
+    split = load_split(prepared, "train")
+    assert split is not None
+    assert len(split) == 64
+    assert len({len(row) for row in split.sources}) > 5
+    assert all(row[-1] == 1 and 0 not in row for row in [*split.sources, *split.targets])
+
+
+def test_statistics_are_those_of_the_rows(prepared: Path) -> None:
+    split = load_split(prepared, "dev")
+    assert split is not None
+    statistics = read_manifest(prepared).splits["dev"]
+    lengths = [len(row) for row in split.sources]
+    assert (statistics.source.total, statistics.source.max) == (sum(lengths), max(lengths))
+
+
+def test_a_second_call_does_nothing(sample: Path, prepared: Path) -> None:
+    before = (prepared / "manifest.json").stat().st_mtime_ns
+    _, made = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=64), prepared)
+    assert not made
+    assert (prepared / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_the_same_data_give_the_same_tokenizer(sample: Path, prepared: Path, tmp_path: Path) -> None:
+    manifest, _ = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=64), tmp_path / "again")
+    assert manifest == read_manifest(prepared)
+
+
+def test_other_settings_replace_the_set(sample: Path, tmp_path: Path) -> None:
+    prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=20), tmp_path / "set")
+    manifest, made = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=10), tmp_path / "set")
+    assert made
+    assert manifest.splits["train"].rows == 10
+
+
+def test_truncation_is_counted_and_keeps_the_end_token(sample: Path, tmp_path: Path) -> None:
+    wanted = Preparation(data=sample, tokenizer="t5-tiny", limit=30, max_source_tokens=12)
+    manifest, _ = prepare(wanted, tmp_path / "short")
+    split = load_split(tmp_path / "short", "train")
+    assert split is not None
+    assert manifest.splits["train"].source.truncated_rows == 30
+    assert all(len(row) == 12 and row[-1] == 1 for row in split.sources)
+
+
+def test_a_fault_in_the_data_leaves_the_old_set(sample: Path, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "set"
+    shutil.copytree(sample, data)
+    old, _ = prepare(Preparation(data=data, tokenizer="t5-tiny", limit=20), out)
+    with open(data / "dev.jsonl", "r+", encoding="utf-8") as file:
+        file.write("{broken")
+    with pytest.raises(UserError, match=r"dev.jsonl:1: broken JSON"):
+        prepare(Preparation(data=data, tokenizer="t5-tiny", limit=20), out)
+    assert read_manifest(out) == old
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_foreign_folder_is_refused_and_untouched(sample: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="no prepared data set"):
+        prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=5), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"), [("nowhere/nothing", "hub did not give it"), (__file__, "not a SentencePiece model")]
+)
+def test_a_tokenizer_that_is_none_is_named(source: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_tokenizer(source)
+
+
+def test_missing_characters_survive_in_the_completed_vocabulary(shared_data: Path) -> None:
+    model = str(shared_data / "t5" / "spiece.model")
+    text = "SELECT a FROM table WHERE x{1} < ~2 AND y^2 <3"
+    for complete, expected in ((True, text), (False, "SELECT a FROM table WHERE x1 2 AND y2 3")):
+        tokenizer = load_tokenizer(model, complete=complete)
+        decoded = tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True)
+        assert " ".join(decoded.split()) == expected
+    assert len(load_tokenizer(model)) <= 32_128
+
+
+def test_a_saved_tokenizer_is_the_same_when_it_is_read_again(shared_data: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(str(tmp_path))
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again("a < b ~ c").input_ids == tokenizer("a < b ~ c").input_ids
+
+
+def test_all_of_wikisql_is_prepared_and_little_of_it_lost(shared_data: Path, tmp_path: Path) -> None:
+    wanted = Preparation(
+        data=shared_data / "wikisql", tokenizer=str(shared_data / "t5" / "spiece.model"), prompt="question"
+    )
+    manifest, _ = prepare(wanted, tmp_path / "set")
+    train, dev = manifest.splits["train"], manifest.splits["dev"]
+    assert (train.rows, dev.rows) == (56_355, 8_421)
+    assert (train.targets_lost + dev.targets_lost) / 64_776 < 0.025
+    assert abs(train.source.mean - 21.7) < 0.1
+    size = sum(file.stat().st_size for file in (tmp_path / "set").rglob("*") if file.is_file())
+    assert size < 40 * 2**20
+    assert json.loads((tmp_path / "set" / "manifest.json").read_text())["prompt"] == "question"

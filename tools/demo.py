@@ -1,0 +1,115 @@
+"""Execute notebooks in sequence, then print the summary and where the report lies.
+
+    tools/demo.py
+    tools/demo.py 01_prepare_dataset 02_train_single_pod
+
+Runs go to `runs/demo`, unless ZEROPODS_RUNS names another folder; executed copies, as notebooks and as
+HTML, to `build/notebooks`. What an earlier call has finished is used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_client import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbconvert import HTMLExporter
+
+from zeropods.atomic import write_text
+from zeropods.errors import UserError, guarded
+from zeropods.workshop import ROOT, Workshop
+
+NOTEBOOKS = ("01_prepare_dataset", "02_train_single_pod", "05_inference", "06_summary")
+"""What the demo runs, in this order."""
+FOLDER = ROOT / "notebooks"
+RUNS = "runs/demo"
+
+
+def main() -> None:
+    """Execute the notebooks; the summary is printed if its notebook was among them."""
+    arguments = _arguments()
+    os.environ.setdefault("ZEROPODS_RUNS", RUNS)
+    for name in arguments.notebooks:
+        _execute(name, arguments.out)
+    if NOTEBOOKS[-1] in arguments.notebooks:
+        _conclude(Workshop().summary_folder)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Execute notebooks in sequence.", allow_abbrev=False)
+    known = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    parser.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help=", ".join(known))
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "notebooks", help="executed copies")
+    arguments = parser.parse_args()
+    arguments.notebooks = arguments.notebooks or list(NOTEBOOKS)
+    for name in arguments.notebooks:
+        if name not in known:
+            parser.error(f"notebook {name!r}; expected {', '.join(known)}")
+    return arguments
+
+
+class _Live(NotebookClient):
+    """An execution whose progress is seen on the terminal while it goes on."""
+
+    def output(self, outs: list[Any], msg: dict[str, Any], display_id: str | None, cell_index: int) -> Any:
+        content = msg["content"]
+        if msg["msg_type"] == "stream" and content["name"] == "stderr" and sys.stderr.isatty():
+            print(content["text"], end="", file=sys.stderr, flush=True)
+        return super().output(outs, msg, display_id, cell_index)
+
+
+def _execute(name: str, out: Path) -> None:
+    """Execute one notebook on a kernel of its own, and keep the copy whether or not it failed."""
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    print(f"{name} ...", flush=True)
+    began = time.monotonic()
+    client = _Live(
+        notebook,
+        km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
+        timeout=None,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(FOLDER)}},
+    )
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        raise UserError(f"{name}: {_reason(error)}; see {_shown(out / name)}.html") from None
+    except DeadKernelError:
+        raise KeyboardInterrupt from None
+    finally:
+        _keep(notebook, out / name)
+    print(f"{name}: {time.monotonic() - began:.0f} s, {_shown(out / name)}.html", flush=True)
+
+
+def _reason(error: CellExecutionError) -> str:
+    """A user's error in a line; any other error with its traceback, on stderr before it."""
+    if error.ename != UserError.__name__:
+        print(error.traceback, file=sys.stderr)
+    return f"{error.ename}: {error.evalue}"
+
+
+def _keep(notebook: nbformat.NotebookNode, path: Path) -> None:
+    write_text(path.with_suffix(".ipynb"), nbformat.writes(notebook))
+    page, _ = HTMLExporter(mathjax_url="", require_js_url="").from_notebook_node(notebook)
+    write_text(path.with_suffix(".html"), page)
+
+
+def _conclude(report: Path) -> None:
+    print(f"\n{(report / 'summary.md').read_text(encoding='utf-8')}")
+    print(f"report: {_shown(report / 'index.html')}")
+
+
+def _shown(path: Path) -> str:
+    """A path as a user at the project's root would write it."""
+    return os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

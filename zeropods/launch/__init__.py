@@ -1,0 +1,1 @@
+"""A launch as data, and the processes that run it."""

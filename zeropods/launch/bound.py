@@ -1,0 +1,34 @@
+"""Run a program that ends with its parent: `python -m zeropods.launch.bound PARENT PROGRAM ARGUMENT ...`.
+
+The kernel sends SIGTERM to a bound program when its parent is gone, however that went (Linux).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h; it survives `execve`."""
+
+
+def bound_argv(argv: list[str]) -> list[str]:
+    """The command that runs `argv` bound to the process that starts it."""
+    return [sys.executable, "-m", "zeropods.launch.bound", str(os.getpid()), *argv]
+
+
+def main() -> None:
+    """Bind this process to its parent, then become the program."""
+    parent, *argv = sys.argv[1:]
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            sys.exit(1)
+    os.execvp(argv[0], argv)
+
+
+if __name__ == "__main__":
+    main()

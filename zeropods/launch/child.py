@@ -1,0 +1,79 @@
+"""A child process in a session of its own, ended with everything that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from zeropods.launch.bound import bound_argv
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 30.0
+"""From SIGTERM to SIGKILL: time for a run to write its record."""
+
+
+def run_child(
+    argv: list[str],
+    output: IO[bytes],
+    tick: Callable[[], object] = lambda: None,
+    grace_seconds: float = GRACE_SECONDS,
+) -> int:
+    """Run a command to its end and return its exit status, negative for a signal.
+
+    Where the caller is interrupted the command gets SIGTERM, then SIGKILL; either way nothing of its
+    process group is left when this returns or raises.
+
+    Args:
+        output: takes what the command writes on stdout and stderr.
+        tick: called some times a second while the command runs.
+    """
+    process = subprocess.Popen(
+        bound_argv(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=child_environment(),
+    )
+    try:
+        while not _has_ended(process):
+            tick()
+            time.sleep(POLL_SECONDS)
+        tick()
+    finally:
+        _end(process, grace_seconds)
+    return process.returncode
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with the programs of its Python first: DeepSpeed calls `ninja`."""
+    programs = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])}
+
+
+def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    try:
+        if not _has_ended(process):
+            os.kill(process.pid, signal.SIGTERM)
+            _await_end(process, grace_seconds)
+    finally:
+        # The leader is not reaped yet, so the group's number is still its own.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not _has_ended(process) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended, which leaves it to be reaped."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

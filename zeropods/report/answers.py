@@ -1,0 +1,73 @@
+"""A model's answers beside what was expected: what 05 shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from zeropods.data.wikisql import Example
+from zeropods.report.columns import tables
+from zeropods.report.entry import Entry
+from zeropods.report.table import Table
+from zeropods.sql.execute import Execution, Rows
+from zeropods.sql.query import Query
+from zeropods.sql.text import format_query
+
+if TYPE_CHECKING:
+    from zeropods.evaluate.predictions import Prediction
+    from zeropods.evaluate.score import Score
+
+SHOWN_ROWS = 2
+"""Of the rows that a query finds."""
+NO_QUERY = "(no query)"
+
+
+def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8) -> Table:
+    """Question, prediction, expected query, and the rows that both find, side by side.
+
+    Args:
+        predictions: their `index` names the example that they answer.
+        count: how many are shown, taken at even distances.
+    """
+    by_index = {example.index: example for example in examples}
+    step = max(1, len(predictions) // count)
+    chosen = predictions[::step][:count]
+    return Table.of(_line(prediction, by_index[prediction.index]) for prediction in chosen)
+
+
+def accuracy_table(score: Score, split: str) -> Table:
+    """Accuracies with their 95 % intervals, for all tables, and for known and unseen ones."""
+    entry = Entry(name=split, status="ok", split=split, score=score.to_json())
+    *_, table = tables([entry])
+    return Table(table.header[1:], tuple(row[1:] for row in table.rows))
+
+
+def _line(prediction: Prediction, example: Example) -> dict[str, str]:
+    header = example.table.header
+    with closing(Execution(example.table)) as execution:
+        return {
+            "question": example.question,
+            "prediction": prediction.text or NO_QUERY,
+            "expected": format_query(example.query, header),
+            "answer": _answer(execution, prediction.query),
+            "expected answer": _answer(execution, example.query),
+            "rows found": _rows(execution, prediction.query),
+            "rows expected": _rows(execution, example.query),
+        }
+
+
+def _answer(execution: Execution, query: Query | None) -> str:
+    found = None if query is None else execution.execute(query)
+    return "cannot be run" if found is None else ", ".join(map(str, found)) or "nothing"
+
+
+def _rows(execution: Execution, query: Query | None) -> str:
+    found = None if query is None else execution.matching_rows(query)
+    return "" if found is None else _shown(found)
+
+
+def _shown(found: Rows) -> str:
+    rows = [" | ".join(map(str, row)) for row in found.rows[:SHOWN_ROWS]]
+    more = len(found.rows) - len(rows)
+    return "\n".join([*rows, *([f"and {more} more"] if more else [])])

@@ -1,0 +1,33 @@
+"""A run folder in a notebook: its record, a small table, its loss curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zeropods.measure.records import read_record
+from zeropods.report.columns import shown
+from zeropods.report.entry import read_entry
+from zeropods.report.plot import Plot, loss_plot
+from zeropods.report.table import Table
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, by its folder."""
+
+    folder: Path
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """`record.json`; `UserError` where there is none."""
+        return read_record(self.folder)
+
+    def summary(self) -> Table:
+        """What the summary's columns say of this run, one a line."""
+        return Table.of_facts(shown(read_entry(self.folder, self.folder.name)))
+
+    def losses(self) -> Plot:
+        """Training and validation loss by step."""
+        return loss_plot([read_entry(self.folder, self.folder.name)])

@@ -1,0 +1,166 @@
+"""One attempt of a run: train, evaluate, save, and write down how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, EarlyStoppingCallback, Seq2SeqTrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from zeropods.errors import UserError
+from zeropods.measure import environment
+from zeropods.measure.records import RankMeasurement, compose_record, write_record
+from zeropods.measure.run_folder import Opening, checkpoints
+from zeropods.train import processes
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.callbacks import LossCurves, Recorder, TimeLimit
+from zeropods.train.dataset import collate
+from zeropods.train.dropout import cheapen_dropout
+from zeropods.train.job import Job
+from zeropods.train.master import MasterAdamW
+from zeropods.train.model import load_model
+from zeropods.train.trainer import TextToSQLTrainer
+
+log = logging.getLogger(__name__)
+
+
+def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, began: float) -> None:
+    """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
+
+    Args:
+        began: `time.time()` at the start of the process.
+    """
+    measured = RankMeasurement(rank=processes.rank(), host=socket.gethostname())
+    with _train_log(job.folder):
+        try:
+            _train(job, settings, opening, measured, began)
+            measured.status = "ok"
+        except BaseException as error:
+            measured.status, measured.reason = _outcome(error)
+            raise
+        finally:
+            _conclude(job.folder, measured)
+
+
+def _train(
+    job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, measured: RankMeasurement, began: float
+) -> None:
+    trainer = _trainer(job, settings, measured, began)
+    trainer.train(resume_from_checkpoint=_checkpoint(job, opening))
+    measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
+    last = measured.eval_losses[-1]["step"] if measured.eval_losses else None
+    if job.dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
+        trainer.evaluate()
+    trainer.save_model(str(job.folder / "model"))
+    for name, count in trainer.counted_tokens().items():
+        setattr(measured, name, count)
+
+
+def _trainer(
+    job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasurement, began: float
+) -> TextToSQLTrainer:
+    arguments = job.arguments
+    tokenizer = AutoTokenizer.from_pretrained(Path(arguments.dataset_path) / "tokenizer")
+    model = cheapen_dropout(load_model(arguments, tokenizer, job.manifest.prompt))
+    masters = job.precision == "bf16" and job.deepspeed is None
+    trainer = TextToSQLTrainer(
+        model=model.to(torch.bfloat16) if masters else model,
+        args=settings,
+        train_dataset=job.train,
+        eval_dataset=job.dev,
+        data_collator=collate,
+        processing_class=tokenizer,
+        callbacks=[Recorder(measured, began)],
+        seconds=arguments.max_train_seconds,
+    )
+    if job.deepspeed is None:
+        trainer.optimizer_cls_and_kwargs = _optimizer(arguments, masters)
+    trainer.remove_callback(PrinterCallback)
+    for callback in _optional_callbacks(job, trainer, measured):
+        trainer.add_callback(callback)
+    return trainer
+
+
+def _optimizer(arguments: TextToSQLArguments, masters: bool) -> tuple[type, dict[str, Any]]:
+    return MasterAdamW if masters else torch.optim.AdamW, {"lr": arguments.learning_rate, "fused": True}
+
+
+def _optional_callbacks(job: Job, trainer: TextToSQLTrainer, measured: RankMeasurement) -> Iterator[Any]:
+    arguments = job.arguments
+    if processes.rank() == 0:
+        yield LossCurves(job.folder / "tensorboard")
+    if arguments.max_train_seconds:
+        yield TimeLimit(trainer, measured)
+    if arguments.early_stopping_patience:
+        yield EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
+
+
+def _checkpoint(job: Job, opening: Opening) -> str | None:
+    asked = job.arguments.resume
+    if asked not in ("auto", "never"):
+        if not (Path(asked) / "trainer_state.json").is_file():
+            raise UserError(
+                f"--resume {asked}: no checkpoint there; expected auto, never or a checkpoint folder"
+            )
+        return asked
+    found = checkpoints(job.folder) if opening.resume else []
+    if found:
+        log.info("going on from %s", found[0])
+    return str(found[0]) if found else None
+
+
+def _stopped_by(trainer: TextToSQLTrainer) -> str:
+    return "steps" if trainer.state.global_step >= trainer.state.max_steps else "early_stopping"
+
+
+def _outcome(error: BaseException) -> tuple[str, str]:
+    """Status and reason of an attempt that ended with an exception."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", str(error) or "SIGINT"
+    # The CPU's allocator has no exception of its own.
+    if (
+        isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+        or "DefaultCPUAllocator: can't allocate" in text
+    ):
+        return "oom", text.split("\n")[0]
+    return "failed", text.split("\n")[0]
+
+
+def _conclude(folder: Path, measured: RankMeasurement) -> None:
+    """Write this rank's measurement; rank 0 waits for the others where all went well, and composes."""
+    measured.peak_resident_bytes = environment.peak_resident_bytes()
+    if torch.cuda.is_available():
+        measured.peak_allocated_bytes = torch.cuda.max_memory_allocated()
+        measured.peak_reserved_bytes = torch.cuda.max_memory_reserved()
+    measured.write(folder)
+    if measured.status == "ok" and processes.world_size() > 1:
+        torch.distributed.barrier()
+    if processes.rank() == 0:
+        write_record(folder, compose_record(folder))
+
+
+@contextlib.contextmanager
+def _train_log(folder: Path) -> Iterator[None]:
+    """Lines of this package and warnings of others go to `train.log` of the run; rank 0 writes it."""
+    if processes.rank() != 0:
+        yield
+        return
+    handler = logging.FileHandler(folder / "train.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("zeropods")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

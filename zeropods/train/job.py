@@ -1,0 +1,97 @@
+"""A checked call, and what its run folder says about it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeropods.data.manifest import Manifest
+from zeropods.errors import UserError
+from zeropods.measure import environment
+from zeropods.measure.records import SCHEMA_VERSION
+from zeropods.measure.run_folder import Opening
+from zeropods.train import processes
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.dataset import TokenizedSplit, load_prepared
+from zeropods.train.deepspeed_config import Config, effective_config, read_config, technique
+from zeropods.train.precision import resolve_precision
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked call: everything that can be known before processes meet."""
+
+    arguments: TextToSQLArguments
+    precision: str
+    deepspeed: Config | None
+    manifest: Manifest
+    train: TokenizedSplit
+    dev: TokenizedSplit | None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.arguments.run_folder
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for two calls to mean the same run."""
+        return {
+            **self.arguments.comparable(),
+            "precision": self.precision,
+            "deepspeed": self.deepspeed,
+            "dataset_path": self.manifest.content_key,
+        }
+
+
+def check_call(arguments: TextToSQLArguments) -> Job:
+    """Read what the arguments name, and refuse what contradicts itself."""
+    precision = resolve_precision(arguments.precision)
+    config = None
+    if arguments.deepspeed is not None:
+        config = effective_config(read_config(Path(arguments.deepspeed)), arguments.run_folder)
+    if arguments.max_train_seconds and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
+    manifest, train, dev = load_prepared(Path(arguments.dataset_path))
+    return Job(arguments, precision, config, manifest, train, dev)
+
+
+def run_config(job: Job, argv: list[str], opening: Opening) -> dict[str, Any]:
+    """What `config.json` of the run folder holds."""
+    arguments, ranks = job.arguments, processes.world_size()
+    slots = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": opening.run_id,
+        "attempt": opening.attempt,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "task": job.manifest.task,
+        "model_id": arguments.model_id,
+        "init": arguments.init,
+        "technique": technique(job.deepspeed, ranks),
+        "pods": ranks // slots,
+        "slots": slots,
+        "world_size": ranks,
+        "precision": job.precision,
+        "prompt": job.manifest.prompt,
+        "effective_batch_size": batch,
+        "gradient_checkpointing": arguments.gradient_checkpointing,
+        "train_rows": len(job.train),
+        "dataset": {"path": arguments.dataset_path, "content_key": job.manifest.content_key},
+        "identity": job.identity(),
+        "argv": argv,
+        "hosts": [socket.gethostname()],
+        "versions": environment.versions(),
+        "git_revision": environment.git_revision(Path(__file__).parent),
+        "hardware": environment.hardware() | {"gpus": _gpus()},
+    }
+
+
+def _gpus() -> list[str]:
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

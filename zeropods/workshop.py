@@ -1,0 +1,153 @@
+"""What the notebooks share: which data and model, where everything lies, how large a job it is.
+
+Each setting can be given in a notebook's parameters cell, `Workshop(model="t5-small")`, or for all
+notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeropods.errors import UserError
+
+if TYPE_CHECKING:
+    from zeropods.data.prepare import Preparation
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE, WIKISQL = "sample", "wikisql"
+TINY = "t5-tiny"
+
+TRAINING: dict[str, Any] = {"save_steps": 0, "per_device_train_batch_size": 32}
+"""Flags of every training in a notebook."""
+EMBEDDED: dict[str, Any] = {
+    "init": "random",
+    "epochs": 20,
+    "max_train_seconds": 150,
+    "learning_rate": 2e-3,
+    "warmup_steps": 50,
+    "dropout": 0.0,
+    "eval_steps": 300,
+}
+"""Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
+PUBLISHED: dict[str, Any] = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
+"""Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
+
+
+def _setting(name: str, default: Any, read: Callable[[str], Any] = str) -> Callable[[], Any]:
+    """What a setting is where the notebook does not say: the environment's value, or the default."""
+    variable = f"ZEROPODS_{name.upper()}"
+
+    def value() -> Any:
+        text = os.environ.get(variable)
+        try:
+            return read(text) if text else default
+        except ValueError:
+            raise UserError(f"{variable}: {text!r}; expected {read.__name__}") from None
+
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop:
+    """The settings of the notebooks."""
+
+    dataset: str = field(default_factory=_setting("dataset", SAMPLE))
+    """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's layout."""
+    model: str = field(default_factory=_setting("model", TINY))
+    """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder."""
+    init: str | None = field(default_factory=_setting("init", None))
+    """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
+    prompt: str = field(default_factory=_setting("prompt", "schema"))
+    """`schema` or `question`."""
+    tokenizer: str | None = field(default_factory=_setting("tokenizer", None))
+    """A hub id, a folder or a spiece.model; the model's own if not given."""
+    limit: int | None = field(default_factory=_setting("limit", None, int))
+    """Only the first N examples of each split."""
+    steps: int | None = field(default_factory=_setting("steps", None, int))
+    """Optimizer steps; the model's own epochs or seconds if not given."""
+    batch_size: int | None = field(default_factory=_setting("batch_size", None, int))
+    """Training rows a step and pod."""
+    questions: int = field(default_factory=_setting("questions", 600, int))
+    """How many questions the trained model answers."""
+    runs: Path = field(default_factory=_setting("runs", Path("runs/notebooks"), Path))
+    """Where data, runs and summary lie. This and other paths are relative to the project's root."""
+
+    def _repr_html_(self) -> str:
+        from zeropods.report.table import Table
+
+        return Table.of_facts(asdict(self)).to_html()
+
+    @property
+    def area(self) -> Path:
+        """The folder of all that the notebooks make."""
+        return ROOT / self.runs
+
+    @property
+    def data(self) -> Path:
+        """The raw data set."""
+        generated = self.dataset in (SAMPLE, WIKISQL)
+        return self.area / "data" / self.dataset if generated else ROOT / self.dataset
+
+    @property
+    def prepared(self) -> Path:
+        """The tokenized data set."""
+        limit = f"-{self.limit}" if self.limit else ""
+        return self.area / "prepared" / f"{self.data.name}-{Path(self.model).name}-{self.prompt}{limit}"
+
+    @property
+    def run_folder(self) -> Path:
+        """The run of 02."""
+        steps = f"-{self.steps}-steps" if self.steps else ""
+        return self.area / f"{self.prepared.name}-one-pod{steps}"
+
+    @property
+    def summary_folder(self) -> Path:
+        """The report of 06."""
+        return self.area / "summary"
+
+    @property
+    def split(self) -> str:
+        """The split whose questions are answered: `test` where there is one."""
+        return "test" if (self.data / "test.jsonl").is_file() else "dev"
+
+    @property
+    def preparation(self) -> Preparation:
+        """What 01 asks of `prepare`."""
+        from zeropods.data.prepare import Preparation
+
+        name = self.tokenizer or self.model
+        tokenizer = str(ROOT / name) if (ROOT / name).exists() else name
+        return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """Flags of `textsql_train.py`, the same on one pod and on many."""
+        size = EMBEDDED if self.model == TINY else PUBLISHED
+        flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
+        if self.init is not None:
+            flags["init"] = self.init
+        if self.batch_size is not None:
+            flags["per_device_train_batch_size"] = self.batch_size
+        if self.steps is not None:
+            flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
+        return flags
+
+    def get_data(self) -> Path:
+        """Generate or fetch the raw data set where it is not there yet; returns its folder."""
+        if self.dataset == SAMPLE:
+            from zeropods.data.sample import write_sample
+
+            write_sample(self.data)
+        elif self.dataset == WIKISQL:
+            from zeropods.data.download import get
+
+            get(WIKISQL, self.data)
+        elif not self.data.is_dir():
+            raise UserError(
+                f"dataset {self.dataset!r}: no such folder; expected {SAMPLE}, {WIKISQL} or a folder"
+            )
+        return self.data
