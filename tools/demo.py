@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
@@ -72,8 +71,9 @@ def _execute(name: str, out: Path) -> None:
     began = time.monotonic()
     client = _Live(
         notebook,
-        km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
         timeout=None,
+        kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],
         coalesce_streams=True,
         resources={"metadata": {"path": str(FOLDER)}},
     )

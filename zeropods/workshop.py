@@ -7,6 +7,8 @@ notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -76,10 +78,15 @@ class Workshop:
     runs: Path = field(default_factory=_setting("runs", Path("runs/notebooks"), Path))
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
 
+    def __post_init__(self) -> None:
+        if "ipykernel" in sys.modules:
+            _quiet_others()
+
     def _repr_html_(self) -> str:
         from zeropods.report.table import Table
 
-        return Table.of_facts(asdict(self)).to_html()
+        values = {name: "default" if value is None else value for name, value in asdict(self).items()}
+        return Table.of_facts(values).to_html()
 
     @property
     def area(self) -> Path:
@@ -151,3 +158,10 @@ class Workshop:
                 f"dataset {self.dataset!r}: no such folder; expected {SAMPLE}, {WIKISQL} or a folder"
             )
         return self.data
+
+
+def _quiet_others() -> None:
+    """Keep other libraries' progress bars out of a notebook; ours is enough."""
+    for library in ("HF_HUB", "HF_DATASETS"):
+        os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+    warnings.filterwarnings("ignore", message="IProgress not found")

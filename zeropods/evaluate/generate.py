@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ class Answerer:
     model: T5ForConditionalGeneration
     tokenizer: PreTrainedTokenizerBase
     prompt: str
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's pieces, as the grammar reads them."""
+        return Vocabulary.of(self.tokenizer)
 
     @classmethod
     def load(cls, folder: Path, precision: str = "fp32", prompt: str | None = None) -> Answerer:
@@ -118,8 +124,7 @@ class Answerer:
             yield Prediction(index=example.index, question=example.question, text=text, query=query)
 
     def _automata(self, examples: list[Example]) -> list[QueryAutomaton]:
-        vocabulary = Vocabulary.of(self.tokenizer)
-        return [QueryAutomaton(vocabulary, e.table.header, e.question) for e in examples]
+        return [QueryAutomaton(self.vocabulary, e.table.header, e.question) for e in examples]
 
     @torch.inference_mode()
     def _generate(

@@ -57,6 +57,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
                 bar.update(entry.step - bar.n)
 
         yield tick
+        bar.leave = bar.n > 0
 
 
 def planned_steps(config: dict[str, Any]) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from zeropods.data.wikisql import Example
+from zeropods.data.wikisql import Cell, Example
 from zeropods.report.columns import tables
 from zeropods.report.entry import Entry
 from zeropods.report.table import Table
@@ -43,6 +43,17 @@ def accuracy_table(score: Score, split: str) -> Table:
     return Table(table.header[1:], tuple(row[1:] for row in table.rows))
 
 
+def cells_text(cells: Sequence[Cell] | None) -> str:
+    """What a query gives, as people read it; None stands for a query that cannot be run."""
+    if cells is None:
+        return "cannot be run"
+    return ", ".join(_cell_text(cell) for cell in cells if cell is not None) or "nothing"
+
+
+def _cell_text(cell: Cell) -> str:
+    return f"{cell:.10g}" if isinstance(cell, float) else str(cell)
+
+
 def _line(prediction: Prediction, example: Example) -> dict[str, str]:
     header = example.table.header
     with closing(Execution(example.table)) as execution:
@@ -58,8 +69,7 @@ def _line(prediction: Prediction, example: Example) -> dict[str, str]:
 
 
 def _answer(execution: Execution, query: Query | None) -> str:
-    found = None if query is None else execution.execute(query)
-    return "cannot be run" if found is None else ", ".join(map(str, found)) or "nothing"
+    return cells_text(None if query is None else execution.execute(query))
 
 
 def _rows(execution: Execution, query: Query | None) -> str:

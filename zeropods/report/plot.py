@@ -78,7 +78,7 @@ def loss_plot(entries: Sequence[Entry]) -> Plot:
         title="Loss: lines training, dots validation",
     )
     if curves:
-        axes.set_yscale("log")
+        _logarithmic(axes)
         _legend(axes, len(curves))
     else:
         _nothing(axes, "no run has a loss yet")
@@ -106,6 +106,16 @@ def _curve(axes: Axes, losses: list[dict[str, float]], label: str | None = None,
         axes.plot(
             [entry["step"] for entry in losses], [entry["loss"] for entry in losses], label=shown, **style
         )
+
+
+def _logarithmic(axes: Axes) -> None:
+    """A logarithmic scale with plain numbers at it."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend(axes: Axes, runs: int) -> None:

@@ -15,6 +15,7 @@ from zeropods.data.wikisql import Example, read_split
 from zeropods.errors import UserError
 from zeropods.plan.parameters import BYTES, t5_parameters
 from zeropods.plan.shapes import T5_SHAPES
+from zeropods.report.answers import cells_text
 from zeropods.report.plot import Plot, drawn, new_axes
 from zeropods.report.table import Table
 from zeropods.sql.execute import execute
@@ -54,7 +55,7 @@ def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:
 def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
     """The first examples: question, columns, query, and the answer that the table's rows give."""
     examples = itertools.islice(read_split(data, split), count)
-    return Table.of({**_described(e), "answer": _answer(e)} for e in examples)
+    return Table.of({**_described(e), "answer": cells_text(execute(e.query, e.table))} for e in examples)
 
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
@@ -102,11 +103,6 @@ def _weights(name: str, parameters: int) -> dict[str, str]:
         f"{precision} weights (GiB)": f"{parameters * size / GIB:.3f}" for precision, size in BYTES.items()
     }
     return {"model": name, "parameters": f"{parameters:,}", **sizes}
-
-
-def _answer(example: Example) -> str:
-    found = execute(example.query, example.table)
-    return "cannot be run" if found is None else ", ".join(map(str, found)) or "nothing"
 
 
 def _described(example: Example) -> dict[str, str]:

@@ -35,9 +35,14 @@ def summarize(runs: Sequence[Path], out: Path) -> Summary:
         runs: run folders, or folders that hold some below them. A run without a good record is listed
             with the reason; a folder without any run raises `UserError`.
     """
-    summary = Summary(tuple(read_entry(folder, name) for name, folder in find_runs(runs).items()))
+    summary = read_runs(runs)
     _write(Path(out), summary.files())
     return summary
+
+
+def read_runs(runs: Sequence[Path]) -> Summary:
+    """The summary of runs, without its files."""
+    return Summary(tuple(read_entry(folder, name) for name, folder in find_runs(runs).items()))
 
 
 @dataclass(frozen=True)

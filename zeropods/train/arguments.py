@@ -114,7 +114,11 @@ def parse_arguments(argv: list[str]) -> TextToSQLArguments:
         allow_abbrev=False,
         description="Fine-tune T5 on text-to-SQL.",
     )
-    (arguments,) = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    arguments, unknown = parser.parse_args_into_dataclasses(
+        argv, return_remaining_strings=True, look_for_args_file=False
+    )
+    if unknown:
+        parser.error(f"unknown: {' '.join(unknown)}; --help lists the flags")
     return arguments
 
 

@@ -1,0 +1,315 @@
+"""The summary of runs whose records are written by hand: numbers, reasons, differences, files."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import html.parser
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods.errors import UserError
+from zeropods.report.run import Run
+from zeropods.report.summary import read_runs, summarize
+
+GIB = 2**30
+
+
+def rank(**values: Any) -> dict[str, Any]:
+    return {"peak_resident_bytes": GIB, "peak_allocated_bytes": None, **values}
+
+
+def a_record(**values: Any) -> dict[str, Any]:
+    """A record of 20 steps of 32 samples in 16 s on one pod."""
+    return {
+        "schema_version": 1,
+        "run_id": "0123456789ab",
+        "status": "ok",
+        "reason": None,
+        "model_id": "t5-tiny",
+        "init": "random",
+        "technique": "none",
+        "pods": 1,
+        "prompt": "schema",
+        "precision": "fp32",
+        "effective_batch_size": 32,
+        "steps": 20,
+        "train_seconds": 16.0,
+        "samples_per_second": 40.0,
+        "losses": [{"step": 1, "loss": 8.0}, {"step": 20, "loss": 2.0}],
+        "eval_losses": [{"step": 10, "loss": 3.0}, {"step": 20, "loss": 2.25}],
+        "ranks": [rank()],
+        **values,
+    }
+
+
+def a_score(**values: Any) -> dict[str, Any]:
+    return {
+        "examples": 10,
+        "executable": 8,
+        "exact_match": 0.5,
+        "logical_form_accuracy": 0.6,
+        "execution_accuracy": 0.75,
+        "intervals": {"execution_accuracy": [0.5, 1.0]},
+        "groups": None,
+        **values,
+    }
+
+
+def write_run(folder: Path, record: dict[str, Any] | str, **files: dict[str, Any]) -> Path:
+    """A run folder with its record; of other files, `score_test` is `score.test.json`."""
+    folder.mkdir(parents=True)
+    text = record if isinstance(record, str) else json.dumps(record)
+    (folder / "record.json").write_text(text)
+    for name, document in files.items():
+        (folder / f"{name.replace('_', '.')}.json").write_text(json.dumps(document))
+    return folder
+
+
+def row(folder: Path) -> dict[str, Any]:
+    """The only run of a folder, by column."""
+    (run,) = read_runs([folder]).to_json()["runs"]
+    return run
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a run that a process is writing."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_id": "t5-tiny"}))
+    with open(folder / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train_seconds", 16.0), ("samples_per_second", 40.0), ("eval_loss", 2.25), ("status", "ok")],
+)
+def test_a_finished_run_is_a_row_of_its_record(tmp_path: Path, key: str, value: object) -> None:
+    write_run(tmp_path / "a", a_record())
+    assert row(tmp_path)[key] == value
+
+
+def test_peak_memory_is_that_of_the_rank_that_needed_most(tmp_path: Path) -> None:
+    ranks = [rank(peak_resident_bytes=GIB), rank(peak_resident_bytes=3 * GIB)]
+    write_run(tmp_path / "a", a_record(ranks=ranks))
+    assert (row(tmp_path)["peak_memory_bytes"], row(tmp_path)["memory_kind"]) == (3 * GIB, "resident")
+
+
+def test_peak_memory_of_gpus_is_what_was_allocated(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(ranks=[rank(peak_allocated_bytes=2 * GIB)]))
+    assert (row(tmp_path)["peak_memory_bytes"], row(tmp_path)["memory_kind"]) == (2 * GIB, "allocated")
+
+
+def test_people_read_memory_in_gib(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(ranks=[rank(peak_resident_bytes=GIB * 3 // 2)]))
+    assert "| 1.50 " in read_runs([tmp_path]).to_markdown()
+
+
+def test_memory_that_was_not_measured_is_null(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(ranks=[rank(peak_resident_bytes=None)]))
+    assert row(tmp_path)["peak_memory_bytes"] is None
+
+
+def test_a_run_without_a_score_has_no_accuracy(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record())
+    assert re.search(r"\| a +(\| n/a +){7}\|\n", read_runs([tmp_path]).to_markdown())
+
+
+def test_a_score_is_shown_with_its_interval(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(), score_test=a_score())
+    assert "| 0.750 [0.500, 1.000] |" in read_runs([tmp_path]).to_markdown()
+
+
+def test_the_score_of_test_is_preferred_to_that_of_dev(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(), score_dev=a_score(), score_test=a_score(exact_match=0.25))
+    assert (row(tmp_path)["split"], row(tmp_path)["exact_match"]) == ("test", 0.25)
+
+
+def test_unseen_tables_have_a_line_of_their_own(tmp_path: Path) -> None:
+    groups = {"known_tables": a_score(), "unseen_tables": a_score(examples=4, execution_accuracy=0.125)}
+    write_run(tmp_path / "a", a_record(), score_test=a_score(groups=groups))
+    assert re.search(r"\| test +\| unseen +\| 4 .*\| 0\.125 ", read_runs([tmp_path]).to_markdown())
+
+
+def test_accuracy_that_could_not_be_executed_is_not_zero(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(), score_test=a_score(execution_accuracy=None, executable=0))
+    assert row(tmp_path)["execution_accuracy"] is None
+
+
+def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(), score_test={"examples": "ten"})
+    assert row(tmp_path)["status"] == "ok" and "score.test.json: examples is 'ten'" in row(tmp_path)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ("{", "damaged"),
+        (json.dumps({"schema_version": 1}), "status None"),
+        (json.dumps(a_record() | {"schema_version": 9}), "schema_version 9"),
+        (json.dumps(a_record(steps="20")), "steps is '20'; expected int"),
+        (json.dumps(a_record(samples_per_second=float("nan"))), "samples_per_second is nan"),
+        (json.dumps(a_record(losses=[{"step": 1}])), "loss is 'missing'"),
+    ],
+)
+def test_a_broken_record_is_listed_with_its_reason(tmp_path: Path, record: str, reason: str) -> None:
+    write_run(tmp_path / "a", record)
+    assert row(tmp_path)["status"] == "broken" and reason in row(tmp_path)["reason"]
+
+
+def test_a_broken_run_does_not_stop_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "{")
+    write_run(tmp_path / "b", a_record())
+    runs = read_runs([tmp_path]).to_json()["runs"]
+    assert [(run["run"], run["status"]) for run in runs] == [("a", "broken"), ("b", "ok")]
+
+
+def test_a_run_that_is_going_on_is_running(held: Path) -> None:
+    assert row(held)["status"] == "running"
+
+
+def test_a_run_that_is_going_on_shows_what_it_was_asked_to_do(held: Path) -> None:
+    assert row(held)["model_id"] == "t5-tiny"
+
+
+def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.lock").touch()
+    assert row(tmp_path)["status"] == "killed"
+
+
+def test_a_run_out_of_memory_is_listed_with_its_reason(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(status="oom", reason="tried to allocate\n2 GiB"))
+    assert "- a: oom: tried to allocate 2 GiB\n" in read_runs([tmp_path]).to_markdown()
+
+
+def test_a_folder_may_be_a_run_itself(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", a_record())
+    assert [r["run"] for r in read_runs([run]).to_json()["runs"]] == ["a"]
+
+
+def test_a_run_that_is_named_twice_is_one_row(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", a_record())
+    assert len(read_runs([tmp_path, run]).to_json()["runs"]) == 1
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / parent / "a", a_record()) for parent in "xy"]
+    names = {run["run"] for run in read_runs(runs).to_json()["runs"]}
+    assert names == {str(run) for run in runs}
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        read_runs([tmp_path / "none"])
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run there"):
+        read_runs([tmp_path])
+
+
+def test_runs_that_differ_in_technique_and_pods_alone_differ_in_nothing_else(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record())
+    write_run(tmp_path / "b", a_record(technique="zero1", pods=3))
+    assert read_runs([tmp_path]).to_json()["differences"] == []
+
+
+def test_what_else_runs_differ_in_is_spelled_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record())
+    write_run(tmp_path / "b", a_record(effective_batch_size=96))
+    assert read_runs([tmp_path]).to_json()["differences"] == ["effective_batch_size: 32 (a); 96 (b)"]
+
+
+def test_another_learning_rate_is_a_difference(tmp_path: Path) -> None:
+    for name, rate in (("a", 0.001), ("b", 0.002)):
+        write_run(tmp_path / name, a_record(identity={"learning_rate": rate}))
+    assert read_runs([tmp_path]).to_json()["differences"] == ["learning_rate: 0.001 (a); 0.002 (b)"]
+
+
+def test_another_deepspeed_configuration_is_the_technique(tmp_path: Path) -> None:
+    for name, config in (("a", None), ("b", {"zero_optimization": {"stage": 1}})):
+        write_run(tmp_path / name, a_record(identity={"deepspeed": config}))
+    assert read_runs([tmp_path]).to_json()["differences"] == []
+
+
+def test_a_name_in_markdown_stays_in_its_cell(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(model_id="a|b\n<b>"))
+    assert r"| a\|b &lt;b&gt; |" in read_runs([tmp_path]).to_markdown()
+
+
+class Reader(html.parser.HTMLParser):
+    """Tags and addresses of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Reader:
+    """The page of a run whose texts are markup."""
+    evil = "<script>alert('x')</script>"
+    write_run(tmp_path / "a", a_record(model_id=evil, status="failed", reason=f"'>{evil}"))
+    summarize([tmp_path], tmp_path / "summary")
+    reader = Reader()
+    reader.feed((tmp_path / "summary" / "index.html").read_text())
+    return reader
+
+
+def test_text_on_the_page_is_no_markup(page: Reader) -> None:
+    assert "script" not in page.tags and "table" in page.tags
+
+
+def test_the_page_holds_its_plots_and_needs_nothing_else(page: Reader) -> None:
+    assert len(page.addresses) == 2 and all(a.startswith("data:image/png;base64,") for a in page.addresses)
+
+
+def test_csv_has_a_row_of_raw_values_for_each_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(train_seconds=None))
+    summarize([tmp_path], tmp_path / "summary")
+    (line,) = csv.DictReader((tmp_path / "summary" / "summary.csv").open())
+    assert (line["run"], line["train_seconds"], line["peak_memory_bytes"]) == ("a", "", str(GIB))
+
+
+def test_json_on_disk_is_what_the_summary_says(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(), score_test=a_score())
+    summary = summarize([tmp_path], tmp_path / "summary")
+    assert json.loads((tmp_path / "summary" / "summary.json").read_text()) == summary.to_json()
+
+
+def test_every_file_is_there_and_nothing_else(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record())
+    summarize([tmp_path], tmp_path / "summary")
+    names = {path.name for path in (tmp_path / "summary").iterdir()}
+    assert names == {
+        "summary.md", "summary.json", "summary.csv", "losses.png", "throughput.png", "index.html",
+    }  # fmt: skip
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record())
+    assert read_runs([tmp_path]).files() == read_runs([tmp_path]).files()
+
+
+def test_runs_without_losses_and_times_are_plotted_as_such(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(losses=[], eval_losses=[], samples_per_second=None))
+    assert read_runs([tmp_path]).losses.text.endswith("of no run")
+
+
+def test_a_run_in_a_notebook_lists_what_was_measured(tmp_path: Path) -> None:
+    run = Run(write_run(tmp_path / "a", a_record()))
+    assert ("throughput (samples/s)", "40.0") in run.summary().rows

@@ -1,0 +1,242 @@
+"""Runs of `textsql_train.py`: what they leave, how they go on, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY, script
+from zeropods.errors import guarded
+from zeropods.measure.records import read_record
+from zeropods.measure.run_folder import locked
+from zeropods.train.arguments import parse_arguments
+from zeropods.train.run import fine_tune
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that a call says before it ends with status 1."""
+    capsys.readouterr()
+    argv = [*TINY, *map(str, arguments)]
+    assert guarded(lambda: fine_tune(parse_arguments(argv), argv)) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def train(folder: Path, prepared: Path, *arguments: object) -> dict[str, Any]:
+    """Train in this process and return the record."""
+    argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(folder), *map(str, arguments)]
+    fine_tune(parse_arguments(argv), argv)
+    return read_record(folder)
+
+
+def losses(record: dict[str, Any]) -> list[float]:
+    return [entry["loss"] for entry in record["losses"]]
+
+
+def test_a_run_leaves_the_whole_folder(trained: Path) -> None:
+    files = {"config.json", "record.json", "train.log", "run.lock", "ranks/0.json", "model/model.safetensors"}
+    assert all((trained / name).is_file() for name in files | {"model/tokenizer.json"})
+    assert list((trained / "tensorboard" / "train").iterdir())
+    assert list((trained / "tensorboard" / "validation").iterdir())
+
+
+def test_the_record_says_what_was_run_and_measured(trained: Path) -> None:
+    record = read_record(trained)
+    assert (record["status"], record["technique"], record["init"], record["steps"]) == ("ok", "none", "random", 6)
+    assert [entry["step"] for entry in record["losses"]] == [1, 2, 3, 4, 5, 6]
+    assert [entry["step"] for entry in record["eval_losses"]] == [3, 6]
+    steps = record["ranks"][0]["step_seconds"]
+    assert record["train_seconds"] == pytest.approx(sum(steps))
+    assert record["samples_per_second"] == pytest.approx(32 * 5 / sum(steps[1:]))
+    assert record["losses"][-1]["loss"] < record["losses"][0]["loss"]
+
+
+def test_a_finished_run_is_not_touched_by_the_same_call(trained: Path, prepared: Path) -> None:
+    before = (trained / "record.json").stat().st_mtime_ns
+    arguments = [*TINY, "--max_steps", "6", "--eval_steps", "3", "--dataset_path", prepared, "--outputdir", trained]
+    said = script(arguments)
+    assert "this run is finished" in said
+    assert (trained / "record.json").stat().st_mtime_ns == before
+
+
+def test_the_model_can_be_loaded_by_anyone(trained: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    assert json.loads((trained / "model" / "config.json").read_text())["architectures"] == [
+        "T5ForConditionalGeneration"
+    ]
+    model = AutoModelForSeq2SeqLM.from_pretrained(trained / "model")
+    assert model.lm_head.weight.data_ptr() == model.shared.weight.data_ptr()
+
+
+def test_accumulation_gives_the_losses_of_one_large_batch(prepared: Path, tmp_path: Path) -> None:
+    common = ("--max_steps", 4, "--eval_steps", 0)
+    whole = train(tmp_path / "whole", prepared, *common, "--per_device_train_batch_size", 12)
+    parts = train(
+        tmp_path / "parts", prepared, *common,
+        "--per_device_train_batch_size", 3, "--gradient_accumulation_steps", 4,
+    )  # fmt: skip
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-5)
+    assert parts["eval_losses"][-1]["loss"] == pytest.approx(whole["eval_losses"][-1]["loss"], rel=1e-5)
+
+
+def test_gradient_checkpointing_false_is_false_and_true_changes_no_loss(prepared: Path, tmp_path: Path) -> None:
+    common = ("--max_steps", 3, "--eval_steps", 0)
+    plain = train(tmp_path / "plain", prepared, *common, "--gradient_checkpointing", "False")
+    saving = train(tmp_path / "saving", prepared, *common, "--gradient_checkpointing", "True")
+    assert (plain["gradient_checkpointing"], saving["gradient_checkpointing"]) == (False, True)
+    assert losses(saving) == pytest.approx(losses(plain), rel=1e-5)
+
+
+def test_two_processes_train_as_one(prepared: Path, tmp_path: Path) -> None:
+    common = [*TINY, "--dataset_path", prepared, "--max_steps", "4", "--eval_steps", "0"]
+    one = train(tmp_path / "one", prepared, "--max_steps", 4, "--eval_steps", 0, "--per_device_train_batch_size", 12)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611")
+    script([*common, "--per_device_train_batch_size", "6", "--outputdir", tmp_path / "two"], launcher=launcher)
+    two = read_record(tmp_path / "two")
+    assert (two["technique"], two["world_size"], len(two["ranks"])) == ("ddp", 2, 2)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert two["eval_losses"][-1]["loss"] == pytest.approx(one["eval_losses"][-1]["loss"], rel=1e-4)
+
+
+def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: Path, tmp_path: Path) -> None:
+    steps = ("--max_steps", "60", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--save_steps", "5")
+    undisturbed = train(tmp_path / "undisturbed", prepared, *steps)
+    folder = tmp_path / "interrupted"
+    arguments = [*TINY, *steps, "--dataset_path", str(prepared), "--outputdir", str(folder)]
+    child = subprocess.Popen([sys.executable, str(ROOT / "textsql_train.py"), *arguments], stderr=subprocess.DEVNULL)
+    wait_for(folder / "checkpoints" / "checkpoint-10" / "trainer_state.json", child)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(timeout=60) == 130
+    record = read_record(folder)
+    assert (record["status"], record["reason"]) == ("interrupted", "SIGTERM")
+    again = train(folder, prepared, *steps)
+    assert again["attempt"] == 1
+    assert again["ranks"][0]["first_step"] >= 10
+    assert losses(again)[-1] == pytest.approx(losses(undisturbed)[-1], rel=1e-5)
+    assert json.loads((folder / "attempts" / "0.json").read_text())["status"] == "interrupted"
+
+
+def wait_for(path: Path, child: subprocess.Popen[bytes], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert child.poll() is None, f"the run ended with {child.returncode} before {path} was there"
+        assert time.monotonic() < deadline, f"{path} was not there within {seconds} s"
+        time.sleep(0.05)
+
+
+def test_training_ends_when_its_time_is_up(prepared: Path, tmp_path: Path) -> None:
+    record = train(tmp_path / "run", prepared, "--epochs", 1000, "--max_train_seconds", 2, "--eval_steps", 0)
+    assert record["ranks"][0]["stopped_by"] == "time"
+    assert 2 <= record["train_seconds"] < 30
+
+
+def test_the_best_model_is_the_one_that_is_saved(prepared: Path, tmp_path: Path) -> None:
+    record = train(
+        tmp_path / "run", prepared, "--max_steps", 6, "--eval_steps", 2, "--save_steps", 2,
+        "--load_best_model", "True", "--learning_rate", 0.02,
+    )  # fmt: skip
+    evaluated = [entry["loss"] for entry in record["eval_losses"]]
+    assert evaluated[-1] == pytest.approx(min(evaluated), rel=1e-6)
+
+
+def test_masters_are_saved_and_resumed_in_fp32(prepared: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    steps = ("--precision", "bf16", "--eval_steps", 0, "--save_steps", 2, "--per_device_train_batch_size", 1)
+    train(tmp_path / "run", prepared, *steps, "--max_steps", 2)
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")["shared.weight"]
+    assert str(weights.dtype) == "torch.float32"
+    assert not weights.equal(weights.bfloat16().float())
+
+
+def test_the_deepspeed_launcher_trains_with_any_configuration(prepared: Path, tmp_path: Path) -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto", "zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+    (tmp_path / "zero1.json").write_text(json.dumps(config))
+    plain = train(tmp_path / "plain", prepared, "--max_steps", 3, "--eval_steps", 0)
+    launcher = ("-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", "29612")
+    arguments = [*TINY, "--max_steps", "3", "--eval_steps", "0", "--dataset_path", prepared]
+    folder = tmp_path / "zero1"
+    script([*arguments, "--deepspeed", tmp_path / "zero1.json", "--outputdir", folder], launcher=launcher)
+    record = read_record(folder)
+    assert record["technique"] == "zero1"
+    assert losses(record) == pytest.approx(losses(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("flag", ["--epoch", "--learning_rat", "--nonsense"])
+def test_abbreviated_and_unknown_flags_fail(flag: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments([flag, "3"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--precision", "fp16"), "overflow"),
+        (("--max_steps", 0), "--max_steps 0; expected at least 1"),
+        (("--dropout", 1.5), "--dropout 1.5"),
+        (("--deepspeed", "nowhere.json"), "nowhere.json: no such file"),
+        (("--deepspeed", __file__), "not JSON"),
+        (("--dataset_path", "/nowhere"), "no prepared data set"),
+        (("--model_id", "t5-huge"), "has no shape known here"),
+        (("--early_stopping_patience", 2, "--eval_steps", 5), "give both the same value"),
+    ],
+)
+def test_bad_flags_are_refused(
+    capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    run = tmp_path / "run"
+    assert said in refused(capsys, "--dataset_path", prepared, "--outputdir", run, *arguments)
+
+
+def test_weights_that_are_not_there_are_named(
+    capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    (tmp_path / "empty").mkdir()
+    here = ("--init", "pretrained", "--dataset_path", prepared)
+    assert "no weights" in refused(
+        capsys, *here, "--model_id", tmp_path / "empty", "--outputdir", tmp_path / "a"
+    )
+    assert "cannot be loaded" in refused(
+        capsys, *here, "--model_id", "nobody/nothing", "--outputdir", tmp_path / "b"
+    )
+
+
+def test_a_model_with_another_tokenizer_is_refused(
+    capsys: pytest.CaptureFixture[str], trained: Path, sample: Path, tmp_path: Path
+) -> None:
+    from zeropods.data.prepare import Preparation, prepare
+
+    prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=20, prompt="question"), tmp_path / "other")
+    said = refused(
+        capsys, "--init", "pretrained", "--model_id", trained / "model",
+        "--dataset_path", tmp_path / "other", "--outputdir", tmp_path / "run",
+    )  # fmt: skip
+    assert "prepare the data with --tokenizer" in said
+
+
+def test_a_folder_in_use_is_refused(capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path) -> None:
+    with locked(tmp_path / "run"):
+        said = refused(capsys, "--dataset_path", prepared, "--outputdir", tmp_path / "run")
+    assert f"in use by process {os.getpid()}" in said
+
+
+def test_other_settings_in_a_finished_folder_are_refused(
+    capsys: pytest.CaptureFixture[str], trained: Path, prepared: Path
+) -> None:
+    said = refused(capsys, "--max_steps", 7, "--eval_steps", 3, "--dataset_path", prepared, "--outputdir", trained)
+    assert "max_steps 6 -> 7" in said
