@@ -10,13 +10,16 @@ HTML, to `build/notebooks`. What an earlier call has finished is used again.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_core.utils import ensure_async
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
@@ -54,8 +57,14 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
+class _InterruptError(Exception):
+    """Ctrl-C came between two cells."""
+
+
 class _Live(NotebookClient):
-    """An execution whose progress is seen on the terminal while it goes on."""
+    """An execution whose progress is seen on the terminal, and which Ctrl-C ends as it ends a cell."""
+
+    interrupted = False
 
     def output(self, outs: list[Any], msg: dict[str, Any], display_id: str | None, cell_index: int) -> Any:
         content = msg["content"]
@@ -63,12 +72,49 @@ class _Live(NotebookClient):
             print(content["text"], end="", file=sys.stderr, flush=True)
         return super().output(outs, msg, display_id, cell_index)
 
+    async def take_interrupts(self, **_: Any) -> None:
+        """From now on Ctrl-C interrupts the kernel; nbclient's own handler would kill it."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: loop.create_task(self._interrupt()))
+
+    def check_interrupt(self, **_: Any) -> None:
+        """Begin no further cell after Ctrl-C."""
+        if self.interrupted:
+            raise _InterruptError
+
+    async def _interrupt(self) -> None:
+        self.interrupted = True
+        if self.km is not None:
+            await ensure_async(self.km.interrupt_kernel())
+
+    async def _async_cleanup_kernel(self) -> None:
+        # nbclient calls this a second time after a signal, and fails.
+        if self.km is not None:
+            await super()._async_cleanup_kernel()
+
 
 def _execute(name: str, out: Path) -> None:
     """Execute one notebook on a kernel of its own, and keep the copy whether or not it failed."""
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     print(f"{name} ...", flush=True)
     began = time.monotonic()
+    client = _client(notebook)
+    try:
+        client.execute()
+    except (_InterruptError, asyncio.CancelledError):
+        raise KeyboardInterrupt from None
+    except CellExecutionError as error:
+        if client.interrupted:
+            raise KeyboardInterrupt from None
+        raise UserError(f"{name}: {_reason(error)}; see {_shown(out / name)}.html") from None
+    except DeadKernelError:
+        raise UserError(f"{name}: its kernel died, perhaps for want of memory; try a smaller job") from None
+    finally:
+        _keep(notebook, out / name)
+    print(f"{name}: {time.monotonic() - began:.0f} s, {_shown(out / name)}.html", flush=True)
+
+
+def _client(notebook: nbformat.NotebookNode) -> _Live:
     client = _Live(
         notebook,
         timeout=None,
@@ -77,15 +123,9 @@ def _execute(name: str, out: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(FOLDER)}},
     )
-    try:
-        client.execute()
-    except CellExecutionError as error:
-        raise UserError(f"{name}: {_reason(error)}; see {_shown(out / name)}.html") from None
-    except DeadKernelError:
-        raise KeyboardInterrupt from None
-    finally:
-        _keep(notebook, out / name)
-    print(f"{name}: {time.monotonic() - began:.0f} s, {_shown(out / name)}.html", flush=True)
+    client.on_notebook_start = client.take_interrupts
+    client.on_cell_start = client.check_interrupt
+    return client
 
 
 def _reason(error: CellExecutionError) -> str:

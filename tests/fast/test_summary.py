@@ -165,6 +165,11 @@ def test_a_broken_record_is_listed_with_its_reason(tmp_path: Path, record: str, 
     assert row(tmp_path)["status"] == "broken" and reason in row(tmp_path)["reason"]
 
 
+def test_a_reason_does_not_say_where_the_run_lies(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "{")
+    assert row(tmp_path)["reason"].startswith("record.json: damaged")
+
+
 def test_a_broken_run_does_not_stop_the_others(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "{")
     write_run(tmp_path / "b", a_record())

@@ -18,7 +18,7 @@ from zeropods.data.writing import writing
 from zeropods.errors import UserError
 from zeropods.sql.query import Query
 
-QUESTIONS = {"train": 8_000, "dev": 600, "test": 600}
+QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}
 HELD_OUT_TABLES = {"dev": 4, "test": 4}
 """How many tables only this split has."""
 HELD_OUT_SHARE = 5

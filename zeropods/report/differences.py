@@ -20,6 +20,7 @@ FACTS = (
     "effective_batch_size",
     "gradient_checkpointing",
     "train_rows",
+    "steps",
 )
 TECHNIQUE = {
     "deepspeed",
@@ -49,8 +50,6 @@ def differences(entries: Sequence[Entry]) -> list[str]:
 def _compared(entry: Entry) -> Iterator[tuple[str, Any]]:
     facts = entry.facts
     yield from ((key, facts[key]) for key in FACTS if key in facts)
-    if entry.status == "ok":
-        yield "steps", facts["steps"]
     identity = facts.get("identity", {})
     if "dataset_path" in identity:
         yield "data", str(identity["dataset_path"])[:SHOWN_DIGITS]

@@ -86,11 +86,11 @@ def read_entry(folder: Path, name: str) -> Entry:
     try:
         entry = _entry(folder, name)
     except (UserError, OSError) as error:
-        return Entry(name=name, status="broken", reason=_one_line(error))
+        return Entry(name=name, status="broken", reason=_one_line(error, folder))
     try:
         split, score = _score(folder)
     except (UserError, OSError) as error:
-        return replace(entry, reason=_one_line(error))
+        return replace(entry, reason=_one_line(error, folder))
     return replace(entry, split=split, score=score)
 
 
@@ -98,7 +98,7 @@ def _entry(folder: Path, name: str) -> Entry:
     if (folder / RECORD).is_file():
         record = read_record(folder)
         _check_record(folder / RECORD, record)
-        reason = _one_line(record["reason"]) if record.get("reason") else None
+        reason = _one_line(record["reason"], folder) if record.get("reason") else None
         return Entry(name=name, status=record["status"], reason=reason, facts=record)
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     if _is_held(folder / LOCK):
@@ -152,5 +152,6 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _one_line(what: object) -> str:
-    return " ".join(str(what).split())
+def _one_line(what: object, folder: Path) -> str:
+    """A reason without line breaks, and without the place where the run happens to lie."""
+    return " ".join(str(what).replace(f"{folder}/", "").split())

@@ -1,0 +1,48 @@
+"""A measured figure beside the one that was asked for."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of a benchmark's result."""
+
+    name: str
+    value: float | None
+    """None where it cannot be measured on this machine; `note` says why."""
+    unit: str
+    asked: str
+    interval: tuple[float, float] | None = None
+    """95 %, where the figure comes from repeats."""
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The figure as plain JSON values."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """The figure for people."""
+        value = "not measured" if self.value is None else f"{self.value:.3g} {self.unit}"
+        interval = "" if self.interval is None else f" [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
+        return f"{self.name:58} {value + interval:34} asked: {self.asked}  {self.note}"
+
+
+def ratio(name: str, slow: Sequence[float], fast: Sequence[float], asked: str, note: str = "") -> Figure:
+    """How many times faster `fast` is: the ratio of median seconds for the same work, with a bootstrap interval."""
+    generator = np.random.default_rng(0)
+    draws = [
+        np.median(generator.choice(slow, len(slow))) / np.median(generator.choice(fast, len(fast)))
+        for _ in range(2_000)
+    ]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    value = statistics.median(slow) / statistics.median(fast)
+    return Figure(
+        name=name, value=value, unit="x", asked=asked, interval=(float(low), float(high)), note=note
+    )

@@ -1,0 +1,78 @@
+"""Prediction speed at equal new tokens: batches against one question at a time; the price of constraints."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from benchmarks.data import prepared_questions, raw_wikisql
+from benchmarks.figure import Figure, ratio
+from benchmarks.training import NO_BF16
+from zeropods.data.wikisql import Example, read_split
+from zeropods.evaluate.generate import Answerer, Generation
+from zeropods.plan.shapes import t5_shape
+from zeropods.train.precision import multiplies_bf16
+from zeropods.train.t5 import random_t5
+
+TOKENS, ROUNDS, BATCH = 22, 3, 64
+
+
+def measure(work: Path) -> list[Figure]:
+    """Ratios of seconds a question."""
+    raw, _, what = raw_wikisql(work)
+    folder, _ = prepared_questions(work)
+    examples = list(itertools.islice(read_split(raw, "dev"), BATCH))
+    _save_random_model(folder, work / "model")
+    single, batched, halves = [], [], []
+    answerer = Answerer.load(work / "model")
+    for _ in range(ROUNDS):
+        single.append(_seconds(answerer, examples[:8], 1))
+        batched.append(_seconds(answerer, examples, BATCH))
+        if multiplies_bf16():
+            halves.append(_seconds(Answerer.load(work / "model", "bf16"), examples, BATCH))
+    figures = [ratio("prediction, FP32 in batches of 64 against one at a time", single, batched, "10", what)]
+    figures.append(_identical(answerer, examples))
+    name = "prediction, BF16 in batches of 64 against one at a time in FP32"
+    if halves:
+        figures.append(ratio(name, single, halves, "30", what))
+    else:
+        figures.append(Figure(name=name, value=None, unit="x", asked="30", note=NO_BF16))
+    return [*figures, _constraint(answerer, examples)]
+
+
+def _save_random_model(prepared: Path, out: Path) -> None:
+    model = random_t5(t5_shape("t5-small"), seed=0)
+    model.config.prompt = "question"
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(out)
+
+
+def _seconds(answerer: Answerer, examples: list[Example], batch: int, constrained: bool = False) -> float:
+    """Seconds a question, with every answer exactly as long."""
+    how = Generation(
+        max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=not constrained
+    )
+    began = time.perf_counter()
+    answerer.answer(examples, how)
+    return (time.perf_counter() - began) / len(examples)
+
+
+def _identical(answerer: Answerer, examples: list[Example]) -> Figure:
+    def texts(batch: int) -> list[str | None]:
+        how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=False, fixed_length=True)
+        return [answer.text for answer in answerer.answer(examples[:16], how)]
+
+    same = sum(a == b for a, b in zip(texts(1), texts(16), strict=True)) / 16
+    return Figure(name="answers in batches identical to those one at a time", value=same, unit="", asked="1")
+
+
+def _constraint(answerer: Answerer, examples: list[Example]) -> Figure:
+    """Constrained over unconstrained seconds a question; random weights use up the token limit in both."""
+    plain, constrained = [], []
+    for _ in range(ROUNDS):
+        plain.append(_seconds(answerer, examples, BATCH))
+        constrained.append(_seconds(answerer, examples, BATCH, constrained=True))
+    return ratio("prediction, constrained: seconds over unconstrained", constrained, plain, "at most 1.15")

@@ -1,0 +1,121 @@
+"""Training speed of t5-small's shape: this project's way against the original's recipe, on the same rows.
+
+The original pads both sides to 96 tokens, in FP32, through a plain Trainer (SYSTEMS: the published CML
+notebooks). Rounds of both alternate in one process, so that a noisy neighbour slows both.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5ForConditionalGeneration, TrainerCallback
+
+from benchmarks.data import prepared_questions
+from benchmarks.figure import Figure, ratio
+from zeropods.plan.shapes import t5_shape
+from zeropods.train.dataset import TokenizedSplit, collate, load_split
+from zeropods.train.dropout import cheapen_dropout
+from zeropods.train.master import MasterAdamW
+from zeropods.train.precision import multiplies_bf16
+from zeropods.train.t5 import random_t5, t5_config
+from zeropods.train.trainer import TextToSQLTrainer
+
+ROUNDS, BATCH = 3, 32
+NO_BF16 = "this CPU has no BF16 arithmetic: PyTorch emulates it 200 times slower than FP32"
+
+
+class _Clock(TrainerCallback):
+    """Seconds of each optimizer step, data loading included."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.mark = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.mark = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self.mark)
+        self.mark = now
+
+
+def measure(work: Path) -> list[Figure]:
+    """Speed-ups over the original's recipe."""
+    folder, what = prepared_questions(work)
+    rows = load_split(folder, "train")
+    assert rows is not None
+    control: list[float] = []
+    ours: dict[str, list[float]] = {"FP32": []} | ({"BF16": []} if multiplies_bf16() else {})
+    for _ in range(ROUNDS):
+        control += _steps(_control(rows), 2)
+        for precision, seconds in ours.items():
+            seconds += _steps(_ours(rows, precision), 9)
+    name = "training, t5-small shape, batch 32, {} against the original's recipe"
+    figures = [ratio(name.format(p), control, seconds, "12 (BF16)", what) for p, seconds in ours.items()]
+    figures.append(
+        Figure(name="the original's recipe", value=BATCH / float(np.median(control)), unit="samples/s", asked="-")
+    )
+    if "BF16" not in ours:
+        figures.append(Figure(name=name.format("BF16"), value=None, unit="x", asked="12", note=NO_BF16))
+    return figures
+
+
+def _steps(trainer: Seq2SeqTrainer, count: int) -> list[float]:
+    """Seconds of `count` steps after one that warms up."""
+    clock = _Clock()
+    trainer.add_callback(clock)
+    trainer.args.max_steps = count + 1
+    trainer.train()
+    return clock.seconds[1:]
+
+
+def _control(rows: TokenizedSplit) -> Seq2SeqTrainer:
+    model = T5ForConditionalGeneration(t5_config(t5_shape("t5-small")))
+    return Seq2SeqTrainer(model=model, args=_arguments(), train_dataset=rows, data_collator=_padded)
+
+
+def _ours(rows: TokenizedSplit, precision: str) -> Seq2SeqTrainer:
+    model = cheapen_dropout(random_t5(t5_shape("t5-small"), seed=0))
+    masters = precision == "BF16"
+    trainer = TextToSQLTrainer(
+        model=model.to(torch.bfloat16) if masters else model,
+        args=_arguments(),
+        train_dataset=rows,
+        data_collator=collate,
+    )
+    optimizer = MasterAdamW if masters else torch.optim.AdamW
+    trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": 1e-4, "fused": True})
+    return trainer
+
+
+def _arguments() -> Seq2SeqTrainingArguments:
+    return Seq2SeqTrainingArguments(
+        output_dir=tempfile.mkdtemp(prefix="zeropods-bench-"),
+        per_device_train_batch_size=BATCH,
+        max_steps=1,
+        learning_rate=1e-4,
+        save_strategy="no",
+        report_to=[],
+        remove_unused_columns=False,
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=10_000,
+    )
+
+
+def _padded(rows: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Both sides padded to 96; pads are labels and are attended to, as in the original."""
+
+    def side(index: int) -> torch.Tensor:
+        padded = np.zeros((len(rows), 96), dtype=np.int64)
+        for number, row in enumerate(rows):
+            padded[number, : len(row[index])] = row[index]
+        return torch.from_numpy(padded)
+
+    return {"input_ids": side(0), "labels": side(1)}
