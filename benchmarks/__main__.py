@@ -1,7 +1,7 @@
 """Measure the figures that the README states, print them beside what was asked, keep them in results/.
 
-    make bench
-    python -m benchmarks training prediction
+make bench
+python -m benchmarks training prediction
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from zeropods.evaluate.generate import Generation
 from zeropods.evaluate.predict import predict
 from zeropods.evaluate.score import Score, score_predictions
 from zeropods.launch.process import train
-from zeropods.workshop import TINY_TRAINING
+from zeropods.workshop import EMBEDDED, TINY, TRAINING
 
 SECONDS = 240
 
@@ -19,9 +19,9 @@ SECONDS = 240
 def measure(work: Path) -> list[Figure]:
     """Execution accuracy over known and over unseen tables."""
     write_sample(work / "sample")
-    prepare(Preparation(data=work / "sample", tokenizer="t5-tiny"), work / "tiny")
-    training = {**TINY_TRAINING, "max_train_seconds": SECONDS}
-    train(dataset_path=work / "tiny", outputdir=work / "run", **training)
+    prepare(Preparation(data=work / "sample", tokenizer=TINY), work / "tiny")
+    flags = {**TRAINING, **EMBEDDED, "max_train_seconds": SECONDS}
+    train(model_id=TINY, dataset_path=work / "tiny", outputdir=work / "run", **flags)
     answers = work / "run" / "predictions.test.jsonl"
     speed = predict(work / "run", work / "sample", "test", answers, Generation())
     groups = score_predictions(answers, work / "sample", "test").groups or {}

@@ -43,6 +43,4 @@ def ratio(name: str, slow: Sequence[float], fast: Sequence[float], asked: str, n
     ]
     low, high = np.percentile(draws, [2.5, 97.5])
     value = statistics.median(slow) / statistics.median(fast)
-    return Figure(
-        name=name, value=value, unit="x", asked=asked, interval=(float(low), float(high)), note=note
-    )
+    return Figure(name=name, value=value, unit="x", asked=asked, interval=(float(low), float(high)), note=note)

@@ -52,9 +52,7 @@ def _save_random_model(prepared: Path, out: Path) -> None:
 
 def _seconds(answerer: Answerer, examples: list[Example], batch: int, constrained: bool = False) -> float:
     """Seconds a question, with every answer exactly as long."""
-    how = Generation(
-        max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=not constrained
-    )
+    how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=not constrained)
     began = time.perf_counter()
     answerer.answer(examples, how)
     return (time.perf_counter() - began) / len(examples)

@@ -23,7 +23,13 @@ def measure(work: Path) -> list[Figure]:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     help_ = statistics.median(_run("--help")[0] for _ in range(5))
     return [
-        Figure(name="prepare, prompt schema, all examples", value=seconds, unit="s", asked="at most 10", note=what),
+        Figure(
+            name="prepare, prompt schema, all examples",
+            value=seconds,
+            unit="s",
+            asked="at most 10",
+            note=what,
+        ),
         Figure(name="prepare, peak resident memory", value=peak / 2**30, unit="GiB", asked="at most 1.5"),
         Figure(name="prepare, size on disk", value=size / 2**20, unit="MiB", asked="at most 40"),
         Figure(name="prepare, second call", value=again, unit="s", asked="does nothing"),

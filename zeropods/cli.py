@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def command() -> None:
         result = arguments.run(arguments)
-        print(json.dumps(result, ensure_ascii=False) if arguments.json else _readable(result))
+        print(json.dumps(result, ensure_ascii=False) if arguments.json else arguments.readable(result))
 
     return guarded(command)
 
@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:
     verb = verbs.add_parser(name, help=help_, description=help_)
     verb.add_argument("--json", action="store_true", help="print one JSON document, nothing else, on stdout")
-    verb.set_defaults(run=run)
+    verb.set_defaults(run=run, readable=_readable)
     return verb
 
 
@@ -88,9 +88,7 @@ def _run_data_sample(arguments: argparse.Namespace) -> Result:
 def _prepare(verbs: Any) -> None:
     verb = _verb(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
     verb.add_argument("--task", choices=["text2sql"], default="text2sql")
-    verb.add_argument(
-        "--data", type=Path, required=True, help="folder with train.jsonl, train.tables.jsonl ..."
-    )
+    verb.add_argument("--data", type=Path, required=True, help="folder with train.jsonl, train.tables.jsonl ...")
     verb.add_argument(
         "--tokenizer", required=True, help="hub id, folder, spiece.model, or t5-tiny: trained on the data"
     )
@@ -127,9 +125,7 @@ def _predict(verbs: Any) -> None:
     verb.add_argument("--num-beams", type=int, default=1)
     verb.add_argument("--batch-size", type=int, default=64)
     verb.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    verb.add_argument(
-        "--prompt", choices=["question", "schema"], help="for a model that does not say its own"
-    )
+    verb.add_argument("--prompt", choices=["question", "schema"], help="for a model that does not say its own")
     verb.add_argument("--unconstrained", action="store_true", help="let the model write what it likes")
     verb.add_argument("--limit", type=int, help="only the first N examples")
 
@@ -163,23 +159,25 @@ def _score(verbs: Any) -> None:
 def _run_score(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.score import score_predictions
 
-    return score_predictions(
-        arguments.predictions, arguments.data, arguments.split, rouge=arguments.rouge
-    ).to_json()
+    return score_predictions(arguments.predictions, arguments.data, arguments.split, rouge=arguments.rouge).to_json()
 
 
 def _summary(verbs: Any) -> None:
     verb = _verb(verbs, "summary", "runs side by side: table, plots, HTML", _run_summary)
-    verb.add_argument(
-        "runs", type=Path, nargs="*", metavar="RUN", help="run folders; all below runs/ if none is given"
-    )
+    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders; all below runs/ if none is given")
     verb.add_argument("--out", type=Path, required=True)
+    verb.set_defaults(readable=_summary_text)
 
 
 def _run_summary(arguments: argparse.Namespace) -> Result:
     from zeropods.report.summary import summarize
 
-    return summarize(arguments.runs or [Path("runs")], arguments.out).to_json()
+    return {"out": str(arguments.out), **summarize(arguments.runs or [Path("runs")], arguments.out).to_json()}
+
+
+def _summary_text(result: Result) -> str:
+    out = Path(result["out"])
+    return f"{(out / 'summary.md').read_text(encoding='utf-8')}\nreport: {out / 'index.html'}"
 
 
 @contextmanager

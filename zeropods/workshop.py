@@ -154,9 +154,7 @@ class Workshop:
 
             get(WIKISQL, self.data)
         elif not self.data.is_dir():
-            raise UserError(
-                f"dataset {self.dataset!r}: no such folder; expected {SAMPLE}, {WIKISQL} or a folder"
-            )
+            raise UserError(f"dataset {self.dataset!r}: no such folder; expected {SAMPLE}, {WIKISQL} or a folder")
         return self.data
 
 

@@ -312,9 +312,7 @@ def test_an_address_that_is_not_http_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../outside", "/outside", "data/../../outside", "..\\outside"])
-def test_an_archive_whose_path_leaves_the_folder_is_refused(
-    publisher: Publisher, tmp_path: Path, path: str
-) -> None:
+def test_an_archive_whose_path_leaves_the_folder_is_refused(publisher: Publisher, tmp_path: Path, path: str) -> None:
     publisher.shelf.files[ARCHIVE] = tar_of({path: b"evil", **CONTENT})
     with pytest.raises(UserError, match=r"member '.*outside' leaves the folder"):
         fetched(publisher, tmp_path / "out")
@@ -322,9 +320,7 @@ def test_an_archive_whose_path_leaves_the_folder_is_refused(
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_an_archive_with_a_link_or_a_device_is_refused(
-    publisher: Publisher, tmp_path: Path, kind: bytes
-) -> None:
+def test_an_archive_with_a_link_or_a_device_is_refused(publisher: Publisher, tmp_path: Path, kind: bytes) -> None:
     special = tarfile.TarInfo("data/way-out")
     special.type, special.linkname = kind, "/etc"
     publisher.shelf.files[ARCHIVE] = tar_of(CONTENT, special)

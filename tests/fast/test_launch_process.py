@@ -94,9 +94,7 @@ def test_a_child_finds_the_programs_of_its_python_first() -> None:
     assert child_environment()["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
-def test_a_run_that_ends_well_is_returned_with_its_record(
-    script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_run_that_ends_well_is_returned_with_its_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     run = train(script("record('ok', None)"), outputdir=tmp_path / "run")
     assert run.record["status"] == "ok"
 
@@ -119,9 +117,7 @@ def test_a_failure_names_the_reason_in_the_record(script: Callable[[str], Path],
         train(script("record('oom', 'no memory left'); sys.exit(1)"), outputdir=tmp_path / "run")
 
 
-def test_a_failure_without_a_record_shows_the_last_lines(
-    script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_failure_without_a_record_shows_the_last_lines(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"status 3 .*\nbad flag"):
         train(script("print('bad flag'); sys.exit(3)"), outputdir=tmp_path / "run")
 
@@ -132,9 +128,7 @@ def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], P
         train(script("print('in use'); sys.exit(1)"), outputdir=tmp_path / "run")
 
 
-def test_an_interrupted_caller_lets_the_script_write_its_record(
-    script: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_an_interrupted_caller_lets_the_script_write_its_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     handler = "def end(*_): record('interrupted', 'SIGTERM'); sys.exit(1)\nsignal.signal(signal.SIGTERM, end)"
     path = script("import signal\n" + handler + LASTING + "time.sleep(600)")
     parent = caller(TRAIN, path, tmp_path / "run")
@@ -152,12 +146,8 @@ def test_nothing_is_left_of_an_interrupted_run(script: Callable[[str], Path], tm
     assert all(map(is_gone, started))
 
 
-def test_a_script_that_ignores_the_request_to_end_is_killed(
-    script: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = script(
-        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + LASTING + "time.sleep(600)"
-    )
+def test_a_script_that_ignores_the_request_to_end_is_killed(script: Callable[[str], Path], tmp_path: Path) -> None:
+    path = script("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)" + LASTING + "time.sleep(600)")
     code = (
         "from zeropods.launch.child import run_child\n"
         "argv = [sys.executable, sys.argv[1], '--outputdir', sys.argv[2]]\n"

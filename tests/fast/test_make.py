@@ -17,9 +17,7 @@ TARGETS = ["help", "setup", "demo", "test", "test-fast", "check", "lab", "bench"
 def make(*arguments: str, folder: Path = ROOT) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "--no-print-directory", *arguments]
-    run = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=20
-    )
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True, timeout=20)
     return run.stdout
 
 
@@ -92,9 +90,7 @@ def test_set_up_without_a_python_that_is_new_enough_is_one_line(tmp_path: Path) 
     for name in ("bash", "dirname", "flock", "mkdir"):
         (programs / name).symlink_to(str(shutil.which(name)))
     command = [str(programs / "bash"), str(tools / "setup")]
-    run = subprocess.run(
-        command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False, timeout=20
-    )
+    run = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False, timeout=20)
     assert (run.returncode, run.stderr) == (
         1,
         "setup: no Python >= 3.11 on PATH; install one, for example python3.11 or newer\n",

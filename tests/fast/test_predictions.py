@@ -43,9 +43,7 @@ def test_line_has_the_four_keys(tmp_path):
 
 CONDITIONS = st.lists(st.builds(Condition, st.integers(0, 9), st.integers(0, 3), st.text()), max_size=3)
 QUERIES = st.builds(Query, st.integers(0, 9), st.integers(0, 5), CONDITIONS.map(tuple))
-PREDICTIONS = st.builds(
-    Prediction, index=st.integers(0), question=st.text(), text=st.text(), query=st.none() | QUERIES
-)
+PREDICTIONS = st.builds(Prediction, index=st.integers(0), question=st.text(), text=st.text(), query=st.none() | QUERIES)
 
 
 @given(st.lists(PREDICTIONS, min_size=1, unique_by=lambda prediction: prediction.index))

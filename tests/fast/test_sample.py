@@ -116,9 +116,7 @@ def test_split_has_the_three_operators(splits, split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_one_condition_is_commonest_and_none_or_four_are_rare(splits, split):
     numbers = Counter(len(example.query.conds) for example in splits[split])
-    assert (
-        numbers[1] > numbers[2] > numbers[3] > max(numbers[0], numbers[4]) > min(numbers[0], numbers[4]) > 0
-    )
+    assert numbers[1] > numbers[2] > numbers[3] > max(numbers[0], numbers[4]) > min(numbers[0], numbers[4]) > 0
 
 
 def test_four_in_five_questions_have_at_most_eighteen_words(splits):
@@ -168,8 +166,7 @@ def test_every_query_is_read_back_from_its_text(splits):
     wrong = [
         example.question
         for example in examples(splits)
-        if parse_query(format_query(example.query, example.table.header), example.table.header)
-        != example.query
+        if parse_query(format_query(example.query, example.table.header), example.table.header) != example.query
     ]
     assert wrong == []
 

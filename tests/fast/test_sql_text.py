@@ -89,9 +89,7 @@ def test_whitespace_is_kept_inside_a_value_only():
 
 
 def test_name_written_in_compatibility_form_is_recognised():
-    assert parse_query("SELECT V2 FROM table WHERE N. = 3", ("V²", "N.")) == Query(
-        0, 0, (Condition(1, 0, "3"),)
-    )
+    assert parse_query("SELECT V2 FROM table WHERE N. = 3", ("V²", "N.")) == Query(0, 0, (Condition(1, 0, "3"),))
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])

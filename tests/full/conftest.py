@@ -12,7 +12,18 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["--model_id", "t5-tiny", "--init", "random", "--dropout", "0", "--logging_steps", "1", "--save_steps", "0"]
+TINY = [
+    "--model_id",
+    "t5-tiny",
+    "--init",
+    "random",
+    "--dropout",
+    "0",
+    "--logging_steps",
+    "1",
+    "--save_steps",
+    "0",
+]
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,7 @@ def demo(folder: Path, *notebooks: str, **settings: str) -> subprocess.Popen[str
         **settings,
     }
     command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), *notebooks]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finished(process: subprocess.Popen[str]) -> str:
@@ -84,9 +82,7 @@ def test_a_notebook_that_fails_ends_the_demo_with_its_reason(tmp_path: Path) -> 
 
 
 def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
-    process = demo(
-        tmp_path, "01_prepare_dataset", "02_train_single_pod", **{**SMALL, "ZEROPODS_STEPS": "100000"}
-    )
+    process = demo(tmp_path, "01_prepare_dataset", "02_train_single_pod", **{**SMALL, "ZEROPODS_STEPS": "100000"})
     lock = wait_for_lock(tmp_path / "runs")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
@@ -120,8 +116,8 @@ def test_the_notebooks_run_on_wikisql(tmp_path: Path, shared_data: Path) -> None
         "ZEROPODS_TOKENIZER": str(shared_data / "t5" / "spiece.model"),
         "ZEROPODS_STEPS": "30",
         "ZEROPODS_BATCH_SIZE": "4",
-        "ZEROPODS_LIMIT": "64",
-        "ZEROPODS_QUESTIONS": "8",
+        "ZEROPODS_LIMIT": "48",
+        "ZEROPODS_QUESTIONS": "4",
     }
     finished(demo(tmp_path, "01_prepare_dataset", "02_train_single_pod", "05_inference", **settings))
     (score,) = (tmp_path / "runs").glob("*/score.dev.json")

@@ -51,7 +51,12 @@ def test_a_run_leaves_the_whole_folder(trained: Path) -> None:
 
 def test_the_record_says_what_was_run_and_measured(trained: Path) -> None:
     record = read_record(trained)
-    assert (record["status"], record["technique"], record["init"], record["steps"]) == ("ok", "none", "random", 6)
+    assert (record["status"], record["technique"], record["init"], record["steps"]) == (
+        "ok",
+        "none",
+        "random",
+        6,
+    )
     assert [entry["step"] for entry in record["losses"]] == [1, 2, 3, 4, 5, 6]
     assert [entry["step"] for entry in record["eval_losses"]] == [3, 6]
     steps = record["ranks"][0]["step_seconds"]
@@ -62,7 +67,17 @@ def test_the_record_says_what_was_run_and_measured(trained: Path) -> None:
 
 def test_a_finished_run_is_not_touched_by_the_same_call(trained: Path, prepared: Path) -> None:
     before = (trained / "record.json").stat().st_mtime_ns
-    arguments = [*TINY, "--max_steps", "6", "--eval_steps", "3", "--dataset_path", prepared, "--outputdir", trained]
+    arguments = [
+        *TINY,
+        "--max_steps",
+        "6",
+        "--eval_steps",
+        "3",
+        "--dataset_path",
+        prepared,
+        "--outputdir",
+        trained,
+    ]
     said = script(arguments)
     assert "this run is finished" in said
     assert (trained / "record.json").stat().st_mtime_ns == before
@@ -109,7 +124,16 @@ def test_two_processes_train_as_one(prepared: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: Path, tmp_path: Path) -> None:
-    steps = ("--max_steps", "60", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--save_steps", "5")
+    steps = (
+        "--max_steps",
+        "60",
+        "--eval_steps",
+        "0",
+        "--per_device_train_batch_size",
+        "4",
+        "--save_steps",
+        "5",
+    )
     undisturbed = train(tmp_path / "undisturbed", prepared, *steps)
     folder = tmp_path / "interrupted"
     arguments = [*TINY, *steps, "--dataset_path", str(prepared), "--outputdir", str(folder)]
@@ -196,7 +220,11 @@ def test_abbreviated_and_unknown_flags_fail(flag: str) -> None:
     ],
 )
 def test_bad_flags_are_refused(
-    capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path, arguments: tuple[object, ...], said: str
+    capsys: pytest.CaptureFixture[str],
+    prepared: Path,
+    tmp_path: Path,
+    arguments: tuple[object, ...],
+    said: str,
 ) -> None:
     run = tmp_path / "run"
     assert said in refused(capsys, "--dataset_path", prepared, "--outputdir", run, *arguments)
@@ -208,12 +236,8 @@ def test_weights_that_are_not_there_are_named(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     (tmp_path / "empty").mkdir()
     here = ("--init", "pretrained", "--dataset_path", prepared)
-    assert "no weights" in refused(
-        capsys, *here, "--model_id", tmp_path / "empty", "--outputdir", tmp_path / "a"
-    )
-    assert "cannot be loaded" in refused(
-        capsys, *here, "--model_id", "nobody/nothing", "--outputdir", tmp_path / "b"
-    )
+    assert "no weights" in refused(capsys, *here, "--model_id", tmp_path / "empty", "--outputdir", tmp_path / "a")
+    assert "cannot be loaded" in refused(capsys, *here, "--model_id", "nobody/nothing", "--outputdir", tmp_path / "b")
 
 
 def test_a_model_with_another_tokenizer_is_refused(

@@ -100,9 +100,7 @@ def _inside(archive: Path, name: str) -> str:
 
 
 def _refused(archive: Path, name: str, reason: str) -> UserError:
-    return UserError(
-        f"{archive}: member {name!r} {reason}; the archive is refused, use the publisher's release"
-    )
+    return UserError(f"{archive}: member {name!r} {reason}; the archive is refused, use the publisher's release")
 
 
 def _too_large(archive: Path, limit_bytes: int) -> UserError:

@@ -154,15 +154,11 @@ def _record_of(dataset: Dataset, out: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         record = None
     if not isinstance(record, dict) or record.get("checksums") != _checksums(dataset):
-        raise UserError(
-            f"{out}: holds something else than {dataset.name} as fetched here; choose another folder"
-        )
+        raise UserError(f"{out}: holds something else than {dataset.name} as fetched here; choose another folder")
     for name, size in record["files"].items():
         path = out / name
         if not path.is_file() or path.stat().st_size != size:
-            raise UserError(
-                f"{path}: not the {size} bytes that were unpacked; remove {out} and fetch it again"
-            )
+            raise UserError(f"{path}: not the {size} bytes that were unpacked; remove {out} and fetch it again")
     return record
 
 

@@ -97,9 +97,7 @@ def _open(url: str, part: Path, offset: int) -> HTTPResponse:
             discard(part)
         if error.code in _PASSING or error.code >= 500:
             raise PassingError(f"HTTP {error.code} {error.reason}") from None
-        raise UserError(
-            f"{url}: HTTP {error.code} {error.reason}; name a mirror in ZEROPODS_MIRROR"
-        ) from None
+        raise UserError(f"{url}: HTTP {error.code} {error.reason}; name a mirror in ZEROPODS_MIRROR") from None
     except ValueError as error:
         raise UserError(f"{url}: {error}; check the address") from None
     except URLError as error:

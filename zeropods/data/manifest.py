@@ -72,7 +72,7 @@ def read_manifest(folder: Path) -> Manifest:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema_version"] != SCHEMA_VERSION:
             raise UserError(
-                f"{path}: schema_version {document['schema_version']!r}; expected {SCHEMA_VERSION}: prepare again"
+                f"{path}: schema_version {document['schema_version']!r}, not {SCHEMA_VERSION}; prepare again"
             )
         document["splits"] = {name: _split(split) for name, split in document["splits"].items()}
         return Manifest(**document)

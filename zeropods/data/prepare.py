@@ -7,6 +7,7 @@ import itertools
 import json
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from zeropods import atomic
 from zeropods.data import manifest as manifests
+from zeropods.data.checksum import sha256
 from zeropods.data.manifest import Manifest, SplitStatistics, TokenStatistics
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, source_text
 from zeropods.data.tokenizer import TINY, fingerprint, load_tokenizer, train_tokenizer
@@ -80,10 +82,8 @@ def prepare(wanted: Preparation, out: Path, progress: Progress = lambda rows: No
 def source_hashes(data: Path) -> dict[str, str]:
     """SHA-256 of every file of the raw set; the train split must be there, the others may be."""
     split_file(data, "train", "jsonl")
-    files = [
-        split_file(data, split, suffix) for split in _splits(data) for suffix in ("jsonl", "tables.jsonl")
-    ]
-    return {path.name: _sha256(path) for path in files}
+    files = [split_file(data, split, suffix) for split in _splits(data) for suffix in ("jsonl", "tables.jsonl")]
+    return {path.name: sha256(path) for path in files}
 
 
 def content_key(wanted: Preparation, sources: dict[str, str]) -> str:
@@ -101,14 +101,13 @@ def content_key(wanted: Preparation, sources: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _build(
-    wanted: Preparation, sources: dict[str, str], key: str, folder: Path, progress: Progress
-) -> Manifest:
+def _build(wanted: Preparation, sources: dict[str, str], key: str, folder: Path, progress: Progress) -> Manifest:
     from datasets import DatasetDict
 
     tokenizer = _tokenizer(wanted)
     built = {split: _build_split(wanted, split, tokenizer, progress) for split in _splits(wanted.data)}
-    DatasetDict({split: rows for split, (rows, _) in built.items()}).save_to_disk(folder)
+    with _without_bars():
+        DatasetDict({split: rows for split, (rows, _) in built.items()}).save_to_disk(folder)
     tokenizer.save_pretrained(folder / "tokenizer")
     manifest = Manifest(
         schema_version=manifests.SCHEMA_VERSION,
@@ -127,6 +126,20 @@ def _build(
     )
     atomic.write_json(folder / manifests.FILE, manifest.to_json())
     return manifest
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Our own progress is shown; a second bar for each split is none."""
+    import datasets
+
+    shown = datasets.are_progress_bars_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _tokenizer(wanted: Preparation) -> PreTrainedTokenizerBase:
@@ -223,18 +236,13 @@ def _folded(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _tokenizer_identity(source: str) -> str:
     """What tells two tokenizers apart without loading them: their files' content, or a name."""
     path = Path(source)
     if path.is_file():
-        return _sha256(path)
+        return sha256(path)
     files = sorted(f for f in path.glob("*") if f.name in ("tokenizer.json", "spiece.model"))
-    return " ".join(_sha256(file) for file in files) or source
+    return " ".join(sha256(file) for file in files) or source
 
 
 def _versions() -> dict[str, str]:

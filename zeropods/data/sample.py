@@ -168,7 +168,5 @@ def _summary(out: Path, seed: int, written: bool, splits: dict[str, list[Asked]]
         seed=seed,
         questions={split: len(asked) for split, asked in splits.items()},
         tables={split: len(_tables(asked)) for split, asked in splits.items()},
-        held_out_questions={
-            split: sum(a.table.id not in known for a in splits[split]) for split in HELD_OUT_TABLES
-        },
+        held_out_questions={split: sum(a.table.id not in known for a in splits[split]) for split in HELD_OUT_TABLES},
     )

@@ -69,9 +69,7 @@ class FactTable:
 def read_facts() -> list[FactTable]:
     """All tables, in the order of file names; `ValueError` says which table is malformed."""
     tables = []
-    files = (
-        f for f in resources.files("zeropods.data").joinpath("facts").iterdir() if f.name.endswith(".csv")
-    )
+    files = (f for f in resources.files("zeropods.data").joinpath("facts").iterdir() if f.name.endswith(".csv"))
     for file in sorted(files, key=lambda f: f.name):
         tables += [_table(block) for block in _blocks(file.read_text("utf-8"))]
     return tables
@@ -89,9 +87,7 @@ def _table(block: list[list[str]]) -> FactTable:
             raise ValueError(f"facts {id}: {line!r}; expected {len(names)} cells")
     columns = tuple(Column(n, k, tuple(p.split("|"))) for n, k, p in zip(names, kinds, phrases, strict=True))
     if not set(kinds) <= KINDS.keys() or sum(kind in KEYS for kind in kinds) != 1:
-        raise ValueError(
-            f"facts {id}: kinds {kinds!r}; expected one name or who, and others of {list(KINDS)}"
-        )
+        raise ValueError(f"facts {id}: kinds {kinds!r}; expected one name or who, and others of {list(KINDS)}")
     cells = tuple(tuple(_cell(c, v) for c, v in zip(columns, row, strict=True)) for row in rows)
     return FactTable(id, singular, plural, columns, cells)
 

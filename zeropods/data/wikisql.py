@@ -64,9 +64,7 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
         raise UserError(f"split {split!r}; expected {', '.join(SPLITS)}")
     path = Path(folder) / f"{split}.{suffix}"
     if not path.is_file():
-        raise UserError(
-            f"{path}: no such file; the official release has it: zeropods data get wikisql --out DIR"
-        )
+        raise UserError(f"{path}: no such file; the official release has it: zeropods data get wikisql --out DIR")
     return path
 
 
@@ -85,9 +83,7 @@ def _document(place: str, line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{place}: byte {line[error.start]:#04x} is not UTF-8; convert the file") from None
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{place}: broken JSON at column {error.colno}: {error.msg}; fetch the file again"
-        ) from None
+        raise UserError(f"{place}: broken JSON at column {error.colno}: {error.msg}; fetch the file again") from None
     if not isinstance(document, dict):
         raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
     return document
@@ -97,9 +93,7 @@ def _example(place: str, index: int, document: dict[str, Any], tables: dict[str,
     question = _text(place, document, "question")
     table = tables.get(_text(place, document, "table_id"))
     if table is None:
-        raise UserError(
-            f"{place}: table_id {document['table_id']!r} has no table in the tables file beside it"
-        )
+        raise UserError(f"{place}: table_id {document['table_id']!r} has no table in the tables file beside it")
     try:
         query = Query.from_json(document.get("sql"), len(table.header))
     except ValueError as error:
@@ -114,9 +108,7 @@ def _table(place: str, document: dict[str, Any]) -> Table:
     if not header or not all(isinstance(name, str) for name in header):
         raise UserError(f"{place}: header {header!r}; expected column names")
     if len(types) != len(header) or not set(types) <= set(TYPES):
-        raise UserError(
-            f"{place}: types {types!r}; expected 'text' or 'real' for each of {len(header)} columns"
-        )
+        raise UserError(f"{place}: types {types!r}; expected 'text' or 'real' for each of {len(header)} columns")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, list) or len(row) != len(header):
             raise UserError(f"{place}: row {number} is {row!r}; expected {len(header)} cells")

@@ -71,9 +71,7 @@ class Answerer:
         folder = Path(folder)
         model_folder = folder / "model" if (folder / "model").is_dir() else folder
         if not list(model_folder.glob("*.safetensors")):
-            raise UserError(
-                f"{folder}: no trained model (*.safetensors) there; expected a run or model folder"
-            )
+            raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")
         if precision not in DTYPES:
             raise UserError(f"--precision {precision!r}; expected {' or '.join(DTYPES)}")
         config = read_json(model_folder / "config.json")
@@ -82,9 +80,7 @@ class Answerer:
             raise UserError(
                 f"{model_folder}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}"
             )
-        model = T5ForConditionalGeneration.from_pretrained(
-            model_folder, dtype=DTYPES[precision], use_safetensors=True
-        )
+        model = T5ForConditionalGeneration.from_pretrained(model_folder, dtype=DTYPES[precision], use_safetensors=True)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(model.eval().to(device), AutoTokenizer.from_pretrained(model_folder), prompt)
 

@@ -92,9 +92,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder}: no record.json: no run there, or one that is running or was killed")
     record = read_json(path)
     if record.get("schema_version") != SCHEMA_VERSION:
-        raise UserError(
-            f"{path}: schema_version {record.get('schema_version')!r}; this version reads {SCHEMA_VERSION}"
-        )
+        raise UserError(f"{path}: schema_version {record.get('schema_version')!r}; this version reads {SCHEMA_VERSION}")
     if record.get("status") not in STATUSES:
         raise UserError(f"{path}: status {record.get('status')!r}; expected one of {', '.join(STATUSES)}")
     return record
@@ -116,9 +114,7 @@ def train_seconds(rank: dict[str, Any]) -> float:
     return sum(rank["step_seconds"])
 
 
-def _status(
-    ranks: list[dict[str, Any]], worst: dict[str, Any] | None, world_size: int
-) -> tuple[str, str | None]:
+def _status(ranks: list[dict[str, Any]], worst: dict[str, Any] | None, world_size: int) -> tuple[str, str | None]:
     if worst is not None:
         return worst["status"], worst["reason"]
     if len(ranks) < world_size:

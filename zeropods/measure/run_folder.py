@@ -46,9 +46,7 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
-            raise UserError(
-                f"{folder}: in use by {holder}; wait for it, or choose another --outputdir"
-            ) from None
+            raise UserError(f"{folder}: in use by {holder}; wait for it, or choose another --outputdir") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -103,9 +101,7 @@ def _refuse_differences(folder: Path, old: dict[str, Any], new: dict[str, Any], 
     shown = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:4])
     remedy = "" if finished else ", or --resume never to start again"
     state = "finished" if finished else "unfinished"
-    raise UserError(
-        f"{folder}: holds a {state} run with other settings ({shown}); choose another --outputdir{remedy}"
-    )
+    raise UserError(f"{folder}: holds a {state} run with other settings ({shown}); choose another --outputdir{remedy}")
 
 
 def _put_aside(folder: Path, again: bool) -> int:

@@ -41,9 +41,7 @@ def differences(entries: Sequence[Entry]) -> list[str]:
         for name, facts in known.items():
             runs.setdefault(_text(facts.get(key, NOT_RECORDED)), []).append(name)
         if len(runs) > 1:
-            lines.append(
-                f"{key}: " + "; ".join(f"{value} ({', '.join(names)})" for value, names in runs.items())
-            )
+            lines.append(f"{key}: " + "; ".join(f"{value} ({', '.join(names)})" for value, names in runs.items()))
     return lines
 
 
@@ -53,9 +51,7 @@ def _compared(entry: Entry) -> Iterator[tuple[str, Any]]:
     identity = facts.get("identity", {})
     if "dataset_path" in identity:
         yield "data", str(identity["dataset_path"])[:SHOWN_DIGITS]
-    yield from (
-        (key, identity[key]) for key in sorted(identity.keys() - TECHNIQUE - {*FACTS, "dataset_path"})
-    )
+    yield from ((key, identity[key]) for key in sorted(identity.keys() - TECHNIQUE - {*FACTS, "dataset_path"}))
     for group in ("hardware", "versions"):
         yield from ((f"{group} {key}", value) for key, value in facts.get(group, {}).items())
 

@@ -103,9 +103,7 @@ def _entry(folder: Path, name: str) -> Entry:
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
     if _is_held(folder / LOCK):
         return Entry(name=name, status="running", reason="no record yet", facts=config)
-    return Entry(
-        name=name, status="killed", reason="ended without a record; the same command resumes it", facts=config
-    )
+    return Entry(name=name, status="killed", reason="ended without a record; the same command resumes it", facts=config)
 
 
 def _score(folder: Path) -> tuple[str | None, Facts | None]:

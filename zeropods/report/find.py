@@ -24,9 +24,7 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
             name = folder.resolve().name if run == folder else run.relative_to(folder).as_posix()
             found.setdefault(run.resolve(), name)
     if not found:
-        raise UserError(
-            f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one"
-        )
+        raise UserError(f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one")
     names = list(found.values())
     return {name if names.count(name) == 1 else str(run): run for run, name in found.items()}
 

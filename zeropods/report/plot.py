@@ -103,9 +103,7 @@ def throughput_plot(entries: Sequence[Entry]) -> Plot:
 def _curve(axes: Axes, losses: list[dict[str, float]], label: str | None = None, **style: Any) -> None:
     if losses:
         shown = _literal(label) if label else None
-        axes.plot(
-            [entry["step"] for entry in losses], [entry["loss"] for entry in losses], label=shown, **style
-        )
+        axes.plot([entry["step"] for entry in losses], [entry["loss"] for entry in losses], label=shown, **style)
 
 
 def _logarithmic(axes: Axes) -> None:

@@ -99,9 +99,7 @@ def _statistics(side: TokenStatistics) -> dict[str, float]:
 
 
 def _weights(name: str, parameters: int) -> dict[str, str]:
-    sizes = {
-        f"{precision} weights (GiB)": f"{parameters * size / GIB:.3f}" for precision, size in BYTES.items()
-    }
+    sizes = {f"{precision} weights (GiB)": f"{parameters * size / GIB:.3f}" for precision, size in BYTES.items()}
     return {"model": name, "parameters": f"{parameters:,}", **sizes}
 
 

@@ -103,9 +103,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         parts = [table.to_html() for table in tables(self.entries)]
-        return "".join(
-            [*parts, html_list(REMARKS, self.remarks()), html_list(DIFFER, differences(self.entries))]
-        )
+        return "".join([*parts, html_list(REMARKS, self.remarks()), html_list(DIFFER, differences(self.entries))])
 
 
 def _markdown_list(title: str, items: Sequence[str]) -> str:

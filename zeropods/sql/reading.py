@@ -77,8 +77,7 @@ class Reading:
         """
         aggregated = (Role.AGGREGATE, 0) in self._parts
         conditions = [
-            (-self._words(Role.COLUMN, depth), len(value.split()), -len(value))
-            for depth, value in self.values.items()
+            (-self._words(Role.COLUMN, depth), len(value.split()), -len(value)) for depth, value in self.values.items()
         ]
         return -len(conditions), aggregated, -self._words(Role.SELECTED, 0), conditions
 

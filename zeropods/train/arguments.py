@@ -35,9 +35,7 @@ class TextToSQLArguments:
     outputdir: str = _flag("runs/textsql", "the run folder: everything of this run, and nothing else")
     epochs: float = _flag(3.0, "passes over the train split")
     max_steps: int = _flag(-1, "optimizer steps; wins over --epochs")
-    max_train_seconds: float = _flag(
-        0.0, "stop after so much training time, with the rate decayed to 0 by then"
-    )
+    max_train_seconds: float = _flag(0.0, "stop after so much training time, with the rate decayed to 0 by then")
     per_device_train_batch_size: int = _flag(32, "training rows a process and forward pass")
     per_device_eval_batch_size: int = _flag(64, "evaluation rows a process and forward pass")
     gradient_accumulation_steps: int = _flag(1, "forward passes for an optimizer step")
@@ -45,11 +43,10 @@ class TextToSQLArguments:
     generation_num_beams: int = _flag(1, "beams of a prediction, stored with the model")
     gradient_checkpointing: bool = _flag(False, "True | False: recompute activations in the backward pass")
     deepspeed: str | None = _flag(None, "DeepSpeed configuration file (dsconfig/TECHNIQUE.json)")
-    precision: str = _flag(
-        "auto", "fp32 | bf16 | fp16 | auto: bf16 where the hardware multiplies it, else fp32"
-    )
+    precision: str = _flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where the hardware multiplies it, else fp32")
     dropout: float | None = _flag(None, "dropout rate; the model's own if not given")
     learning_rate: float = _flag(3e-4, "peak rate of AdamW")
+    embedding_rate: float = _flag(1.0, "the embedding's rate over the others'; 10 helps random weights")
     lr_scheduler_type: str = _flag("linear", "a schedule of transformers: linear, cosine, constant ...")
     warmup_steps: int = _flag(0, "optimizer steps over which the rate rises")
     weight_decay: float = _flag(0.0, "AdamW's weight decay")
@@ -59,12 +56,8 @@ class TextToSQLArguments:
     logging_steps: int = _flag(10, "record the loss each N steps")
     early_stopping_patience: int = _flag(0, "stop after N evaluations without a better loss; 0: never")
     early_stopping_threshold: float = _flag(0.0, "how much lower the loss must be to count as better")
-    load_best_model: bool = _flag(
-        False, "True | False: end with the checkpoint of the lowest evaluation loss"
-    )
-    resume: str = _flag(
-        "auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint"
-    )
+    load_best_model: bool = _flag(False, "True | False: end with the checkpoint of the lowest evaluation loss")
+    resume: str = _flag("auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint")
     seed: int = _flag(42, "seed of weights, order and dropout")
     local_rank: int = _flag(-1, "given by the DeepSpeed launcher")
 
@@ -73,7 +66,13 @@ class TextToSQLArguments:
         _one_of("--init", self.init, INITS)
         for name in COUNTS:
             _at_least(name, getattr(self, name), 1)
-        for name in ("early_stopping_patience", "warmup_steps", "max_train_seconds", "learning_rate"):
+        for name in (
+            "early_stopping_patience",
+            "warmup_steps",
+            "max_train_seconds",
+            "learning_rate",
+            "embedding_rate",
+        ):
             _at_least(name, getattr(self, name), 0)
         for name in ("eval_steps", "save_steps"):
             _at_least(name, getattr(self, name) or 0, 0)

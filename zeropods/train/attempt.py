@@ -62,9 +62,7 @@ def _train(
         setattr(measured, name, count)
 
 
-def _trainer(
-    job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasurement, began: float
-) -> TextToSQLTrainer:
+def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasurement, began: float) -> TextToSQLTrainer:
     arguments = job.arguments
     tokenizer = AutoTokenizer.from_pretrained(Path(arguments.dataset_path) / "tokenizer")
     model = cheapen_dropout(load_model(arguments, tokenizer, job.manifest.prompt))
@@ -78,6 +76,7 @@ def _trainer(
         processing_class=tokenizer,
         callbacks=[Recorder(measured, began)],
         seconds=arguments.max_train_seconds,
+        embedding_rate=arguments.embedding_rate,
     )
     if job.deepspeed is None:
         trainer.optimizer_cls_and_kwargs = _optimizer(arguments, masters)
@@ -105,9 +104,7 @@ def _checkpoint(job: Job, opening: Opening) -> str | None:
     asked = job.arguments.resume
     if asked not in ("auto", "never"):
         if not (Path(asked) / "trainer_state.json").is_file():
-            raise UserError(
-                f"--resume {asked}: no checkpoint there; expected auto, never or a checkpoint folder"
-            )
+            raise UserError(f"--resume {asked}: no checkpoint there; expected auto, never or a checkpoint folder")
         return asked
     found = checkpoints(job.folder) if opening.resume else []
     if found:
@@ -125,10 +122,7 @@ def _outcome(error: BaseException) -> tuple[str, str]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", str(error) or "SIGINT"
     # The CPU's allocator has no exception of its own.
-    if (
-        isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-        or "DefaultCPUAllocator: can't allocate" in text
-    ):
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
         return "oom", text.split("\n")[0]
     return "failed", text.split("\n")[0]
 

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def load_model(
-    arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str
-) -> T5ForTextToSQL:
+def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str) -> T5ForTextToSQL:
     """The model that the arguments name, in FP32, checked against the prepared set's tokenizer.
 
     Its configuration carries the prompt, so that a saved model knows how it wants to be asked.

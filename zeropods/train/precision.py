@@ -17,9 +17,7 @@ def multiplies_bf16() -> bool:
 def resolve_precision(asked: str) -> str:
     """`fp32` or `bf16`; `auto` takes BF16 where the hardware has it. FP16 is refused."""
     if asked == "fp16":
-        raise UserError(
-            "--precision fp16: T5's activations overflow FP16, the loss becomes NaN; use bf16 or fp32"
-        )
+        raise UserError("--precision fp16: T5's activations overflow FP16, the loss becomes NaN; use bf16 or fp32")
     if asked == "auto":
         return "bf16" if multiplies_bf16() else "fp32"
     return asked

@@ -49,9 +49,7 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
         count = wanted.numel() if num_items_in_batch is None else num_items_in_batch
         return Seq2SeqLMOutput(loss=total / count)
 
-    def _decode(
-        self, decoder_input_ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None
-    ) -> Tensor:
+    def _decode(self, decoder_input_ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return self.decoder(
             input_ids=decoder_input_ids,
