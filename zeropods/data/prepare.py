@@ -133,12 +133,12 @@ def _without_bars() -> Iterator[None]:
     """Our own progress is shown; a second bar for each split is none."""
     import datasets
 
-    shown = datasets.are_progress_bars_enabled()
+    hidden = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if not hidden:
             datasets.enable_progress_bars()
 
 

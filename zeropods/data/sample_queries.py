@@ -9,10 +9,10 @@ from random import Random
 from zeropods.data.sample_facts import FactTable
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 
-CONDITION_WEIGHTS = (5, 52, 27, 12, 9)
+CONDITION_WEIGHTS = (1.3, 65, 24, 6, 4)
 AGGREGATE_WEIGHTS = (66, 12, 12, 7, 12, 7)
 """Chosen so that what is left after senseless draws are dropped is about WikiSQL's mix."""
-OPERATOR_WEIGHTS = (40, 30, 30)
+OPERATOR_WEIGHTS = (55, 22, 22)
 KEY_SHARE = 0.5
 """How often a plain look-up is by the row's name."""
 
