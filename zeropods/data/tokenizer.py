@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TINY = "t5-tiny"
-TINY_VOCABULARY = 1_500
+TINY_VOCABULARY = 1_000
+TINY_ALPHABET = 300
+"""The commonest characters; others are unknown to a trained tokenizer."""
 PARTS = r"▁?\p{L}+|▁?\p{N}|▁?[^\p{L}\p{N}▁]"
 """What no piece of a trained tokenizer crosses: letters, single digits, single signs, each with its space."""
 MISSING_CHARACTERS = "<{}~^"
@@ -61,7 +63,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = TINY_VOCABULARY) -> 
         ]
     )
     texts = list(texts)
-    merges.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False))
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, limit_alphabet=TINY_ALPHABET, show_progress=False)
+    merges.train_from_iterator(texts, trainer)
     counts = Counter(piece for encoding in merges.encode_batch(texts) for piece in encoding.tokens)
     total = sum(counts.values())
     pieces = [(p, math.log((counts[p] + 0.5) / total)) for p in sorted(merges.get_vocab())]

@@ -25,7 +25,7 @@ class T5Shape:
 
 
 T5_SHAPES = {
-    "t5-tiny": T5Shape(d_model=192, d_kv=32, d_ff=768, layers=3, heads=6, vocabulary=3_072),
+    "t5-tiny": T5Shape(d_model=128, d_kv=32, d_ff=512, layers=2, heads=4, vocabulary=1_024),
     "t5-small": T5Shape(d_model=512, d_kv=64, d_ff=2_048, layers=6, heads=8),
     "t5-base": T5Shape(d_model=768, d_kv=64, d_ff=3_072, layers=12, heads=12),
     "t5-large": T5Shape(d_model=1_024, d_kv=64, d_ff=4_096, layers=24, heads=16),
