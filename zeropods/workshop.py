@@ -29,10 +29,14 @@ EMBEDDED: dict[str, Any] = {
     "init": "random",
     "epochs": 20,
     "max_train_seconds": 150,
-    "learning_rate": 2e-3,
+    "learning_rate": 1e-3,
+    "embedding_rate": 30,
+    "adam_beta2": 0.98,
+    "per_device_train_batch_size": 16,
+    "threads": 1,
     "warmup_steps": 50,
     "dropout": 0.0,
-    "eval_steps": 300,
+    "eval_steps": 500,
 }
 """Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
 PUBLISHED: dict[str, Any] = {"init": "pretrained", "epochs": 3, "logging_steps": 50}

@@ -50,6 +50,7 @@ class TextToSQLArguments:
     lr_scheduler_type: str = _flag("linear", "a schedule of transformers: linear, cosine, constant ...")
     warmup_steps: int = _flag(0, "optimizer steps over which the rate rises")
     weight_decay: float = _flag(0.0, "AdamW's weight decay")
+    adam_beta2: float = _flag(0.999, "AdamW's decay of squared gradients; 0.98 suits short runs")
     max_grad_norm: float = _flag(1.0, "gradient norm above which gradients are scaled down")
     eval_steps: int | None = _flag(None, "evaluate each N steps; each epoch if not given; 0: only at the end")
     save_steps: int | None = _flag(None, "checkpoint each N steps; each epoch if not given; 0: never")
@@ -58,6 +59,7 @@ class TextToSQLArguments:
     early_stopping_threshold: float = _flag(0.0, "how much lower the loss must be to count as better")
     load_best_model: bool = _flag(False, "True | False: end with the checkpoint of the lowest evaluation loss")
     resume: str = _flag("auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint")
+    threads: int = _flag(0, "CPU threads of a process; 0: as many as cores")
     seed: int = _flag(42, "seed of weights, order and dropout")
     local_rank: int = _flag(-1, "given by the DeepSpeed launcher")
 
@@ -72,6 +74,7 @@ class TextToSQLArguments:
             "max_train_seconds",
             "learning_rate",
             "embedding_rate",
+            "threads",
         ):
             _at_least(name, getattr(self, name), 0)
         for name in ("eval_steps", "save_steps"):

@@ -87,7 +87,11 @@ def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasure
 
 
 def _optimizer(arguments: TextToSQLArguments, masters: bool) -> tuple[type, dict[str, Any]]:
-    return MasterAdamW if masters else torch.optim.AdamW, {"lr": arguments.learning_rate, "fused": True}
+    return MasterAdamW if masters else torch.optim.AdamW, _adamw(arguments)
+
+
+def _adamw(arguments: TextToSQLArguments) -> dict[str, Any]:
+    return {"lr": arguments.learning_rate, "betas": (0.9, arguments.adam_beta2), "fused": True}
 
 
 def _optional_callbacks(job: Job, trainer: TextToSQLTrainer, measured: RankMeasurement) -> Iterator[Any]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from zeropods import atomic
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
 from zeropods.train import processes
@@ -22,6 +24,8 @@ from zeropods.train.settings import training_arguments
 def fine_tune(arguments: TextToSQLArguments, argv: list[str]) -> None:
     """Train, evaluate, save, and leave a record; `UserError` and Ctrl-C leave one too."""
     began = time.time()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     job = check_call(arguments)
     settings = training_arguments(job)
     try:

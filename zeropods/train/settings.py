@@ -25,6 +25,7 @@ def training_arguments(job: Job) -> Seq2SeqTrainingArguments:
         learning_rate=arguments.learning_rate,
         lr_scheduler_type=arguments.lr_scheduler_type,
         warmup_steps=arguments.warmup_steps,
+        adam_beta2=arguments.adam_beta2,
         weight_decay=arguments.weight_decay,
         max_grad_norm=arguments.max_grad_norm,
         logging_steps=arguments.logging_steps,
