@@ -30,7 +30,7 @@ EMBEDDED: dict[str, Any] = {
     "epochs": 20,
     "max_train_seconds": 150,
     "learning_rate": 1e-3,
-    "embedding_rate": 30,
+    "scaled_rates": True,
     "adam_beta2": 0.98,
     "per_device_train_batch_size": 16,
     "threads": 1,

@@ -46,7 +46,7 @@ class TextToSQLArguments:
     precision: str = _flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where the hardware multiplies it, else fp32")
     dropout: float | None = _flag(None, "dropout rate; the model's own if not given")
     learning_rate: float = _flag(3e-4, "peak rate of AdamW")
-    embedding_rate: float = _flag(1.0, "the embedding's rate over the others'; 10 helps random weights")
+    scaled_rates: bool = _flag(False, "True | False: higher rates for embedding, position bias and norms")
     lr_scheduler_type: str = _flag("linear", "a schedule of transformers: linear, cosine, constant ...")
     warmup_steps: int = _flag(0, "optimizer steps over which the rate rises")
     weight_decay: float = _flag(0.0, "AdamW's weight decay")
@@ -73,7 +73,6 @@ class TextToSQLArguments:
             "warmup_steps",
             "max_train_seconds",
             "learning_rate",
-            "embedding_rate",
             "threads",
         ):
             _at_least(name, getattr(self, name), 0)

@@ -76,7 +76,7 @@ def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasure
         processing_class=tokenizer,
         callbacks=[Recorder(measured, began)],
         seconds=arguments.max_train_seconds,
-        embedding_rate=arguments.embedding_rate,
+        scaled_rates=arguments.scaled_rates,
     )
     if job.deepspeed is None:
         trainer.optimizer_cls_and_kwargs = _optimizer(arguments, masters)

@@ -13,6 +13,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.train.dataset import TokenizedSplit, collate
 from zeropods.train.master import MasterAdamW
+from zeropods.train.rates import rate_groups
 from zeropods.train.sampler import LengthGroupedSampler
 
 
@@ -25,16 +26,16 @@ class TextToSQLTrainer(Seq2SeqTrainer):
     lr_scheduler: Any
     optimizer: Any
 
-    def __init__(self, *args: Any, seconds: float = 0.0, embedding_rate: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, seconds: float = 0.0, scaled_rates: bool = False, **kwargs: Any) -> None:
         """Like `Seq2SeqTrainer`.
 
         Args:
             seconds: training time by which the learning rate reaches 0; 0: by the last step.
-            embedding_rate: learning rate of the embedding over that of the other weights.
+            scaled_rates: learning rates by kind of weight, as in `rates.rate_groups`.
         """
         super().__init__(*args, **kwargs)
         self.seconds = seconds
-        self.embedding_rate = embedding_rate
+        self.scaled_rates = scaled_rates
         self.began: float | None = None
         self.token_counts = {"source_tokens": 0, "target_tokens": 0, "padded_tokens": 0}
         self._source_tokens = torch.zeros((), dtype=torch.int64, device=self.args.device)
@@ -57,25 +58,12 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         return {**self.token_counts, "source_tokens": int(self._source_tokens)}
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The optimizer, with the embedding in a group of its own where its rate differs.
-
-        T5 draws its embedding with deviation 1 and its other weights with about d_model ** -0.5. Adafactor,
-        with which it was made, steps in proportion to a weight's size (Shazeer & Stern 2018,
-        arXiv:1804.04235); AdamW does not, and leaves the embedding nearly where it was drawn.
-        """
-        if self.optimizer is None and self.embedding_rate != 1.0:
+        """The optimizer, with groups of different rates where that was asked for."""
+        if self.optimizer is None and self.scaled_rates:
             chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            self.optimizer = chosen[0](self._groups(chosen[1]["lr"]), **chosen[1])
+            groups = rate_groups(self.model, chosen[1]["lr"], self.args.weight_decay)
+            self.optimizer = chosen[0](groups, **chosen[1])
         return super().create_optimizer(model)
-
-    def _groups(self, rate: float) -> list[dict[str, Any]]:
-        embedding = self.model.get_input_embeddings().weight
-        others = [p for p in self.model.parameters() if p is not embedding]
-        decay = {"weight_decay": self.args.weight_decay}
-        return [
-            {"params": others, **decay},
-            {"params": [embedding], "lr": rate * self.embedding_rate, **decay},
-        ]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule asked for, or one that also ends with the training time."""
