@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeropods.data.hub import hub_options
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _from_hub(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, **hub_options(name))
     except (ValueError, OSError) as error:
         raise UserError(
             f"tokenizer {name!r} is neither a file nor a folder, and the hub did not give it "

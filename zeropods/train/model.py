@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeropods.data.hub import hub_options
 from zeropods.data.tokenizer import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import t5_shape
@@ -46,9 +47,11 @@ def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
         raise UserError(
             f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
         )
-    rate = {} if dropout is None else {"dropout_rate": dropout}
+    options = {} if dropout is None else {"dropout_rate": dropout}
+    if not folder.is_dir():
+        options |= hub_options(name)
     try:
-        return T5ForTextToSQL.from_pretrained(name, dtype=torch.float32, use_safetensors=True, **rate)
+        return T5ForTextToSQL.from_pretrained(name, dtype=torch.float32, use_safetensors=True, **options)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
