@@ -1,6 +1,6 @@
 """Put the measured figures of results/ into README.md, between its markers.
 
-    tools/readme.py            # after `make bench` or a new results/demo
+tools/readme.py            # after `make bench` or a new results/demo
 """
 
 from __future__ import annotations

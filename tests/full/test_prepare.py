@@ -116,3 +116,16 @@ def test_all_of_wikisql_is_prepared_and_little_of_it_lost(shared_data: Path, tmp
     size = sum(file.stat().st_size for file in (tmp_path / "set").rglob("*") if file.is_file())
     assert size < 40 * 2**20
     assert json.loads((tmp_path / "set" / "manifest.json").read_text())["prompt"] == "question"
+
+
+def test_ids_by_words_are_the_tokenizers_own(shared_data: Path) -> None:
+    from zeropods.data.encode import Encoder
+    from zeropods.data.prompts import source_text
+    from zeropods.data.wikisql import read_split
+
+    tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))
+    examples = list(read_split(shared_data / "wikisql", "dev"))
+    texts = [source_text("schema", e.question, e.table.header, e.table.types) for e in examples]
+    texts += ["", "  two  spaces ", "a\u00a0b\tc", "e\u0301 \u0308x < ~y"]
+    expected = [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch_fast(texts)]
+    assert [ids.tolist() for ids in Encoder(tokenizer)(texts)] == expected

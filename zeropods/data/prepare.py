@@ -18,6 +18,7 @@ import numpy as np
 from zeropods import atomic
 from zeropods.data import manifest as manifests
 from zeropods.data.checksum import sha256
+from zeropods.data.encode import Encoder, Ids
 from zeropods.data.manifest import Manifest, SplitStatistics, TokenStatistics
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, source_text
 from zeropods.data.tokenizer import TINY, fingerprint, load_tokenizer, train_tokenizer
@@ -153,12 +154,12 @@ def _build_split(
     wanted: Preparation, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress
 ) -> tuple[Dataset, SplitStatistics]:
     sources, targets, lost = _Side(wanted.source_limit), _Side(wanted.max_target_tokens), 0
-    backend = tokenizer.backend_tokenizer
+    encode, backend = Encoder(tokenizer), tokenizer.backend_tokenizer
     examples = _examples(wanted, split)
     while chunk := list(itertools.islice(examples, CHUNK)):
         texts = [_target(e) for e in chunk]
-        ids = [encoding.ids for encoding in backend.encode_batch_fast(texts)]
-        sources.extend([e.ids for e in backend.encode_batch_fast([_source(wanted.prompt, e) for e in chunk])])
+        ids = encode(texts)
+        sources.extend(encode([_source(wanted.prompt, e) for e in chunk]))
         targets.extend(ids)
         decoded = backend.decode_batch(ids, skip_special_tokens=True)
         lost += sum(_folded(a) != _folded(b) for a, b in zip(texts, decoded, strict=True))
@@ -178,10 +179,10 @@ class _Side:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.rows: list[np.ndarray] = []
+        self.rows: list[Ids] = []
 
-    def extend(self, rows: list[list[int]]) -> None:
-        self.rows += [np.asarray(row, dtype=np.int32) for row in rows]
+    def extend(self, rows: list[Ids]) -> None:
+        self.rows += rows
 
     def finish(self, end: int, unknown: int) -> TokenStatistics:
         """Cut what is too long, keeping the end token last, and count."""
@@ -204,12 +205,12 @@ class _Side:
         )
 
 
-def _dataset(sources: list[np.ndarray], targets: list[np.ndarray]) -> Dataset:
+def _dataset(sources: list[Ids], targets: list[Ids]) -> Dataset:
     """Columns `input_ids` and `labels`, lists of int32 without padding."""
     import pyarrow
     from datasets import Dataset
 
-    def column(rows: list[np.ndarray]) -> pyarrow.ListArray:
+    def column(rows: list[Ids]) -> pyarrow.ListArray:
         offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
         return pyarrow.ListArray.from_arrays(offsets, np.concatenate(rows))
 
