@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
@@ -76,7 +77,7 @@ def prepare(wanted: Preparation, out: Path, progress: Progress = lambda rows: No
             return current, False
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
-    with atomic.new_folder(out) as folder:
+    with _without_collector(), atomic.new_folder(out) as folder:
         return _build(wanted, sources, key, folder, progress), True
 
 
@@ -127,6 +128,18 @@ def _build(wanted: Preparation, sources: dict[str, str], key: str, folder: Path,
     )
     atomic.write_json(folder / manifests.FILE, manifest.to_json())
     return manifest
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of rows and none in a cycle: looking for cycles takes a quarter of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
