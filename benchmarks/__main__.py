@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -27,15 +28,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
     arguments = parser.parse_args()
     wait_passively()
-    measured = {name: _measured(name) for name in arguments.names or NAMES}
-    document = {
+    for name in arguments.names or NAMES:
+        _keep(name, _measured(name), arguments.out)
+    print(f"written to {arguments.out}")
+
+
+def _keep(name: str, figures: list[dict[str, object]], out: Path) -> None:
+    """Put a benchmark's result into the file, in place of its earlier one; the others stay."""
+    document = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    document[name] = {
         "hardware": environment.hardware(),
         "versions": environment.versions(),
         "git_revision": environment.git_revision(Path(__file__).parent),
-        "figures": measured,
+        "figures": figures,
     }
-    atomic.write_json(arguments.out, document)
-    print(f"written to {arguments.out}")
+    atomic.write_json(out, {known: document[known] for known in NAMES if known in document})
 
 
 def _measured(name: str) -> list[dict[str, object]]:

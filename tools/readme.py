@@ -39,7 +39,7 @@ def _demo() -> str:
 
 def _bench() -> str:
     document = json.loads((ROOT / "results" / "bench.json").read_text(encoding="utf-8"))
-    figures = [figure for group in document["figures"].values() for figure in group]
+    figures = [figure for group in document.values() for figure in group["figures"]]
     return "".join(f"| {f['name']} | {_value(f)} | {f['asked']} |\n" for f in figures)
 
 

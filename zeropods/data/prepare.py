@@ -6,33 +6,25 @@ import gc
 import hashlib
 import itertools
 import json
-import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from zeropods import atomic
 from zeropods.data import manifest as manifests
 from zeropods.data.checksum import sha256
-from zeropods.data.encode import Encoder, Ids
-from zeropods.data.manifest import Manifest, SplitStatistics, TokenStatistics
-from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, source_text
+from zeropods.data.manifest import Manifest
+from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS
+from zeropods.data.tokenized import Progress, source_of, target_of, tokenize
 from zeropods.data.tokenizer import TINY, fingerprint, load_tokenizer, train_tokenizer
 from zeropods.data.wikisql import SPLITS, Example, read_split, split_file
 from zeropods.errors import UserError
-from zeropods.sql.text import format_query
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-CHUNK = 8_192
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +99,11 @@ def _build(wanted: Preparation, sources: dict[str, str], key: str, folder: Path,
     from datasets import DatasetDict
 
     tokenizer = _tokenizer(wanted)
-    built = {split: _build_split(wanted, split, tokenizer, progress) for split in _splits(wanted.data)}
+    limits = (wanted.source_limit, wanted.max_target_tokens)
+    built = {
+        split: tokenize(_examples(wanted, split), wanted.prompt, tokenizer, limits, progress)
+        for split in _splits(wanted.data)
+    }
     with _without_bars():
         DatasetDict({split: rows for split, (rows, _) in built.items()}).save_to_disk(folder)
     tokenizer.save_pretrained(folder / "tokenizer")
@@ -160,94 +156,15 @@ def _tokenizer(wanted: Preparation) -> PreTrainedTokenizerBase:
     if wanted.tokenizer != TINY:
         return load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
     examples = _examples(wanted, "train")
-    return train_tokenizer(text for e in examples for text in (_source(wanted.prompt, e), _target(e)))
-
-
-def _build_split(
-    wanted: Preparation, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress
-) -> tuple[Dataset, SplitStatistics]:
-    sources, targets, lost = _Side(wanted.source_limit), _Side(wanted.max_target_tokens), 0
-    encode, backend = Encoder(tokenizer), tokenizer.backend_tokenizer
-    examples = _examples(wanted, split)
-    while chunk := list(itertools.islice(examples, CHUNK)):
-        texts = [_target(e) for e in chunk]
-        ids = encode(texts)
-        sources.extend(encode([_source(wanted.prompt, e) for e in chunk]))
-        targets.extend(ids)
-        decoded = backend.decode_batch(ids, skip_special_tokens=True)
-        lost += sum(_folded(a) != _folded(b) for a, b in zip(texts, decoded, strict=True))
-        progress(len(chunk))
-    end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
-    statistics = SplitStatistics(
-        rows=len(sources.rows),
-        source=sources.finish(end, unknown),
-        target=targets.finish(end, unknown),
-        targets_lost=lost,
-    )
-    return _dataset(sources.rows, targets.rows), statistics
-
-
-class _Side:
-    """The token ids of one side of a split, cut at `limit` tokens."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.rows: list[Ids] = []
-
-    def extend(self, rows: list[Ids]) -> None:
-        self.rows += rows
-
-    def finish(self, end: int, unknown: int) -> TokenStatistics:
-        """Cut what is too long, keeping the end token last, and count."""
-        truncated = 0
-        for number, row in enumerate(self.rows):
-            if len(row) > self.limit:
-                self.rows[number] = np.append(row[: self.limit - 1], np.int32(end))
-                truncated += 1
-        lengths = np.array([len(row) for row in self.rows])
-        unknowns = np.array([np.count_nonzero(row == unknown) for row in self.rows])
-        return TokenStatistics(
-            total=int(lengths.sum()),
-            mean=round(float(lengths.mean()), 3),
-            p50=int(np.percentile(lengths, 50)),
-            p99=int(np.percentile(lengths, 99)),
-            max=int(lengths.max()),
-            truncated_rows=truncated,
-            unknown_tokens=int(unknowns.sum()),
-            rows_with_unknown=int(np.count_nonzero(unknowns)),
-        )
-
-
-def _dataset(sources: list[Ids], targets: list[Ids]) -> Dataset:
-    """Columns `input_ids` and `labels`, lists of int32 without padding."""
-    import pyarrow
-    from datasets import Dataset
-
-    def column(rows: list[Ids]) -> pyarrow.ListArray:
-        offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
-        return pyarrow.ListArray.from_arrays(offsets, np.concatenate(rows))
-
-    return Dataset(pyarrow.table({"input_ids": column(sources), "labels": column(targets)}))
+    return train_tokenizer(text for e in examples for text in (source_of(e, wanted.prompt), target_of(e)))
 
 
 def _examples(wanted: Preparation, split: str) -> Iterator[Example]:
     return itertools.islice(read_split(wanted.data, split), wanted.limit)
 
 
-def _source(prompt: str, example: Example) -> str:
-    return source_text(prompt, example.question, example.table.header, example.table.types)
-
-
-def _target(example: Example) -> str:
-    return format_query(example.query, example.table.header)
-
-
 def _splits(data: Path) -> list[str]:
     return [split for split in SPLITS if (Path(data) / f"{split}.jsonl").is_file()]
-
-
-def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _tokenizer_identity(source: str) -> str:
