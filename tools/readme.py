@@ -40,7 +40,8 @@ def _demo() -> str:
 def _bench() -> str:
     document = json.loads((ROOT / "results" / "bench.json").read_text(encoding="utf-8"))
     figures = [figure for group in document.values() for figure in group["figures"]]
-    return "".join(f"| {f['name']} | {_value(f)} | {f['asked']} |\n" for f in figures)
+    rows = "".join(f"| {f['name']} | {_value(f)} | {f['asked']} |\n" for f in figures)
+    return f"\n| measured | value | asked for |\n|---|---|---|\n{rows}\n"
 
 
 def _value(figure: dict[str, object]) -> str:
