@@ -84,6 +84,10 @@ def _document(place: str, line: bytes) -> dict[str, Any]:
         raise UserError(f"{place}: byte {line[error.start]:#04x} is not UTF-8; convert the file") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{place}: broken JSON at column {error.colno}: {error.msg}; fetch the file again") from None
+    except RecursionError:
+        raise UserError(f"{place}: nested too deeply to be an example or a table; fetch the file again") from None
+    except ValueError as error:  # An integer of thousands of digits.
+        raise UserError(f"{place}: {error}; fetch the file again") from None
     if not isinstance(document, dict):
         raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
     return document
