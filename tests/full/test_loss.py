@@ -11,6 +11,7 @@ from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.train.dataset import TokenizedSplit, collate
 from zeropods.train.dropout import BitDropout, cheapen_dropout
 from zeropods.train.master import MasterAdamW
+from zeropods.train.rates import rate_groups
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.t5 import T5ForTextToSQL, random_t5
 
@@ -182,3 +183,11 @@ def test_batches_are_of_like_length() -> None:
     grouped = lengths[LengthGroupedSampler(lengths, 16, seed=0).order()][:, :, 0]
     plain = lengths[:, 0].reshape(40, 16)
     assert grouped.max(1).sum() < 0.8 * plain.max(1).sum()
+
+
+def test_every_weight_has_one_rate_and_positions_have_the_highest() -> None:
+    trained = model()
+    groups = rate_groups(trained, rate=0.5, weight_decay=0.1)
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in trained.parameters())
+    assert {group["lr"] for group in groups} == {0.5, 15.0, 50.0, 5.0}
