@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.threads import wait_passively
 
 if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
@@ -83,6 +84,7 @@ class Workshop:
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
 
     def __post_init__(self) -> None:
+        wait_passively()
         if "ipykernel" in sys.modules:
             _quiet_others()
 
