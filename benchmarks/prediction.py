@@ -17,7 +17,7 @@ from zeropods.plan.shapes import t5_shape
 from zeropods.train.precision import multiplies_bf16
 from zeropods.train.t5 import random_t5
 
-TOKENS, ROUNDS, BATCH = 22, 3, 64
+TOKENS, ROUNDS, BATCH = 22, 6, 64
 
 
 def measure(work: Path) -> list[Figure]:
