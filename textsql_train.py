@@ -9,19 +9,27 @@ The run folder (`--outputdir`) holds everything of the run; `record.json` is wri
 
 from __future__ import annotations
 
+import os
 import sys
 
 from zeropods.errors import guarded
 from zeropods.threads import wait_passively
 
 
-def main() -> None:
-    """Parse the flags, run, and say nothing more."""
+def main() -> int:
+    """Parse the flags, run, and say nothing more; an error that all ranks share is said by one of them."""
     wait_passively()
     from zeropods.train.arguments import parse_arguments
+    from zeropods.train.processes import SharedError
     from zeropods.train.run import fine_tune
 
-    fine_tune(parse_arguments(sys.argv[1:]), sys.argv)
+    try:
+        fine_tune(parse_arguments(sys.argv[1:]), sys.argv)
+    except SharedError:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

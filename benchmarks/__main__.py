@@ -18,7 +18,7 @@ from zeropods.errors import guarded
 from zeropods.measure import environment
 from zeropods.threads import wait_passively
 
-NAMES = ("preparing", "training", "prediction", "embedded")
+NAMES = ("preparing", "training", "prediction", "embedded", "rendezvous", "agent", "launching")
 
 
 def main() -> None:

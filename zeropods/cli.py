@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zeropods import __version__
+from zeropods import __version__, cli_launch, cli_pods
 from zeropods.errors import guarded
 from zeropods.threads import wait_passively
 
@@ -23,9 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     wait_passively()
     arguments = parser().parse_args(argv)
 
-    def command() -> None:
+    def command() -> int:
         result = arguments.run(arguments)
         print(json.dumps(result, ensure_ascii=False) if arguments.json else arguments.readable(result))
+        return arguments.status(result)
 
     return guarded(command)
 
@@ -42,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
     _predict(verbs)
     _score(verbs)
     _summary(verbs)
+    pods = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
+    cli_pods.add_verbs(pods, _verb)
+    cli_launch.add_verb(verbs, _verb)
     return root
 
 
@@ -55,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
 def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:
     verb = verbs.add_parser(name, help=help_, description=help_)
     verb.add_argument("--json", action="store_true", help="print one JSON document, nothing else, on stdout")
-    verb.set_defaults(run=run, readable=_readable)
+    verb.set_defaults(run=run, readable=_readable, status=lambda result: 0)
     return verb
 
 

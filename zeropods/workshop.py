@@ -42,6 +42,11 @@ EMBEDDED: dict[str, Any] = {
 """Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
 PUBLISHED: dict[str, Any] = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
 """Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
+PODS_OF_A_BATCH = 3
+TINY_ON_PODS: dict[str, Any] = {"max_steps": 40, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
+"""The embedded model on pods: a few steps, to be seen and compared; clocks of several pods differ."""
+PROFILED = {"zero1": "zero1profiler", "zero2": "zero2profiler", "zero3_offload": "zero3profiler"}
+"""Configurations with the flops profiler, by technique."""
 
 
 def _setting(name: str, default: Any, read: Callable[[str], Any] = str) -> Callable[[], Any]:
@@ -78,6 +83,8 @@ class Workshop:
     """Optimizer steps; the model's own epochs or seconds if not given."""
     batch_size: int | None = field(default_factory=_setting("batch_size", None, int))
     """Training rows a step and pod."""
+    pods: int = field(default_factory=_setting("pods", 3, int))
+    """How many pods 03 starts."""
     questions: int = field(default_factory=_setting("questions", 600, int))
     """How many questions the trained model answers."""
     runs: Path = field(default_factory=_setting("runs", Path("runs/notebooks"), Path))
@@ -148,6 +155,27 @@ class Workshop:
         if self.steps is not None:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
+
+    def on_pods(self, technique: str, pods: int) -> dict[str, Any]:
+        """What `launch` is given for a technique on some pods: the same effective batch on any number.
+
+        The effective batch is that of three pods of `per_device_train_batch_size` rows.
+        """
+        flags = self.training
+        effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
+        if pods < 1 or effective % pods:
+            raise UserError(f"{pods} pods: an effective batch of {effective} rows does not divide; choose batch_size")
+        pods = min(pods, self.pods)
+        flags |= {"per_device_train_batch_size": effective // pods, "gradient_accumulation_steps": 1}
+        if self.model == TINY:
+            flags |= TINY_ON_PODS | {"max_steps": self.steps or TINY_ON_PODS["max_steps"]}
+        folder = self.area / f"{self.prepared.name}-{technique}-{pods}-pods"
+        return {
+            **flags,
+            "pods": pods,
+            "deepspeed": ROOT / "dsconfig" / f"{PROFILED[technique]}.json",
+            "outputdir": folder,
+        }
 
     def get_data(self) -> Path:
         """Generate or fetch the raw data set where it is not there yet; returns its folder."""

@@ -1,6 +1,6 @@
-"""Run a program that ends with its parent: `python -m zeropods.launch.bound PARENT PROGRAM ARGUMENT ...`.
+"""Run a program that ends with its parent: `python -m zeropods.launch.bound PARENT SIGNAL PROGRAM ARGUMENT ...`.
 
-The kernel sends SIGTERM to a bound program when its parent is gone, however that went (Linux).
+The kernel sends the signal to a bound program when its parent is gone, however that went (Linux).
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ PR_SET_PDEATHSIG = 1
 """From linux/prctl.h; it survives `execve`."""
 
 
-def bound_argv(argv: list[str]) -> list[str]:
-    """The command that runs `argv` bound to the process that starts it."""
-    return [sys.executable, "-m", "zeropods.launch.bound", str(os.getpid()), *argv]
+def bound_argv(argv: list[str], at_end: signal.Signals = signal.SIGTERM) -> list[str]:
+    """The command that runs `argv` bound to the process that starts it.
+
+    Args:
+        at_end: what the program gets when that process is gone.
+    """
+    return [sys.executable, "-m", "zeropods.launch.bound", str(os.getpid()), str(int(at_end)), *argv]
 
 
 def main() -> None:
     """Bind this process to its parent, then become the program."""
-    parent, *argv = sys.argv[1:]
+    parent, at_end, *argv = sys.argv[1:]
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(at_end))
         if os.getppid() != int(parent):
             sys.exit(1)
     os.execvp(argv[0], argv)

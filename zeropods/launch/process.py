@@ -30,7 +30,11 @@ def train(script: str | Path = SCRIPT, *, outputdir: str | Path, **flags: Any) -
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
     folder = Path(outputdir).resolve()
-    argv = train_argv(script, outputdir=folder, **flags)
+    return run_here(train_argv(script, outputdir=folder, **flags), folder)
+
+
+def run_here(argv: list[str], folder: Path) -> Run:
+    """Run a command that trains on this machine, as `train` says."""
     before = _stamp(folder)
     with tempfile.TemporaryFile() as output:
         try:
@@ -48,12 +52,13 @@ def train(script: str | Path = SCRIPT, *, outputdir: str | Path, **flags: Any) -
 
 def train_argv(script: str | Path, **flags: Any) -> list[str]:
     """The command that runs a training script with these flags."""
+    return [sys.executable, str(script), *train_arguments(**flags)]
+
+
+def train_arguments(**flags: Any) -> list[str]:
+    """A script's arguments; a flag without a value is left out."""
     given = {name: value for name, value in flags.items() if value is not None}
-    return [sys.executable, str(script), *(part for flag in given.items() for part in _argument(*flag))]
-
-
-def _argument(name: str, value: Any) -> tuple[str, str]:
-    return f"--{name}", str(value)
+    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
 
 
 def _stamp(folder: Path) -> int | None:

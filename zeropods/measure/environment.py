@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
+
+
+def host() -> str:
+    """The pod that this process runs on: the address that its agent gave it, else the machine's name."""
+    return os.environ.get("ZEROPODS_POD") or socket.gethostname()
 
 
 def versions() -> dict[str, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from zeropods.errors import UserError
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "failed", "timeout", "interrupted", "pod_lost")
+CAUSES = ("oom", "failed", "timeout", "pod_lost", "interrupted", "ok")
+"""Statuses from what ends a run by itself to what follows from it."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +46,8 @@ class RankMeasurement:
     losses: list[dict[str, float]] = field(default_factory=list)
     """Mean loss a label token over all ranks, since the entry before: `{"step", "loss"}`."""
     eval_losses: list[dict[str, float]] = field(default_factory=list)
+    ended_unix_seconds: float | None = None
+    """When this attempt ended, by this pod's clock."""
     peak_resident_bytes: int | None = None
     """The kernel's own peak of the process (VmHWM)."""
     peak_allocated_bytes: int | None = None
@@ -54,23 +59,33 @@ class RankMeasurement:
         atomic.write_json(folder / "ranks" / f"{self.rank}.json", asdict(self))
 
 
-def compose_record(folder: Path, *, status: str | None = None, reason: str | None = None) -> dict[str, Any]:
+def compose_record(
+    folder: Path,
+    *,
+    status: str | None = None,
+    reason: str | None = None,
+    pod: str | None = None,
+    last_lines: Sequence[str] = (),
+) -> dict[str, Any]:
     """The record of the last attempt of a run folder; the one place where a record is made.
 
     Args:
         status: overrules what the ranks say (a supervisor knows that a pod was lost).
         reason: why, where `status` is given.
+        pod: the pod that it is about.
+        last_lines: what was written last, where the run did not end well.
     """
     config = read_json(folder / "config.json")
     ranks = [read_json(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
-    worst = next((r for r in ranks if r["status"] != "ok"), None)
     if status is None:
-        status, reason = _status(ranks, worst, config["world_size"])
+        status, reason = _status(ranks, config["world_size"])
     return {
         "schema_version": SCHEMA_VERSION,
         **{key: value for key, value in config.items() if key != "schema_version"},
         "status": status,
         "reason": reason,
+        "pod": pod,
+        "last_lines": list(last_lines),
         "steps": max((r["step"] for r in ranks), default=0),
         "train_seconds": _slowest(ranks, train_seconds),
         "samples_per_second": _samples_per_second(ranks, config["effective_batch_size"]),
@@ -114,9 +129,17 @@ def train_seconds(rank: dict[str, Any]) -> float:
     return sum(rank["step_seconds"])
 
 
-def _status(ranks: list[dict[str, Any]], worst: dict[str, Any] | None, world_size: int) -> tuple[str, str | None]:
-    if worst is not None:
-        return worst["status"], worst["reason"]
+def first_failure(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The rank that began the end: the others fail because it is gone, or are stopped. None where all went well."""
+    ended = [r for r in ranks if r["status"] != "ok"]
+    return min(ended, key=lambda r: (CAUSES.index(r["status"]), r.get("ended_unix_seconds") or 0.0), default=None)
+
+
+def _status(ranks: list[dict[str, Any]], world_size: int) -> tuple[str, str | None]:
+    first = first_failure(ranks)
+    if first is not None:
+        place = f"rank {first['rank']} on {first['host']}: " if world_size > 1 else ""
+        return first["status"], f"{place}{first['reason']}"
     if len(ranks) < world_size:
         return "failed", f"{world_size - len(ranks)} of {world_size} ranks left no measurement"
     return "ok", None

@@ -20,6 +20,9 @@ from zeropods.measure.records import compose_record, read_json
 CONFIG = "config.json"
 RECORD = "record.json"
 LOCK = "run.lock"
+"""Held by rank 0 while the ranks run."""
+LAUNCH_LOCK = "launch.lock"
+"""Held by the supervisor, where there is one, from before the first rank until the record is written."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,24 @@ class Opening:
     """True where earlier checkpoints may be used."""
 
 
+def is_held(lock: Path) -> bool:
+    """Whether somebody holds a lock at this moment."""
+    if not lock.is_file():
+        return False
+    with open(lock, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `run.lock`; a second writer is refused with the holder's host and process."""
+def locked(folder: Path, lock: str = LOCK) -> Iterator[None]:
+    """Hold a lock of a run folder; a second writer is refused with the holder's host and process."""
     _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "a+", encoding="utf-8") as file:
+    with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,7 +103,7 @@ def checkpoints(folder: Path) -> list[Path]:
 def _refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another --outputdir")
-    ours = (folder / CONFIG).exists() or (folder / LOCK).exists()
+    ours = any((folder / name).exists() for name in (CONFIG, LOCK, LAUNCH_LOCK))
     if folder.is_dir() and not ours and any(folder.iterdir()):
         raise UserError(f"{folder}: holds something that is no run; choose another --outputdir")
 

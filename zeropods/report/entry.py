@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.measure.records import read_json, read_record
-from zeropods.measure.run_folder import CONFIG, LOCK, RECORD
+from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD, is_held
 
 SCORED_SPLITS = ("test", "dev")
 """The first that has a score is shown."""
@@ -101,7 +100,7 @@ def _entry(folder: Path, name: str) -> Entry:
         reason = _one_line(record["reason"], folder) if record.get("reason") else None
         return Entry(name=name, status=record["status"], reason=reason, facts=record)
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    if _is_held(folder / LOCK):
+    if is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK):
         return Entry(name=name, status="running", reason="no record yet", facts=config)
     return Entry(name=name, status="killed", reason="ended without a record; the same command resumes it", facts=config)
 
@@ -137,17 +136,6 @@ def _check(path: Path, document: Any, types: dict[str, tuple[type, ...]]) -> Non
 def _is_sound(value: object) -> bool:
     """JSON has no NaN, but Python's reader takes it; to Python, true is a number."""
     return not isinstance(value, bool) and (not isinstance(value, float) or math.isfinite(value))
-
-
-def _is_held(lock: Path) -> bool:
-    if not lock.is_file():
-        return False
-    with open(lock, encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _one_line(what: object, folder: Path) -> str:

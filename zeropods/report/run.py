@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zeropods.errors import UserError
 from zeropods.measure.records import read_record
 from zeropods.report.columns import shown
 from zeropods.report.entry import read_entry
@@ -23,6 +24,14 @@ class Run:
     def record(self) -> dict[str, Any]:
         """`record.json`; `UserError` where there is none."""
         return read_record(self.folder)
+
+    @property
+    def profile(self) -> str:
+        """The report of DeepSpeed's flops profiler; `UserError` where the profiler was off."""
+        path = self.folder / "profile.txt"
+        if not path.is_file():
+            raise UserError(f"{path}: not there; train with dsconfig/zero1profiler.json or another profiled one")
+        return path.read_text(encoding="utf-8")
 
     def summary(self) -> Table:
         """What the summary's columns say of this run, one a line."""

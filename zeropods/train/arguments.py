@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+READERS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "bool": lambda text: {"True": True, "False": False}[text],
+}
 INITS = ("pretrained", "random")
 COUNTS = (
     "per_device_train_batch_size",
@@ -121,6 +130,23 @@ def parse_arguments(argv: list[str]) -> TextToSQLArguments:
     if unknown:
         parser.error(f"unknown: {' '.join(unknown)}; --help lists the flags")
     return arguments
+
+
+def read_flags(argv: Sequence[str]) -> dict[str, Any]:
+    """The flags of a call with their defaults, by name and typed, without loading transformers.
+
+    For a check before launching: what cannot be read is left out, and refused by the script itself.
+    """
+    types = {f.name: f.type for f in fields(TextToSQLArguments)}
+    words = [word for text in argv for word in (text.split("=", 1) if text.startswith("--") else [text])]
+    read = {f.name: f.default for f in fields(TextToSQLArguments)}
+    for word, value in itertools.pairwise(words):
+        name = word.removeprefix("--")
+        if word.startswith("--") and name in types:
+            read.pop(name, None)
+            with contextlib.suppress(KeyError, ValueError):
+                read[name] = READERS[str(types[name]).removesuffix(" | None")](value)
+    return read
 
 
 def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:

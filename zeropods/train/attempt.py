@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
+import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.callbacks import LossCurves, Recorder, TimeLimit
 from zeropods.train.dataset import collate
 from zeropods.train.dropout import cheapen_dropout
+from zeropods.train.interrupt import heard_while_waiting
 from zeropods.train.job import Job
 from zeropods.train.master import MasterAdamW
 from zeropods.train.model import load_model
@@ -33,13 +36,17 @@ log = logging.getLogger(__name__)
 def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, began: float) -> None:
     """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
 
+    Where a supervisor started the ranks (`ZEROPODS_RUN` is set) it composes the record: it knows of pods that
+    are gone.
+
     Args:
         began: `time.time()` at the start of the process.
     """
-    measured = RankMeasurement(rank=processes.rank(), host=socket.gethostname())
+    measured = RankMeasurement(rank=processes.rank(), host=environment.host())
     with _train_log(job.folder):
         try:
-            _train(job, settings, opening, measured, began)
+            with heard_while_waiting(lambda name: _write_interrupted(job.folder, measured, name)):
+                _train(job, settings, opening, measured, began)
             measured.status = "ok"
         except BaseException as error:
             measured.status, measured.reason = _outcome(error)
@@ -133,15 +140,27 @@ def _outcome(error: BaseException) -> tuple[str, str]:
 
 def _conclude(folder: Path, measured: RankMeasurement) -> None:
     """Write this rank's measurement; rank 0 waits for the others where all went well, and composes."""
+    _measure_end(measured)
+    measured.write(folder)
+    if measured.status == "ok" and processes.world_size() > 1:
+        torch.distributed.barrier()
+    if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
+        write_record(folder, compose_record(folder))
+
+
+def _write_interrupted(folder: Path, measured: RankMeasurement, signal_name: str) -> None:
+    """Write what was measured so far, for a main thread that cannot."""
+    waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
+    _measure_end(waiting)
+    waiting.write(folder)
+
+
+def _measure_end(measured: RankMeasurement) -> None:
+    measured.ended_unix_seconds = time.time()
     measured.peak_resident_bytes = environment.peak_resident_bytes()
     if torch.cuda.is_available():
         measured.peak_allocated_bytes = torch.cuda.max_memory_allocated()
         measured.peak_reserved_bytes = torch.cuda.max_memory_reserved()
-    measured.write(folder)
-    if measured.status == "ok" and processes.world_size() > 1:
-        torch.distributed.barrier()
-    if processes.rank() == 0:
-        write_record(folder, compose_record(folder))
 
 
 @contextlib.contextmanager

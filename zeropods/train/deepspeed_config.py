@@ -1,14 +1,28 @@
-"""A DeepSpeed configuration: read, pointed into the run folder, named by its technique."""
+"""A DeepSpeed configuration: read, checked against the flags, pointed into the run folder, named by its technique."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.train.deepspeed_keys import first_fault, lookup
 
 Config = dict[str, Any]
+
+STAGES = (0, 1, 2, 3)
+DEVICES = ("none", "cpu", "nvme")
+FLAGS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+}
+"""Keys that say the same as a flag: `auto`, or the same value."""
 
 
 def read_config(path: Path) -> Config:
@@ -22,6 +36,19 @@ def read_config(path: Path) -> Config:
     if not isinstance(config, dict):
         raise UserError(f"--deepspeed {path}: {type(config).__name__}; expected a JSON object")
     return config
+
+
+def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any]) -> None:
+    """Refuse what DeepSpeed does not know, what has no effect, and what contradicts the flags.
+
+    Args:
+        path: where the configuration was read from, for messages.
+        arguments: the script's flags by name, typed; `world_size`, the number of processes, where it is
+            known. What is missing is not compared.
+    """
+    fault = first_fault(config) or next(_faults(config, arguments), None)
+    if fault is not None:
+        raise UserError(f"--deepspeed {path}: {fault}")
 
 
 def effective_config(template: Config, run_folder: Path) -> Config:
@@ -48,4 +75,59 @@ def technique(config: Config | None, world_size: int) -> str:
 
 
 def _offloaded(zero: Config, key: str) -> bool:
-    return zero.get(key, {}).get("device", "none") != "none"
+    return (zero.get(key) or {}).get("device", "none") != "none"
+
+
+def _faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
+    yield from _stage_faults(config.get("zero_optimization") or {})
+    yield from _precision_faults(config, arguments.get("precision"))
+    yield from _contradictions(config, arguments)
+    yield from _without_effect(config, arguments)
+
+
+def _stage_faults(zero: Config) -> Iterator[str]:
+    stage = zero.get("stage", 0)
+    if type(stage) is not int or stage not in STAGES:
+        yield f"zero_optimization.stage {stage!r}; expected 0, 1, 2 or 3"
+    for key, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        device = (zero.get(key) or {}).get("device", "none")
+        if device not in DEVICES:
+            yield f"zero_optimization.{key}.device {device!r}; expected {', '.join(DEVICES)}"
+        if device != "none" and stage < least:
+            yield f"zero_optimization.{key} with stage {stage}: has no effect; needs stage {least} or more"
+
+
+def _precision_faults(config: Config, precision: str | None) -> Iterator[str]:
+    if lookup(config, "fp16.enabled") is True:
+        yield "fp16.enabled true: T5's activations overflow FP16, the loss becomes NaN; use bf16, or leave fp16 out"
+    enabled = lookup(config, "bf16.enabled")
+    if precision in ("fp32", "bf16") and enabled != "auto" and bool(enabled) != (precision == "bf16"):
+        shown = "absent" if enabled is None else json.dumps(enabled)
+        yield f'bf16.enabled {shown}, --precision {precision}; write "auto", or give both the same'
+
+
+def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
+    flags = {key: (arguments[flag], f"--{flag} {arguments[flag]}") for key, flag in FLAGS.items() if flag in arguments}
+    for key, (expected, said) in {**flags, **_whole_batch(arguments)}.items():
+        value = lookup(config, key)
+        if value is not None and value != "auto" and value != expected:
+            yield f'{key} {value!r}, {said}; write "auto", or give both the same'
+    if lookup(config, "gradient_clipping") is None and arguments.get("max_grad_norm"):
+        yield f'gradient_clipping absent: would not clip, --max_grad_norm {arguments["max_grad_norm"]}; write "auto"'
+
+
+def _whole_batch(arguments: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
+    """What `train_batch_size` must be, and why, where the flags and the number of processes are known."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
+    if any(name not in arguments for name in names):
+        return {}
+    rows, accumulated, processes = (arguments[name] for name in names)
+    said = f"{rows} rows x {accumulated} passes x {processes} processes = {rows * accumulated * processes}"
+    return {"train_batch_size": (rows * accumulated * processes, said)}
+
+
+def _without_effect(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
+    if "optimizer" in config and arguments.get("scaled_rates"):
+        yield "optimizer: takes the place of --scaled_rates True; leave one of them out"
+    if "scheduler" in config and arguments.get("max_train_seconds"):
+        yield f"scheduler: takes the place of --max_train_seconds {arguments['max_train_seconds']}; leave one out"

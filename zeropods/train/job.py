@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from zeropods.measure.run_folder import Opening
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.dataset import TokenizedSplit, load_prepared
-from zeropods.train.deepspeed_config import Config, effective_config, read_config, technique
+from zeropods.train.deepspeed_config import Config, check_config, effective_config, read_config, technique
 from zeropods.train.precision import resolve_precision
 
 
@@ -29,7 +28,8 @@ class Job:
 
     arguments: TextToSQLArguments
     precision: str
-    deepspeed: Config | None
+    template: Config | None
+    """The DeepSpeed configuration as it was read."""
     manifest: Manifest
     train: TokenizedSplit
     dev: TokenizedSplit | None
@@ -39,12 +39,17 @@ class Job:
         """The run folder."""
         return self.arguments.run_folder
 
+    @property
+    def deepspeed(self) -> Config | None:
+        """The configuration that is in effect: its output goes into the run folder."""
+        return None if self.template is None else effective_config(self.template, self.folder)
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for two calls to mean the same run."""
         return {
             **self.arguments.comparable(),
             "precision": self.precision,
-            "deepspeed": self.deepspeed,
+            "deepspeed": self.template,
             "dataset_path": self.manifest.content_key,
         }
 
@@ -52,19 +57,26 @@ class Job:
 def check_call(arguments: TextToSQLArguments) -> Job:
     """Read what the arguments name, and refuse what contradicts itself."""
     precision = resolve_precision(arguments.precision)
+    processes_asked = int(os.environ.get("WORLD_SIZE", "1"))
     config = None
     if arguments.deepspeed is not None:
-        config = effective_config(read_config(Path(arguments.deepspeed)), arguments.run_folder)
-    if arguments.max_train_seconds and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        config = read_config(Path(arguments.deepspeed))
+        flags = {**asdict(arguments), "precision": precision, "world_size": processes_asked}
+        check_config(config, arguments.deepspeed, flags)
+    if arguments.max_train_seconds and processes_asked > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
     manifest, train, dev = load_prepared(Path(arguments.dataset_path))
     return Job(arguments, precision, config, manifest, train, dev)
 
 
-def run_config(job: Job, argv: list[str], opening: Opening) -> dict[str, Any]:
-    """What `config.json` of the run folder holds."""
+def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, Any]:
+    """What `config.json` of the run folder holds.
+
+    Args:
+        hosts: the pods, each once, in the order of their ranks.
+    """
     arguments, ranks = job.arguments, processes.world_size()
-    slots = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    slots = processes.slots()
     batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks
     return {
         "schema_version": SCHEMA_VERSION,
@@ -84,9 +96,10 @@ def run_config(job: Job, argv: list[str], opening: Opening) -> dict[str, Any]:
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "train_rows": len(job.train),
         "dataset": {"path": arguments.dataset_path, "content_key": job.manifest.content_key},
+        "deepspeed": job.deepspeed,
         "identity": job.identity(),
         "argv": argv,
-        "hosts": [socket.gethostname()],
+        "hosts": hosts,
         "versions": environment.versions(),
         "git_revision": environment.git_revision(Path(__file__).parent),
         "hardware": environment.hardware() | {"gpus": _gpus()},

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from zeropods.errors import UserError
+
+
+class SharedError(UserError):
+    """An error of rank 0 that every rank learned of; one of them says it."""
 
 
 def rank() -> int:
@@ -20,8 +26,35 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def be_the_only_rank() -> None:
+    """Say what a launcher would, where there was none: DeepSpeed needs a process group even for one process."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+
+
+def slots() -> int:
+    """Processes of the run on one pod, as torchrun or DeepSpeed's launcher say; else all of them."""
+    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
+    return int(said) if said else world_size()
+
+
+def gathered(value: Any) -> list[Any]:
+    """The value of every rank, in the order of ranks."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def on_rank_zero(action: Callable[[], Any]) -> Any:
-    """Do something on rank 0 and give every rank its result, or its `UserError`."""
+    """Do something on rank 0 and give every rank its result, or its `UserError` as a `SharedError`."""
     told: list[Any] = [None, None]
     if rank() == 0:
         try:
@@ -31,7 +64,7 @@ def on_rank_zero(action: Callable[[], Any]) -> Any:
     if dist.is_initialized():
         dist.broadcast_object_list(told, src=0)
     if told[1] is not None:
-        raise UserError(told[1])
+        raise SharedError(told[1])
     return told[0]
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from zeropods import atomic
+from zeropods.measure import environment
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.attempt import attempt
+from zeropods.train.interrupt import terminable
 from zeropods.train.job import Job, check_call, run_config
 from zeropods.train.settings import training_arguments
 
@@ -27,17 +27,21 @@ def fine_tune(arguments: TextToSQLArguments, argv: list[str]) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     job = check_call(arguments)
+    if job.template is not None:
+        processes.be_the_only_rank()
     settings = training_arguments(job)
     try:
-        with _rank_zero_lock(job.folder), _terminable():
-            opening = processes.on_rank_zero(lambda: _open(job, argv))
-            if opening.finished:
-                print(f"{job.folder}: this run is finished; nothing to do", file=sys.stderr)
-            else:
+        with _rank_zero_lock(job.folder), terminable():
+            hosts = list(dict.fromkeys(processes.gathered(environment.host())))
+            opening = processes.on_rank_zero(lambda: _open(job, argv, hosts))
+            if not opening.finished:
                 attempt(job, settings, opening, began)
-    finally:
-        if sys.exc_info()[0] is None:
-            processes.leave()
+            elif processes.rank() == 0:
+                print(f"{job.folder}: this run is finished; nothing to do", file=sys.stderr)
+    except processes.SharedError:
+        processes.leave()
+        raise
+    processes.leave()
 
 
 @contextlib.contextmanager
@@ -47,22 +51,8 @@ def _rank_zero_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that its record is written."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _open(job: Job, argv: list[str]) -> Opening:
+def _open(job: Job, argv: list[str], hosts: list[str]) -> Opening:
     opening = open_run(job.folder, job.identity(), again=job.arguments.resume == "never")
     if not opening.finished:
-        atomic.write_json(job.folder / CONFIG, run_config(job, argv, opening))
+        atomic.write_json(job.folder / CONFIG, run_config(job, argv, opening, hosts))
     return opening

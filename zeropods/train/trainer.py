@@ -15,6 +15,7 @@ from zeropods.train.dataset import TokenizedSplit, collate
 from zeropods.train.master import MasterAdamW
 from zeropods.train.rates import rate_groups
 from zeropods.train.sampler import LengthGroupedSampler
+from zeropods.train.whole_weights import whole_weights
 
 
 class TextToSQLTrainer(Seq2SeqTrainer):
@@ -124,6 +125,13 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         mine = [(batch, 1) for batch in batches[self.args.process_index :: ranks]]
         return mine + [(batches[0], 0)] * (math.ceil(len(batches) / ranks) - len(mine))
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the weights in FP32; every rank takes part."""
+        if self.is_deepspeed_enabled:
+            self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
+        else:
+            super().save_model(output_dir, _internal_call)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
         masters = self._masters()
@@ -133,7 +141,7 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             self.model.config.architectures = ["T5ForConditionalGeneration"]
-            self.model.config.dtype = torch.float32 if masters else self.model.config.dtype
+            self.model.config.dtype = torch.float32 if state_dict else self.model.config.dtype
             self.model.config.save_pretrained(output_dir or self.args.output_dir)
 
     def _load_best_model(self) -> None:

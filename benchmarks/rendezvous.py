@@ -1,0 +1,112 @@
+"""How long 1,000 workers take to register: simulated ones, each with a connection of its own, all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure
+from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
+from zeropods.pods.listener import allow_open_files
+from zeropods.pods.register import register
+from zeropods.pods.registration import Registration
+from zeropods.pods.rendezvous import Answer, Rendezvous
+
+WORKERS, ROUNDS = 1_000, 3
+SSH_PORTS = (2_222, 40_022)
+SECONDS = 60.0
+
+
+def measure(work: Path) -> list[Figure]:
+    """Seconds from the first worker's start to the hostfile, and the hosts in it."""
+    rounds = [_round(work / f"hostfile.{number}") for number in range(ROUNDS)]
+    seconds = [taken for taken, _ in rounds]
+    hosts = min(found for _, found in rounds)
+    name = f"{WORKERS:,} simulated workers registered"
+    note = f"median of {ROUNDS} rounds, slowest {max(seconds):.2f} s"
+    return [
+        Figure(name=name, value=statistics.median(seconds), unit="s", asked="at most 3", note=note),
+        Figure(name="share of them in the hostfile, each once", value=hosts / WORKERS, unit="", asked="1"),
+    ]
+
+
+def _round(hostfile: Path) -> tuple[float, int]:
+    """Seconds, and different hosts in the hostfile; reading it refuses a host that is there twice."""
+    secret = secrets.token_bytes(32)
+    answer = Answer(cluster="bench", authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
+    rendezvous = Rendezvous(
+        secret=secret, count=WORKERS, answer=answer, address="127.0.0.1", port=0, ssh_ports=SSH_PORTS
+    )
+    with rendezvous, _workers(rendezvous.port, secret) as start:
+        began = time.perf_counter()
+        start()
+        pods = rendezvous.gather(SECONDS, lambda ids: None)
+        write_hostfile(hostfile, [Host(pod.address, pod.slots) for pod in pods])
+        seconds = time.perf_counter() - began
+    return seconds, len({host.address for host in read_hostfile(hostfile)})
+
+
+@contextmanager
+def _workers(port: int, secret: bytes) -> Iterator[Any]:
+    """A process that waits with all workers; what is yielded lets them go."""
+    argv = [sys.executable, "-m", "benchmarks.rendezvous"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        stdin = process.stdin
+        assert process.stdout.readline() == "here\n"
+
+        def start() -> None:
+            stdin.write(json.dumps({"port": port, "secret": secret.hex()}) + "\n")
+            stdin.flush()
+
+        try:
+            yield start
+            assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()
+
+
+async def _register_all(port: int, secret: bytes) -> None:
+    async def serve(answer: dict[str, Any]) -> None:
+        """There is no sshd to start."""
+
+    await asyncio.gather(
+        *(register(("127.0.0.1", port), secret, _worker(number), SECONDS, serve) for number in range(WORKERS))
+    )
+
+
+def _worker(number: int) -> Registration:
+    kind = b"ssh-ed25519"
+    blob = struct.pack(">I", len(kind)) + kind + struct.pack(">I", 32) + secrets.token_bytes(32)
+    return Registration(
+        worker=f"worker-{number}",
+        address=f"10.0.{number // 250}.{number % 250 + 1}",
+        hostname=f"pod-{number}",
+        slots=1,
+        host_key=f"ssh-ed25519 {base64.b64encode(blob).decode()}",
+        control_port=40_000,
+        free_ports=SSH_PORTS,
+    )
+
+
+def _main() -> None:
+    """The workers' side: announce itself, wait for the word, register all."""
+    allow_open_files(WORKERS + 64)
+    print("here", flush=True)
+    told = json.loads(sys.stdin.readline())
+    asyncio.run(_register_all(told["port"], bytes.fromhex(told["secret"])))
+
+
+if __name__ == "__main__":
+    _main()

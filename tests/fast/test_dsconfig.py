@@ -1,0 +1,198 @@
+"""dsconfig/ and the check that stands before every launch."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods.errors import UserError
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.deepspeed_config import check_config, effective_config, read_config, technique
+from zeropods.train.deepspeed_keys import lookup
+
+FOLDER = Path(__file__).resolve().parents[2] / "dsconfig"
+CONFIGS = {path.stem: read_config(path) for path in sorted(FOLDER.glob("*.json"))}
+TWINS = {"zero1profiler": "zero1", "zero2profiler": "zero2", "zero3profiler": "zero3_offload"}
+TECHNIQUES = {"zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload"}
+ARGUMENTS = {**asdict(TextToSQLArguments(precision="fp32")), "world_size": 3}
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+MODEST = 50_000_000
+
+
+def edited(name: str, **changes: Any) -> dict[str, Any]:
+    """A file's configuration with `block__key=value`; `None` takes a key out."""
+    config = copy.deepcopy(CONFIGS[name])
+    for path, value in changes.items():
+        *blocks, key = path.split("__")
+        place = config
+        for block in blocks:
+            place = place.setdefault(block, {})
+        place[key] = value
+        if value is None:
+            del place[key]
+    return config
+
+
+def refusal(config: dict[str, Any], **arguments: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        check_config(config, "some.json", {**ARGUMENTS, **arguments})
+    said = str(refused.value)
+    assert said.startswith("--deepspeed some.json: ")
+    assert "\n" not in said
+    return said
+
+
+def test_every_technique_and_every_profiled_twin_is_there() -> None:
+    assert set(CONFIGS) == TECHNIQUES | set(TWINS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_file_passes_its_own_check(name: str) -> None:
+    for precision in ("fp32", "bf16", "auto"):
+        check_config(CONFIGS[name], name, {**ARGUMENTS, "precision": precision})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_file_is_the_technique_of_its_name(name: str) -> None:
+    assert technique(CONFIGS[name], world_size=3) == TWINS.get(name, name)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twins_differ_in_the_profiler_block_and_in_nothing_else(name: str) -> None:
+    profiled = copy.deepcopy(CONFIGS[name])
+    assert profiled.pop("flops_profiler")["enabled"] is True
+    assert profiled == CONFIGS[TWINS[name]]
+
+
+def test_files_differ_in_the_zero_and_profiler_blocks_and_in_nothing_else() -> None:
+    rest = [{k: v for k, v in c.items() if k not in ("zero_optimization", "flops_profiler")} for c in CONFIGS.values()]
+    assert all(config == rest[0] for config in rest)
+
+
+def test_buckets_are_equal_in_every_file_and_modest() -> None:
+    sizes = {CONFIGS[name]["zero_optimization"][key] for name in CONFIGS for key in BUCKETS[:2]}
+    sizes |= {c["zero_optimization"].get(BUCKETS[2]) for c in CONFIGS.values()} - {None}
+    assert len(sizes) == 1
+    assert sizes.pop() <= MODEST
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_the_flags_decide_is_auto(name: str) -> None:
+    config = CONFIGS[name]
+    keys = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"]
+    assert {lookup(config, key) for key in [*keys, "bf16.enabled"]} == {"auto"}
+    assert not {"fp16", "optimizer", "scheduler"} & set(config)
+    assert (config["wall_clock_breakdown"], config["steps_per_print"]) == (False, 2000)
+
+
+def test_stage_3_gathers_its_weights_on_saving() -> None:
+    third = [c["zero_optimization"] for c in CONFIGS.values() if c["zero_optimization"]["stage"] == 3]
+    assert len(third) == 3
+    assert all(zero["stage3_gather_16bit_weights_on_model_save"] is True for zero in third)
+
+
+def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) -> None:
+    before = copy.deepcopy(CONFIGS["zero1profiler"])
+    config = effective_config(CONFIGS["zero1profiler"], tmp_path)
+    assert config["flops_profiler"]["output_file"] == str(tmp_path / "profile.txt")
+    assert config["tensorboard"]["output_path"] == str(tmp_path / "tensorboard")
+    assert CONFIGS["zero1profiler"] == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero_optimisation": {}}, "zero_optimisation: unknown to DeepSpeed; did you mean zero_optimization?"),
+        ({"zero_optimization__reduce_bucket_sise": 1}, "zero_optimization.reduce_bucket_sise: unknown"),
+        ({"zero_optimization__stage3_max_live_parameter": 1}, "did you mean stage3_max_live_parameters?"),
+        ({"zero_optimization__offload_optimizer": {"devise": "cpu"}}, "offload_optimizer.devise: unknown"),
+        ({"zero_optimization__offload_param": {"device": "cpu", "pinned": 1}}, "offload_param.pinned: unknown"),
+        ({"flops_profiler": {"profile_stop": 1}}, "flops_profiler.profile_stop: unknown"),
+        ({"bf16__enable": True}, "bf16.enable: unknown to DeepSpeed; did you mean enabled?"),
+        ({"fp16": {"xyz": 1}}, "expected auto_cast, consecutive"),
+        ({"tensorboard__jobname": "x"}, "tensorboard.jobname: unknown to DeepSpeed; did you mean job_name?"),
+        ({"zero_optimization": True}, "zero_optimization True; expected an object"),
+        ({"bf16": "auto"}, "bf16 'auto'; expected an object"),
+    ],
+)
+def test_unknown_keys_are_named_with_the_nearest_known_one(changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(edited("zero3", **changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("zero1", {"zero_optimization__stage": 4}, "zero_optimization.stage 4; expected 0, 1, 2 or 3"),
+        ("zero1", {"zero_optimization__stage": "2"}, "zero_optimization.stage '2'; expected"),
+        ("zero1", {"zero_optimization__stage": True}, "zero_optimization.stage True; expected"),
+        ("zero2", {"zero_optimization__offload_param": {"device": "cpu"}}, "offload_param with stage 2: has no effect"),
+        ("zero1_offload", {"zero_optimization__stage": 0}, "offload_optimizer with stage 0: has no effect"),
+        (
+            "zero1",
+            {"zero_optimization__offload_optimizer": {"device": "gpu"}},
+            "device 'gpu'; expected none, cpu, nvme",
+        ),
+    ],
+)
+def test_offload_without_its_stage_is_refused(name: str, changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(edited(name, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train_micro_batch_size_per_gpu": 16}, "per_gpu 16, --per_device_train_batch_size 32; write"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps 4, --gradient_accumulation_steps 1; write"),
+        ({"gradient_clipping": 0.5}, "gradient_clipping 0.5, --max_grad_norm 1.0; write"),
+        ({"gradient_clipping": None}, "gradient_clipping absent: would not clip, --max_grad_norm 1.0"),
+        ({"train_batch_size": 64}, "train_batch_size 64, 32 rows x 1 passes x 3 processes = 96; write"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}, "optimizer.params.lr 1e-05, --learning_rate 0.0003"),
+        ({"bf16__enabled": True}, "bf16.enabled true, --precision fp32"),
+        ({"fp16": {"enabled": True}}, "T5's activations overflow FP16"),
+    ],
+)
+def test_what_contradicts_the_flags_is_refused_with_both_values(changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(edited("zero1", **changes))
+
+
+@pytest.mark.parametrize("block", [{}, {"enabled": False}])
+def test_bf16_that_the_file_does_not_switch_on_is_refused(block: dict[str, bool]) -> None:
+    assert "--precision bf16" in refusal(edited("zero1", bf16=block), precision="bf16")
+
+
+def test_an_optimizer_block_that_takes_the_place_of_scaled_rates_is_refused() -> None:
+    config = edited("zero1", optimizer={"type": "AdamW", "params": {"lr": "auto"}})
+    assert "takes the place of --scaled_rates" in refusal(config, scaled_rates=True)
+
+
+def test_values_that_agree_with_the_flags_pass() -> None:
+    config = edited(
+        "zero3_offload",
+        train_micro_batch_size_per_gpu=32,
+        train_batch_size=96,
+        gradient_clipping=1,
+        optimizer={"type": "AdamW", "params": {"lr": 3e-4}},
+        bf16={"enabled": False},
+    )
+    check_config(config, "some.json", ARGUMENTS)
+
+
+def test_flags_that_are_not_known_yet_are_not_compared() -> None:
+    check_config(edited("zero1", train_batch_size=5, gradient_clipping=0.1), "some.json", {})
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "not JSON"), ("[]", "expected a JSON object")])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_config(tmp_path / "bad.json")
+
+
+def test_the_effective_configuration_is_plain_json(tmp_path: Path) -> None:
+    config = effective_config(CONFIGS["zero3profiler"], tmp_path)
+    assert json.loads(json.dumps(config)) == config

@@ -1,0 +1,93 @@
+"""What a supervisor makes of what it sees, and what it reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from zeropods.launch.heartbeat import SILENT_SECONDS, Pulse
+from zeropods.launch.output import Output
+from zeropods.launch.verdict import ABSENT_SECONDS, ENDED, FAILED_SECONDS, START_SECONDS, judge
+from zeropods.pods.state import Pod
+
+
+def pulse(number: int, processes: int = 2, most: int = 2, absent: float | None = 0.0, silent: float = 1.0) -> Pulse:
+    pod = Pod(
+        name=f"pod{number}",
+        worker=f"w{number}",
+        address=f"127.0.1.{number}",
+        hostname="here",
+        slots=1,
+        host_key="ssh-ed25519 A",
+        control_port=1,
+    )
+    return Pulse(pod=pod, processes=processes, most=most, absent_seconds=absent, silent_seconds=silent, error=None)
+
+
+def test_a_run_whose_pods_answer_goes_on() -> None:
+    assert judge([pulse(1), pulse(2)]) is None
+
+
+def test_a_silent_pod_is_lost_and_named() -> None:
+    verdict = judge([pulse(1), pulse(2, silent=SILENT_SECONDS + 1)])
+    assert verdict is not None and (verdict.status, verdict.pod) == ("pod_lost", "pod2")
+    assert "127.0.1.2" in (verdict.reason or "")
+
+
+def test_a_signal_ends_the_run_before_anything_else() -> None:
+    verdict = judge([pulse(1, silent=99.0)], launcher_ended=True, signal="SIGTERM")
+    assert verdict is not None and (verdict.status, verdict.reason) == ("interrupted", "SIGTERM")
+
+
+def test_a_launcher_that_ended_leaves_the_word_to_the_ranks() -> None:
+    assert judge([pulse(1)], launcher_ended=True) == ENDED
+
+
+def test_a_pod_that_lost_its_ranks_ends_the_run() -> None:
+    verdict = judge([pulse(1), pulse(2, processes=0, absent=ABSENT_SECONDS + 1)])
+    assert verdict is not None and (verdict.status, verdict.pod) == (None, "pod2")
+
+
+def test_a_pod_whose_session_failed_ends_the_run_after_a_moment() -> None:
+    early = judge([pulse(1), pulse(2)], failed_sessions={"pod2": 0.5})
+    late = judge([pulse(1), pulse(2)], failed_sessions={"pod2": FAILED_SECONDS + 1})
+    assert early is None and late is not None and (late.status, late.pod) == (None, "pod2")
+
+
+def test_a_silent_pod_is_lost_whatever_pdsh_says() -> None:
+    verdict = judge([pulse(1), pulse(2, silent=SILENT_SECONDS + 1)], failed_sessions={"pod2": 5.0})
+    assert verdict is not None and verdict.status == "pod_lost"
+
+
+def test_ranks_that_leave_a_moment_apart_are_no_fault() -> None:
+    assert judge([pulse(1), pulse(2, processes=0, absent=1.0)]) is None
+
+
+def test_a_pod_whose_ranks_never_come_ends_the_run() -> None:
+    late = judge([pulse(1), pulse(2, processes=0, most=0, absent=None)], others_seconds=START_SECONDS + 1)
+    assert late is not None and (late.status, late.pod) == ("failed", "pod2")
+
+
+def test_a_pod_may_start_later_than_another() -> None:
+    assert judge([pulse(1), pulse(2, processes=0, most=0, absent=None)], others_seconds=5.0) is None
+
+
+def test_lines_carry_the_pods_names(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    shown: list[str] = []
+    output = Output(os.fdopen(reading, "rb"), tmp_path / "log", {"127.0.1.2": "pod2"}, shown.append)
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(b"127.0.1.2: hello\n[info] no pod: here\nlast without end")
+    output.close()
+    assert shown == ["pod2: hello", "[info] no pod: here", "last without end"]
+    assert (tmp_path / "log").read_text().splitlines() == shown
+    assert output.tail("pod2") == ["pod2: hello"]
+
+
+def test_a_failed_session_is_known_by_its_pod(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    output = Output(os.fdopen(reading, "rb"), tmp_path / "log", {"127.0.1.2": "pod2"}, lambda line: None)
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(b"pdsh@here: 127.0.1.2: ssh exited with exit code 255\n")
+    output.close()
+    assert list(output.failed_sessions()) == ["pod2"]

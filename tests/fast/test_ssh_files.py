@@ -1,0 +1,144 @@
+"""Keys, pinned host keys and the ssh configuration, read back by OpenSSH's own programs."""
+
+from __future__ import annotations
+
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from zeropods.errors import UserError
+from zeropods.pods.keys import make_key
+from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_argv, ssh_config_text
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJSkCIaR6JoKZS8Eyy485VZS1CacHjMygpojMfbbyY2L"
+
+
+def effective(config: Path, host: str) -> dict[str, str]:
+    """What ssh makes of a configuration, by option in lower case; nothing is connected."""
+    done = subprocess.run(
+        ["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: value for name, _, value in (line.partition(" ") for line in done.stdout.splitlines())}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "ssh_config"
+    path.write_text(ssh_config_text(["127.0.1.1", "pod2"], 2222, tmp_path / "id", tmp_path / "known", "me"))
+    return path
+
+
+def test_key_is_private_and_its_public_half_is_returned(tmp_path: Path) -> None:
+    public = make_key(tmp_path / "id", "of this test")
+    assert public.startswith("ssh-ed25519 AAAA") and public.count(" ") == 1
+    assert stat.S_IMODE((tmp_path / "id").stat().st_mode) == 0o600
+    assert (tmp_path / "id.pub").read_text() == f"{public} of this test\n"
+
+
+def test_key_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "id").write_text("mine")
+    with pytest.raises(UserError, match="never overwritten"):
+        make_key(tmp_path / "id", "")
+    assert (tmp_path / "id").read_text() == "mine"
+
+
+def test_missing_folder_of_a_key_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no/id: ssh-keygen failed: .*; is the folder there") as raised:
+        make_key(tmp_path / "no" / "id", "")
+    assert "\n" not in str(raised.value)
+
+
+def test_missing_ssh_keygen_is_named_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"ssh-keygen: not found; install it .*openssh-client"):
+        make_key(tmp_path / "id", "")
+
+
+def test_known_hosts_has_a_line_for_each_pod_with_its_port() -> None:
+    text = known_hosts_text([("127.0.1.1", 2222, KEY), ("pod2", 22, KEY)])
+    assert text == f"[127.0.1.1]:2222 {KEY}\npod2 {KEY}\n"
+
+
+def test_known_hosts_is_found_by_ssh_keygen(tmp_path: Path) -> None:
+    (tmp_path / "known").write_text(known_hosts_text([("127.0.1.1", 2222, KEY)]))
+    argv = ["ssh-keygen", "-F", "[127.0.1.1]:2222", "-f", str(tmp_path / "known")]
+    assert KEY.split()[1] in subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
+
+
+@pytest.mark.parametrize("key", ["ssh-ed25519 AAAA\nother ssh-ed25519 BBBB", "ssh-ed25519 AAAA\r"])
+def test_host_key_that_is_no_line_is_rejected(key: str) -> None:
+    with pytest.raises(UserError):
+        known_hosts_text([("127.0.1.1", 2222, key)])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("user", "me"),
+        ("port", "2222"),
+        ("identitiesonly", "yes"),
+        ("identityagent", "none"),
+        ("globalknownhostsfile", "/dev/null"),
+        ("stricthostkeychecking", "true"),
+        ("batchmode", "yes"),
+        ("passwordauthentication", "no"),
+        ("connecttimeout", "2"),
+        ("serveraliveinterval", "2"),
+        ("serveralivecountmax", "3"),
+        ("loglevel", "ERROR"),
+        ("forwardagent", "no"),
+        ("forwardx11", "no"),
+        ("clearallforwardings", "yes"),
+        ("controlmaster", "false"),
+        ("updatehostkeys", "false"),
+    ],
+)
+def test_ssh_reads_the_option_for_a_pod(config: Path, option: str, value: str) -> None:
+    assert effective(config, "pod2")[option] == value
+
+
+def test_other_hosts_are_not_touched(config: Path) -> None:
+    assert effective(config, "127.0.1.9")["port"] == "22"
+
+
+@pytest.mark.parametrize("name", ["plain", "two words", "a#b", 'quo"te', "back\\slash", "it's", "ünï"])
+def test_ssh_reads_paths_as_they_are(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    config = folder / "ssh_config"
+    config.write_text(ssh_config_text(["pod1"], 2222, folder / "id", folder / "known", "me"))
+    found = effective(config, "pod1")
+    assert found["identityfile"] == str(folder / "id")
+    assert found["userknownhostsfile"] == str(folder / "known")
+
+
+@pytest.mark.parametrize("name", ["a${HOME}b", "line\nbreak"])
+def test_path_that_ssh_cannot_be_told_is_rejected(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError):
+        ssh_config_text(["pod1"], 2222, tmp_path / name / "id", tmp_path / "known", "me")
+
+
+def test_address_that_is_a_pattern_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        ssh_config_text(["*"], 2222, tmp_path / "id", tmp_path / "known", "me")
+
+
+def test_remote_command_is_quoted_for_the_shell(config: Path) -> None:
+    argv = ssh_argv(config, "pod2", ["printf", "%s\n", "two words", "$HOME", "it's"])
+    assert argv[-3:-1] == ["--", "pod2"]
+    assert shlex.split(argv[-1]) == ["printf", "%s\n", "two words", "$HOME", "it's"]
+
+
+def test_users_own_configuration_is_used_with_strict_host_keys() -> None:
+    argv = ssh_argv(None, "pod2", ["true"], port=2200)
+    assert "-F" not in argv and "StrictHostKeyChecking=yes" in argv and "BatchMode=yes" in argv
+    assert argv[argv.index("-p") + 1] == "2200"
+
+
+def test_path_that_pdsh_would_cut_is_rejected() -> None:
+    with pytest.raises(UserError, match=r"^/my home/ssh_config: pdsh cannot be told a path with blanks; set ZEROPODS"):
+        pdsh_ssh_arguments(Path("/my home/ssh_config"))

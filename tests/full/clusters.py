@@ -1,0 +1,73 @@
+"""Clusters in a home of their own, and what must not be left of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.ssh import ssh_argv
+
+SECONDS = 30.0
+
+
+def processes_of(home: Path) -> list[int]:
+    """Processes of this machine that were started for clusters of a home."""
+    mark = f"ZEROPODS_HOME={home}\0".encode()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if mark in _read(path)]
+
+
+def await_that(is_so: Callable[[], object], seconds: float = SECONDS) -> None:
+    """Wait until it is so; fails if it is not after that time."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so after {seconds} s"
+        time.sleep(0.1)
+
+
+def ssh(cluster: Cluster, address: str, *command: str) -> str:
+    """What a command prints on a pod."""
+    argv = ssh_argv(cluster.ssh_config, address, command)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=True).stdout.strip()
+
+
+def listens(address: str, port: int) -> bool:
+    """Whether anything does."""
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((address, port)) == 0
+
+
+def ports_of(clusters: Iterable[Cluster]) -> list[tuple[str, int]]:
+    """Every address and port on which a cluster listens."""
+    return [
+        (pod.address, port)
+        for cluster in clusters
+        for pod in cluster.pods
+        for port in (cluster.ssh_port, pod.control_port)
+    ]
+
+
+def zeropods(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, in a process of its own."""
+    command = [sys.executable, "-m", "zeropods", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def program(code: str) -> subprocess.Popen[str]:
+    """A Python program that is followed through its stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return b"\0" + path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,52 @@
+"""Train as `textsql_train.py` does, then compare the trained model's logits with those of the model that it saved.
+
+    python -m torch.distributed.run --nproc_per_node 2 tests/full/logits.py FLAGS
+
+Rank 0 writes `logits.json` into the run folder.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from transformers import T5ForConditionalGeneration
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from zeropods import atomic
+from zeropods.measure.records import RankMeasurement
+from zeropods.train import processes
+from zeropods.train.arguments import parse_arguments
+from zeropods.train.attempt import _trainer
+from zeropods.train.dataset import collate
+from zeropods.train.job import check_call
+from zeropods.train.settings import training_arguments
+
+ROWS = 8
+
+
+def main() -> None:
+    arguments = parse_arguments(sys.argv[1:])
+    job = check_call(arguments)
+    settings = training_arguments(job)
+    (job.folder / "tensorboard").mkdir(parents=True, exist_ok=True)
+    trainer = _trainer(job, settings, RankMeasurement(rank=processes.rank(), host="here"), time.time())
+    trainer.train()
+    trainer.save_model(str(job.folder / "model"))
+    batch = collate([job.train[index] for index in range(ROWS)])
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    inputs["decoder_input_ids"] = batch["labels"].clamp(min=0)
+    with torch.no_grad():
+        trained = trainer.model.eval()(**inputs).logits
+        # From here on a model is loaded whole, not divided among the ranks.
+        unset_hf_deepspeed_config()
+        if processes.rank() == 0:
+            loaded = T5ForConditionalGeneration.from_pretrained(job.folder / "model").eval()(**inputs).logits
+            document = {"largest_difference": (trained - loaded).abs().max().item(), "rows": len(trained)}
+            atomic.write_json(job.folder / "logits.json", document)
+    processes.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""One real pod for a test: warden, agent and sshd on a loopback address of its own, and their master."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from zeropods.pods.control import AgentError, ask_all
+from zeropods.pods.descendants import PROC, Process, Tree, is_there, read_process, send
+from zeropods.pods.keys import make_key
+from zeropods.pods.registration import Answer, Registration
+from zeropods.pods.rendezvous import Rendezvous
+from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
+from zeropods.pods.sshd import is_free
+from zeropods.pods.sshd_config import account
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_SECONDS = 30.0
+
+
+class OnePod:
+    """A pod that is up when this is made.
+
+    Args:
+        argv: the command that starts the worker.
+        user: whose account logs in.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lease: str = "idle",
+        lease_seconds: float = 600.0,
+        argv: Sequence[str] = (sys.executable, str(ROOT / "worker_p.py")),
+        user: str | None = None,
+    ) -> None:
+        self.address = f"127.{random.randint(2, 254)}.{random.randint(0, 254)}.{random.randint(1, 254)}"
+        self.secret = secrets.token_bytes(32)
+        self.ssh_port = free_port(self.address)
+        self.log = folder / "worker.log"
+        self._folder = folder
+        key = make_key(folder / "id_ed25519", "test")
+        answer = Answer(cluster="test", authorized_key=key, lease=lease, lease_seconds=lease_seconds)
+        with Rendezvous(
+            secret=self.secret, count=1, answer=answer, address="127.0.0.1", port=None, ssh_ports=(self.ssh_port,)
+        ) as rendezvous:
+            self.warden = self._start(argv, rendezvous.port)
+            try:
+                (self.registration,) = rendezvous.gather(WAIT_SECONDS, self._check_alive)
+            except BaseException:
+                self.clean_up()
+                raise
+        self._write_ssh_files(user or account(), self.registration)
+
+    @property
+    def agent(self) -> Process:
+        """The agent: the warden's only child."""
+        (agent,) = Tree.read().children(self.warden.pid)
+        return agent
+
+    @property
+    def sshd(self) -> Process:
+        """The agent's own daemon."""
+        return next(child for child in Tree.read().children(self.agent.pid) if child.name == "sshd")
+
+    @property
+    def temporary(self) -> Path:
+        """The folder of sshd's files."""
+        # sshd writes its title over its arguments: they may end in blanks or in zeros.
+        title = (PROC / str(self.sshd.pid) / "cmdline").read_bytes().decode()
+        found = re.search(r"-f\W(\S+)/sshd_config", title)
+        assert found, title
+        return Path(found[1])
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The agent's answer; raises its `AgentError`."""
+        place = (self.address, self.registration.control_port)
+        (answer,) = ask_all([place], self.secret, request, WAIT_SECONDS)
+        if isinstance(answer, AgentError):
+            raise answer
+        return answer
+
+    def ssh_argv(self, command: str) -> list[str]:
+        """The command line that lets the pod's shell run `command`."""
+        return [*ssh_argv(self._folder / "ssh_config", self.address, [])[:-1], command]
+
+    def ssh(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the pod to its end."""
+        return subprocess.run(self.ssh_argv(command), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+
+    def ssh_session(self, command: str) -> subprocess.Popen[bytes]:
+        """A shell command on the pod that goes on."""
+        return subprocess.Popen(
+            self.ssh_argv(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def processes(self) -> set[Process]:
+        """Everything of this pod: below the warden, or with this pod's address in its environment."""
+        return set(Tree.read().below(self.warden.pid)) | {
+            process for process in Tree.read().table.values() if self._is_ours(process)
+        }
+
+    def said(self) -> str:
+        """What warden and agent have printed."""
+        return self.log.read_text(encoding="utf-8")
+
+    def clean_up(self) -> None:
+        """End whatever a test has left of the pod."""
+        with suppress(subprocess.TimeoutExpired):
+            self.warden.terminate()
+            self.warden.wait(WAIT_SECONDS)
+        self.warden.kill()
+        for process in self.processes():
+            send(process, signal.SIGKILL)
+        self.warden.wait(WAIT_SECONDS)
+
+    def _start(self, argv: Sequence[str], port: int) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "ZEROPODS_MASTER": f"127.0.0.1:{port}",
+            "ZEROPODS_SECRET": self.secret.hex(),
+            "ZEROPODS_SSH_PORTS": str(self.ssh_port),
+            "ZEROPODS_SLOTS": "1",
+            "ZEROPODS_REGISTER_SECONDS": str(WAIT_SECONDS),
+            "CDSW_IP_ADDRESS": self.address,
+            "CDSW_ENGINE_ID": "worker-1",
+        }
+        with open(self.log, "wb") as log:
+            return subprocess.Popen(
+                argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _check_alive(self, _: frozenset[str]) -> None:
+        assert self.warden.poll() is None, self.said()
+
+    def _write_ssh_files(self, user: str, pod: Registration) -> None:
+        folder = self._folder
+        hosts = known_hosts_text([(self.address, self.ssh_port, pod.host_key)])
+        (folder / "known_hosts").write_text(hosts, encoding="utf-8")
+        config = ssh_config_text([self.address], self.ssh_port, folder / "id_ed25519", folder / "known_hosts", user)
+        (folder / "ssh_config").write_text(config, encoding="utf-8")
+
+    def _is_ours(self, process: Process) -> bool:
+        try:
+            return self.address.encode() in (PROC / str(process.pid) / "environ").read_bytes()
+        except OSError:
+            return False
+
+
+def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def all_gone(processes: set[Process]) -> bool:
+    """Whether none of them is there any more."""
+    return not any(map(is_there, processes))
+
+
+def process_in(file: Path) -> Process:
+    """The process that has written its number into a file, once it has."""
+    until(lambda: file.is_file() and file.read_text().strip())
+    process = read_process(int(file.read_text()))
+    assert process is not None, "it has ended already"
+    return process
+
+
+def free_port(address: str) -> int:
+    """A port that nothing listens on, below those that connections get by themselves."""
+    return next(port for port in random.sample(range(20_000, 32_000), 100) if is_free(address, port))

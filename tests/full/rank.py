@@ -1,0 +1,88 @@
+"""A rank that trains nothing: it leaves what a run leaves, and misbehaves where it is told to.
+
+It stands for a training script where a test is about what runs it; it needs no torch, so that many such
+tests take seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from zeropods import atomic
+from zeropods.measure.records import RankMeasurement
+
+
+def main() -> int:
+    arguments = parse()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    folder = Path(arguments.outputdir)
+    measured = RankMeasurement(rank=rank, host=os.environ.get("ZEROPODS_POD", "?"))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if arguments.deaf else interrupt)
+    with open(folder / "run.lock", "a") as lock:
+        if rank == 0:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            atomic.write_json(folder / "config.json", config(world_size, arguments.said))
+        (folder / f"pid.{rank}").write_text(str(os.getpid()))
+        try:
+            train(arguments, rank, folder)
+            measured.status = "ok"
+        except KeyboardInterrupt:
+            measured.status, measured.reason = "interrupted", "SIGTERM"
+        except MemoryError:
+            measured.status, measured.reason = "oom", "no memory left"
+        measured.write(folder)
+        return int(measured.status != "ok")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--outputdir", required=True)
+    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--fail_rank", type=int, default=-1)
+    parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--said", default="")
+    parser.add_argument("--local_rank", type=int)
+    return parser.parse_args()
+
+
+def config(world_size: int, said: str) -> dict[str, object]:
+    return {
+        "schema_version": 1,
+        "run_id": "0123456789ab",
+        "attempt": 0,
+        "model_id": "none",
+        "init": "random",
+        "technique": "ddp",
+        "pods": world_size,
+        "slots": 1,
+        "world_size": world_size,
+        "precision": "fp32",
+        "prompt": None,
+        "effective_batch_size": world_size,
+        "identity": {"max_train_seconds": 0, "max_steps": 1},
+        "said": said,
+        "seen": {name: value for name, value in os.environ.items() if name.startswith(("ZEROPODS", "OMP", "SEEN"))},
+    }
+
+
+def train(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
+    print(f"rank {rank} trains", flush=True)
+    if rank == arguments.fail_rank:
+        raise MemoryError
+    deadline = time.monotonic() + arguments.seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,472 @@
+"""The agent of a pod, with a real warden, a real sshd and real processes: what it starts, watches and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.full.one_pod import ROOT, WAIT_SECONDS, OnePod, all_gone, free_port, process_in, until
+from zeropods.errors import UserError
+from zeropods.pods import sshd
+from zeropods.pods.control import AgentClient, AgentError, ask_all
+from zeropods.pods.descendants import PROC, Process, is_there, send
+from zeropods.pods.keys import make_key
+
+ORDINARY, NUMBER = "ordinary-pod", "64321"
+"""Not `nobody`: where systemd names accounts, sshd takes that one for locked."""
+RANK = """\
+import os, pathlib, signal, sys, time
+def asked(*_):
+    pathlib.Path(sys.argv[1] + ".asked").write_text("yes")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in sys.argv else asked)
+pathlib.Path(sys.argv[1] + ".new").write_text(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def start_pod(tmp_path: Path) -> Iterator[Callable[..., OnePod]]:
+    """Starts the test's pod, which is ended with all that it had."""
+    pods: list[OnePod] = []
+
+    def start(**how: object) -> OnePod:
+        pods.append(OnePod(tmp_path, **how))
+        return pods[-1]
+
+    yield start
+    for pod in pods:
+        pod.clean_up()
+        assert not pod.processes()
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Callable[..., str]:
+    """Makes the command line of a process that writes its number into a file, and notes when it is asked to end."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    return lambda file, *how: f"{sys.executable} {script} {tmp_path / file} {' '.join(how)}"
+
+
+def detached(command: str) -> str:
+    """A shell line that leaves `command` running when its shell and its session are gone."""
+    return f"(setsid nohup {command} </dev/null >/dev/null 2>&1 &)"
+
+
+def run_of_two(pod: OnePod, rank: Callable[..., str], folder: Path, run: str) -> tuple[Process, Process]:
+    """A session with one process of a run, and one that was detached from it."""
+    pod.ask(do="renew_run", run=run, seconds=20.0)
+    pod.ssh_session(f"export ZEROPODS_RUN={run}; {detached(rank(f'{run}.away'))}; {rank(run)}; true")
+    return process_in(folder / run), process_in(folder / f"{run}.away")
+
+
+def listens(address: str, port: int) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(2.0)
+        return sock.connect_ex((address, port)) == 0
+
+
+def test_a_pod_registers_and_its_sshd_answers_the_clusters_key(start_pod) -> None:
+    pod = start_pod()
+    done = pod.ssh('echo "$ZEROPODS_POD" "$PATH"')
+    assert done.returncode == 0, done.stderr
+    address, path = done.stdout.split(maxsplit=1)
+    assert address == pod.address
+    assert str(Path(sys.executable).parent) in path
+    assert (pod.registration.worker, pod.registration.slots) == ("worker-1", 1)
+    until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in pod.said())
+
+
+def test_another_key_is_not_let_in(start_pod, tmp_path) -> None:
+    pod = start_pod()
+    os.remove(tmp_path / "id_ed25519")
+    make_key(tmp_path / "id_ed25519", "stranger")
+    done = pod.ssh("true")
+    assert done.returncode == 255
+    assert "Permission denied" in done.stderr
+
+
+def test_the_secret_is_in_no_environment_argument_log_or_file(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    shown = pod.secret.hex().encode()
+    for process in [*pod.processes(), Process(pod.warden.pid, 0, 0, "", False)]:
+        for file in ("environ", "cmdline"):
+            assert shown not in (PROC / str(process.pid) / file).read_bytes()
+    files = [file for file in pod.temporary.iterdir() if file.is_file()]
+    assert files
+    assert not any(shown in file.read_bytes() for file in [*files, pod.log])
+
+
+def test_files_of_sshd_are_private(start_pod) -> None:
+    pod = start_pod()
+    assert pod.temporary.stat().st_mode & 0o777 == 0o700
+    assert {file.name: file.stat().st_mode & 0o077 for file in pod.temporary.iterdir() if file.suffix != ".pub"} == {
+        "authorized_keys": 0,
+        "host_key": 0,
+        "sshd.log": 0,
+        "sshd_config": 0,
+    }
+
+
+def test_a_run_that_is_not_renewed_is_ended_and_others_go_on(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    lost = run_of_two(pod, rank, tmp_path, "lost")
+    kept = run_of_two(pod, rank, tmp_path, "kept")
+    pod.ssh_session(f"{rank('unmarked')}; true")
+    unmarked = process_in(tmp_path / "unmarked")
+    pod.ask(do="renew_run", run="lost", seconds=1.0)
+    until(lambda: all_gone({*lost}))
+    assert (tmp_path / "lost.asked").exists(), "it was killed without being asked"
+    assert all(map(is_there, [*kept, unmarked]))
+    with pytest.raises(AgentError, match="run lost has ended"):
+        pod.ask(do="renew_run", run="lost", seconds=10.0)
+    assert pod.ask(do="renew_run", run="kept", seconds=10.0)["processes"] == 2
+
+
+def test_a_late_process_of_an_ended_run_is_ended(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    pod.ask(do="stop_run", run="r", grace_seconds=0.0)
+    pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('late')}; true")
+    late = process_in(tmp_path / "late")
+    until(lambda: all_gone({late}))
+
+
+def test_a_renewal_tells_how_many_processes_there_are_and_were(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    opened = pod.ask(do="renew_run", run="r", seconds=20.0)
+    assert opened == {"run": "r", "processes": 0, "seen": 0, "last_seen_seconds": None}
+    first, second = run_of_two(pod, rank, tmp_path, "r")
+    assert pod.ask(do="renew_run", run="r", seconds=20.0)["processes"] == 2
+    for process in (first, second):
+        send(process, signal.SIGKILL)
+    until(lambda: pod.ask(do="renew_run", run="r", seconds=20.0)["processes"] == 0)
+    after = pod.ask(do="renew_run", run="r", seconds=20.0)
+    assert after["seen"] == 2
+    assert 0 < after["last_seen_seconds"] < WAIT_SECONDS
+
+
+def test_stop_run_asks_first_and_leaves_nothing_of_the_run(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    members = run_of_two(pod, rank, tmp_path, "r")
+    others = run_of_two(pod, rank, tmp_path, "other")
+    assert pod.ask(do="stop_run", run="r", grace_seconds=20.0) == {"left": 0}
+    assert all_gone({*members})
+    assert (tmp_path / "r.asked").exists()
+    assert (tmp_path / "r.away.asked").exists()
+    assert all(map(is_there, others))
+
+
+def test_stop_run_kills_what_does_not_heed_it_and_the_session_that_led_to_it(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    pod.ask(do="renew_run", run="r", seconds=20.0)
+    session = pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('deaf', 'deaf')}; sleep 600")
+    deaf = process_in(tmp_path / "deaf")
+    assert pod.ask(do="stop_run", run="r", grace_seconds=0.5) == {"left": 0}
+    assert all_gone({deaf})
+    session.wait(WAIT_SECONDS)
+    until(lambda: pod.ask(do="status")["sessions"] == 0)
+
+
+def test_a_run_that_nobody_opens_is_ended(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('stranger')}; true")
+    stranger = process_in(tmp_path / "stranger")
+    assert pod.ask(do="status")["runs"] == {"r": 1}
+    until(lambda: all_gone({stranger}), seconds=60.0)
+
+
+def test_what_a_session_leaves_behind_is_ended_once_no_session_and_no_run_is_there(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    pod.ssh(detached(rank("behind")))
+    behind = process_in(tmp_path / "behind")
+    pod.ask(do="status")
+    assert is_there(behind)
+    pod.ask(do="stop_run", run="r", grace_seconds=5.0)
+    until(lambda: all_gone({behind}))
+
+
+def test_nothing_is_left_when_the_agent_is_killed(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    family, folder = pod.processes(), pod.temporary
+    send(pod.agent, signal.SIGKILL)
+    assert pod.warden.wait(WAIT_SECONDS) == 1
+    assert all_gone(family)
+    assert not folder.exists()
+    assert f"pod {pod.address}: the agent was killed by signal 9" in pod.said()
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_nothing_is_left_when_the_warden_or_its_group_is_killed(start_pod, rank, tmp_path, kill) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    family, folder = pod.processes(), pod.temporary
+    kill(pod.warden.pid, signal.SIGKILL)
+    until(lambda: all_gone(family))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_pod_in_order(start_pod, rank, tmp_path, signum: signal.Signals) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    family, folder = pod.processes(), pod.temporary
+    pod.warden.send_signal(signum)
+    assert pod.warden.wait(WAIT_SECONDS) == 0
+    assert all_gone(family)
+    assert not folder.exists()
+    assert (tmp_path / "r.asked").exists(), "it was killed without being asked"
+    assert not listens(pod.address, pod.ssh_port)
+    assert f"pod {pod.address}: ended: it got SIGTERM\n" in pod.said()
+
+
+def test_an_agent_that_does_not_answer_is_killed_by_its_warden(start_pod) -> None:
+    pod = start_pod()
+    family = pod.processes()
+    send(pod.agent, signal.SIGSTOP)
+    pod.warden.terminate()
+    assert pod.warden.wait(WAIT_SECONDS) == 1
+    assert all_gone(family)
+    assert "did not end in 10 s" in pod.said()
+
+
+def test_a_pod_whose_sshd_ends_ends_and_says_so(start_pod) -> None:
+    pod = start_pod()
+    send(pod.sshd, signal.SIGKILL)
+    assert pod.warden.wait(WAIT_SECONDS) == 1
+    assert "its sshd ended with status -9" in pod.said()
+
+
+def test_a_kernel_lease_that_is_not_renewed_ends_the_pod(start_pod, rank, tmp_path) -> None:
+    pod = start_pod(lease="kernel", lease_seconds=3.0)
+    pod.ssh_session(f"{rank('session')}; true")
+    process_in(tmp_path / "session")
+    family = pod.processes()
+    assert 2.0 < pod.ask(do="renew")["lease_seconds_left"] <= 3.0
+    assert pod.warden.wait(WAIT_SECONDS) == 0
+    assert all_gone(family)
+    assert "its kernel lease was not renewed for 3 s" in pod.said()
+
+
+def test_an_idle_lease_is_held_by_a_session(start_pod, rank, tmp_path) -> None:
+    pod = start_pod(lease="idle", lease_seconds=2.0)
+    session = pod.ssh_session(f"{rank('session')}; true")
+    process_in(tmp_path / "session")
+    with pytest.raises(subprocess.TimeoutExpired):
+        pod.warden.wait(5.0)
+    session.kill()
+    session.wait(WAIT_SECONDS)
+    assert pod.warden.wait(WAIT_SECONDS) == 0
+    assert "its idle lease was not used for 2 s" in pod.said()
+
+
+def test_a_pod_ends_when_it_is_asked_to(start_pod) -> None:
+    pod = start_pod()
+    family = pod.processes()
+    assert pod.ask(do="end") == {"ending": True}
+    assert pod.warden.wait(WAIT_SECONDS) == 0
+    assert all_gone(family)
+    assert "ended: it was asked to" in pod.said()
+
+
+def test_status_tells_runs_sessions_and_lease(start_pod, rank, tmp_path) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    status = pod.ask(do="status")
+    assert (status["worker"], status["cluster"], status["runs"], status["sessions"]) == (
+        "worker-1",
+        "test",
+        {"r": 2},
+        1,
+    )
+    assert status["idle_seconds"] >= 0
+    assert 0 < status["lease_seconds_left"] <= 600
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({}, "do: missing"),
+        ({"do": "rm"}, "expected one of status, renew"),
+        ({"do": "renew_run", "seconds": 1.0}, "run: missing"),
+        ({"do": "renew_run", "run": "a b", "seconds": 1.0}, "run: 'a b'"),
+        ({"do": "renew_run", "run": "r", "seconds": True}, "seconds: True"),
+        ({"do": "stop_run", "run": "r", "grace_seconds": -1}, "grace_seconds: -1"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_the_reason(shared_pod, request_, reason) -> None:
+    with pytest.raises(AgentError, match=reason):
+        shared_pod.ask(**request_)
+
+
+@pytest.fixture(scope="module")
+def shared_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePod]:
+    """A pod for questions that change nothing."""
+    pod = OnePod(tmp_path_factory.mktemp("pod"))
+    yield pod
+    pod.clean_up()
+
+
+def test_another_secret_gets_no_answer(shared_pod) -> None:
+    place = (shared_pod.address, shared_pod.registration.control_port)
+    (answer,) = ask_all([place], secrets.token_bytes(32), {"do": "end"}, 10.0)
+    assert isinstance(answer, AgentError)
+    assert shared_pod.ask(do="status")["worker"] == "worker-1"
+
+
+def test_strangers_at_the_control_port_do_not_keep_the_master_out(shared_pod) -> None:
+    place = (shared_pod.address, shared_pod.registration.control_port)
+    with socket.create_connection(place, timeout=10.0) as silent, socket.create_connection(place, timeout=10.0) as loud:
+        loud.sendall(os.urandom(200_000))
+        assert shared_pod.ask(do="status")["worker"] == "worker-1"
+        silent.settimeout(WAIT_SECONDS)
+        while silent.recv(1024):
+            pass  # until the agent has given it up
+
+
+def test_one_client_asks_many_times_and_after_an_interruption(shared_pod) -> None:
+    async def questions() -> None:
+        client = AgentClient(shared_pod.address, shared_pod.registration.control_port, shared_pod.secret)
+        for _ in range(20):
+            assert (await client.ask({"do": "status"}, 10.0))["worker"] == "worker-1"
+        asking = asyncio.create_task(client.ask({"do": "renew"}, 10.0))
+        await asyncio.sleep(0)
+        asking.cancel()
+        refused = client.ask({"do": "nonsense"}, 10.0)
+        with pytest.raises(AgentError, match="nonsense"):
+            await refused
+        assert "sessions" in await client.ask({"do": "status"}, 10.0)
+        await client.close()
+
+    asyncio.run(questions())
+
+
+def test_an_agent_that_is_not_there_is_named(shared_pod) -> None:
+    place = (shared_pod.address, free_port(shared_pod.address))
+    here = (shared_pod.address, shared_pod.registration.control_port)
+    gone, there = ask_all([place, here], shared_pod.secret, {"do": "status"}, 5.0)
+    assert isinstance(gone, AgentError)
+    assert str(gone).startswith(f"{place[0]}:{place[1]}: ")
+    assert isinstance(there, dict)
+
+
+def test_an_ordinary_user_can_be_a_pod(start_pod, tmp_path_factory, rank, tmp_path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("the other tests have shown it: they do not run as root")
+    pod = start_pod(argv=as_ordinary_user(tmp_path_factory.mktemp("seen")), user=ORDINARY)
+    done = pod.ssh("id -u")
+    assert done.stdout.strip() == NUMBER, done.stderr
+    pod.ask(do="renew_run", run="r", seconds=20.0)
+    pod.ssh_session("export ZEROPODS_RUN=r; sleep 600; true")
+    until(lambda: pod.ask(do="renew_run", run="r", seconds=20.0)["processes"] == 1)
+    assert pod.ask(do="stop_run", run="r", grace_seconds=5.0) == {"left": 0}
+    family = pod.processes()
+    pod.warden.terminate()
+    assert pod.warden.wait(WAIT_SECONDS) == 0
+    assert all_gone(family)
+
+
+def as_ordinary_user(folder: Path) -> list[str]:
+    """The command of a worker under an account without rights, in a private view of the file system.
+
+    There the account has a shell, and Python and the project lie where it may read them.
+    """
+    passwd = folder / "passwd"
+    passwd.write_text(f"root:x:0:0::/root:/bin/sh\n{ORDINARY}:x:{NUMBER}:{NUMBER}::/tmp:/bin/sh\n")
+    visible = "/mnt"
+    script = f"""
+        set -e
+        mount --make-rprivate /
+        mount --bind {passwd} /etc/passwd
+        mount -t tmpfs tmpfs {visible}
+        mkdir {visible}/python {visible}/project
+        mount --rbind {sys.base_prefix} {visible}/python
+        mount --rbind {ROOT} {visible}/project
+        exec setpriv --reuid={NUMBER} --regid={NUMBER} --clear-groups \
+            {visible}/python/bin/python3 {visible}/project/worker_p.py"""
+    tried = subprocess.run(["unshare", "--mount", "setpriv", f"--reuid={NUMBER}", "true"], check=False)
+    if tried.returncode != 0:
+        pytest.skip("this machine lets root neither make a mount namespace nor become another user")
+    return ["unshare", "--mount", "sh", "-c", script]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("ZEROPODS_SECRET", "", "ZEROPODS_SECRET: not set"),
+        ("ZEROPODS_SECRET", "abc", "ZEROPODS_SECRET: a value that is not shown; expected 64 hexadecimal digits"),
+        ("ZEROPODS_MASTER", "10.0.0.1", "ZEROPODS_MASTER: '10.0.0.1'; expected ADDRESS:PORT"),
+        ("ZEROPODS_SSH_PORTS", "2222,0", "ZEROPODS_SSH_PORTS: '2222,0'; expected ports"),
+        ("ZEROPODS_SLOTS", "none", "ZEROPODS_SLOTS: 'none'; expected a number from 1"),
+        ("ZEROPODS_MASTER", "127.0.0.1:1", "no answer of the master in 1 s"),
+    ],
+)
+def test_a_worker_that_cannot_begin_says_why_in_one_line(name: str, value: str, line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "worker_p.py")],
+        env={**os.environ, **worker_environment(), name: value},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        environment = worker_environment(register_seconds="600", port=str(master.getsockname()[1]))
+        with subprocess.Popen(
+            [sys.executable, str(ROOT / "worker_p.py")], env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        ) as worker:
+            master.settimeout(WAIT_SECONDS)
+            connection, _ = master.accept()
+            worker.terminate()
+            assert worker.wait(WAIT_SECONDS) == 0
+            connection.close()
+
+
+def worker_environment(register_seconds: str = "1", port: str = "1") -> dict[str, str]:
+    return {
+        "ZEROPODS_MASTER": f"127.0.0.1:{port}",
+        "ZEROPODS_SECRET": secrets.token_hex(32),
+        "ZEROPODS_SSH_PORTS": "2222",
+        "ZEROPODS_SLOTS": "1",
+        "ZEROPODS_REGISTER_SECONDS": register_seconds,
+        "CDSW_IP_ADDRESS": "127.0.0.1",
+        "CDSW_ENGINE_ID": "worker-1",
+    }
+
+
+def test_a_port_that_is_taken_meanwhile_is_named(tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"127.0.0.1:{port}: taken meanwhile"):
+            asyncio.run(sshd.Sshd(tmp_path, "127.0.0.1").start(port, "ssh-ed25519 AAAA"))
+
+
+def test_an_sshd_that_does_not_start_says_why(tmp_path) -> None:
+    # No host key was made.
+    with pytest.raises(UserError, match="sshd ended at its start: sshd: no hostkeys available"):
+        asyncio.run(sshd.Sshd(tmp_path, "127.0.0.1").start(free_port("127.0.0.1"), "ssh-ed25519 AAAA"))
+
+
+def test_a_missing_sshd_is_named_with_its_package(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sshd, "EXTRA_FOLDERS", ())
+    with pytest.raises(UserError, match="openssh-server"):
+        sshd.find_sshd()

@@ -1,0 +1,272 @@
+"""Clusters of real pods on this machine: up, found, used, down, and nothing left whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
+from tests.full.cml_double import CmlDouble
+from zeropods import pods
+from zeropods.errors import UserError
+from zeropods.pods import fleet, programs
+from zeropods.pods.local import LocalWorkers
+from zeropods.pods.network import OwnAddress
+from zeropods.pods.removal import sweep, take_down
+from zeropods.pods.state import names
+
+SLEEPER = "import time; time.sleep(300)"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home without clusters; nothing of one may be left in the end."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("ZEROPODS_HOME", str(folder))
+    yield folder
+    for name in names():
+        take_down(name)
+    await_that(lambda: not processes_of(folder), 10.0)
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+@pytest.fixture
+def cml(home: Path, monkeypatch: pytest.MonkeyPatch) -> CmlDouble:
+    """A CML session with room for two workers."""
+    double = CmlDouble(quota=2)
+    double.install(monkeypatch)
+    return double
+
+
+def test_three_pods_come_up_serve_and_leave_nothing(home: Path) -> None:
+    cluster = pods.up(3)
+    assert [ssh(cluster, pod.address, "echo", pod.name) for pod in cluster.pods] == ["pod1", "pod2", "pod3"]
+    assert cluster.hostfile.read_text() == "".join(f"{pod.address} slots={pod.slots}\n" for pod in cluster.pods)
+    ports = ports_of([cluster])
+    cluster.down()
+    cluster.down()
+    assert not processes_of(home) and not any(listens(*port) for port in ports) and not list(home.iterdir())
+
+
+def test_pods_come_up_in_a_notebook_whose_loop_is_running(home: Path) -> None:
+    async def cell() -> str:
+        cluster = pods.up(1)
+        html, table = cluster._repr_html_(), str(cluster.list())
+        cluster.down()
+        return html + table
+
+    shown = asyncio.run(cell())
+    assert "pod1" in shown and "ready" in shown and not processes_of(home)
+
+
+def test_the_secret_stands_in_no_argument_list_and_no_log(home: Path) -> None:
+    cluster = pods.up(1)
+    secret = cluster.secret.hex().encode()
+    assert not any(secret in path.read_bytes() for path in (cluster.folder / "logs").iterdir())
+    shown = [Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of(home)]
+    assert shown and not any(secret in arguments for arguments in shown)
+
+
+def test_check_finds_good_pods_good_and_names_one_that_has_died(home: Path) -> None:
+    cluster = pods.up(2, name="pods")
+    good = zeropods("pods", "check", "--json")
+    assert (good.returncode, json.loads(good.stdout)["ok"]) == (0, True), good.stdout
+    LocalWorkers(cluster.folder, OwnAddress("")).stop_workers(cluster.pods[1].worker)
+    bad = zeropods("pods", "check")
+    assert bad.returncode == 1 and f"pod2 ({cluster.pods[1].address}): ssh failed" in bad.stdout
+
+
+def test_keys_and_secret_are_their_owner_s_alone(home: Path) -> None:
+    cluster = pods.up(1)
+    modes = {
+        path.name: path.stat().st_mode & 0o777 for path in (cluster.folder / "id_ed25519", cluster.folder / "secret")
+    }
+    assert set(modes.values()) == {0o600} and cluster.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_same_again_is_the_same_cluster_and_other_settings_are_refused(home: Path) -> None:
+    cluster = pods.up(2, name="one")
+    assert pods.up(2, name="one") == cluster
+    with pytest.raises(UserError, match=r"one: is up with other settings \(count 2 -> 1\)"):
+        pods.up(1, name="one")
+
+
+def test_a_dead_cluster_is_replaced(home: Path) -> None:
+    cluster = pods.up(1)
+    for process in processes_of(home):
+        os.kill(process, signal.SIGKILL)
+    again = pods.up(1)
+    assert again.pods != cluster.pods and ssh(again, again.pods[0].address, "echo", "there") == "there"
+
+
+def test_a_cluster_that_was_replaced_is_not_ended_by_the_old_one(home: Path) -> None:
+    old = pods.up(1, name="one")
+    take_down("one")
+    new = pods.up(1, name="one")
+    old.down()
+    assert new.statuses()[0]["status"] == "ready"
+
+
+def test_another_process_finds_lists_and_ends_it(home: Path) -> None:
+    cluster = pods.up(2, slots=4, name="pods")
+    (found,) = json.loads(zeropods("pods", "list", "--json").stdout)["clusters"]
+    assert found["hostfile"] == str(cluster.hostfile)
+    assert [(pod["address"], pod["slots"], pod["status"]) for pod in found["pods"]] == [
+        (pod.address, 4, "ready") for pod in cluster.pods
+    ]
+    assert zeropods("pods", "down").stdout == "down: pods\n" and not processes_of(home)
+
+
+def test_nothing_up_is_no_error_for_down(home: Path) -> None:
+    done = zeropods("pods", "down")
+    assert (done.returncode, done.stdout) == (0, "nothing was up\n")
+
+
+def test_two_clusters_at_once_have_their_own_pods(home: Path) -> None:
+    starts = [
+        program(f"from zeropods.cli import main; main(['pods', 'up', '--count', '2', '--name', {n!r}])") for n in "ab"
+    ]
+    errors = [start.communicate(timeout=SECONDS)[1] for start in starts]
+    assert [cluster.name for cluster in pods.clusters()] == ["a", "b"], errors
+    first, second = pods.clusters()
+    assert len({pod.address for pod in first.pods + second.pods}) == 4
+    first.down()
+    assert [pod["status"] for pod in second.statuses()] == ["ready", "ready"]
+    assert zeropods("pods", "down", "--all").stdout == "down: b\n"
+
+
+def test_what_up_prints_lets_pdsh_reach_the_pods(home: Path) -> None:
+    told = json.loads(zeropods("pods", "up", "--count", "2", "--json").stdout)
+    addresses = [pod["address"] for pod in told["pods"]]
+    command = ["pdsh", "-S", "-w", ",".join(addresses), "echo", "rank", "%n"]
+    done = subprocess.run(
+        command, env={**os.environ, **told["export"]}, capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert sorted(done.stdout.splitlines()) == [f"{address}: rank {n}" for n, address in enumerate(addresses)]
+    assert Path(told["export"]["DS_ENV_FILE"]).read_text() == "GLOO_SOCKET_IFNAME=lo\n"
+
+
+def test_pods_end_with_the_process_that_holds_their_lease(home: Path) -> None:
+    holder = program(
+        "import time; from zeropods import pods; pods.up(2, lease_seconds=3); print('up', flush=True); time.sleep(300)"
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
+    time.sleep(6)
+    (cluster,) = pods.clusters()
+    assert [pod["status"] for pod in cluster.statuses()] == ["ready", "ready"]
+    holder.kill()
+    holder.communicate()
+    await_that(lambda: not processes_of(home), 15.0)
+    sweep()
+    assert not list(home.iterdir())
+
+
+def test_a_program_that_ends_takes_its_pods_down(home: Path) -> None:
+    done = program("from zeropods import pods; pods.up(2); print('up')")
+    assert done.communicate(timeout=SECONDS) == ("up\n", "")
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_up_that_is_interrupted_leaves_nothing(home: Path, tmp_path: Path, number: int, status: int) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    code = f"""
+import sys
+from pathlib import Path
+from zeropods.cli import main
+from zeropods.pods import fleet
+fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
+sys.exit(main(["pods", "up", "--count", "3"]))
+"""
+    start = program(code)
+    await_that(lambda: len(list(home.glob("pods/workers/*.json"))) == 3)
+    time.sleep(0.5)
+    start.send_signal(number)
+    start.communicate(timeout=SECONDS)
+    assert start.returncode == status and not processes_of(home) and not list(home.iterdir())
+
+
+def test_up_that_was_killed_is_cleared_by_down(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    code = f"""
+from pathlib import Path
+from zeropods import pods
+from zeropods.pods import fleet
+fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
+pods.up(2, name="dead")
+"""
+    start = program(code)
+    await_that(lambda: len(list(home.glob("dead/workers/*.json"))) == 2)
+    start.kill()
+    start.communicate()
+    assert zeropods("pods", "down", "--name", "dead").stdout == "down: dead\n"
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_a_worker_that_dies_at_start_is_named_with_its_last_words(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dies.py").write_text("raise SystemExit('no GPU here')")
+    monkeypatch.setattr(fleet, "WORKER_SCRIPT", tmp_path / "dies.py")
+    with pytest.raises(UserError, match=r"worker \w+ \(127\.0\.\d+\.\d+\) ended with exit code 1 .* no GPU here"):
+        pods.up(2)
+
+
+def test_a_worker_that_says_nothing_is_named_at_the_deadline(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    monkeypatch.setattr(fleet, "WORKER_SCRIPT", tmp_path / "sleeper.py")
+    with pytest.raises(UserError, match=r"0 of 2 pods after 3 s: worker \w+ \(127.*\) is running.*; worker \w+"):
+        pods.up(2, seconds=3)
+
+
+def test_a_port_that_is_taken_is_named(home: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=str(port)):
+            pods.up(1, port=port)
+
+
+def test_a_missing_sshd_is_named_with_its_package(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ssh", "ssh-keygen", "pdsh"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
+    with pytest.raises(UserError, match=r"^sshd: not found on PATH; apt-get install openssh-server$"):
+        pods.up(1)
+
+
+def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path) -> None:
+    cluster = pods.up(3, cpu=1, memory=2)
+    assert [pod.address for pod in cluster.pods] == ["127.0.2.1", "127.0.2.2", "127.0.2.254"]
+    assert (cluster.backend, cluster.network, cluster.shared_machine, cluster.environment) == ("cml", "cml", False, {})
+    assert all(ssh(cluster, pod.address, "echo", "there") == "there" for pod in cluster.pods)
+    cluster.down()
+    assert {worker["status"] for worker in cml.list_workers()} <= {"stopped", "succeeded"}
+
+
+def test_a_worker_that_stays_pending_is_mentioned_and_named_at_the_deadline(
+    cml: CmlDouble, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"[0-3] of 4 pods after 8 s: ") as ended:
+        pods.up(4, cpu=1, memory=2, seconds=8)
+    assert "worker cml00000000003 is pending: it waits for 1 cores, 2 GiB and 0 GPUs" in str(ended.value)
+    assert "worker cml00000000003 is pending" in capfd.readouterr().err
+    assert all(worker["finished_at"] for worker in cml.list_workers())
+
+
+def test_outside_cml_its_backend_is_refused_in_one_line(home: Path) -> None:
+    with pytest.raises(UserError, match=r"^backend cml: neither cml\.workers_v1 nor cdsw can be imported; "):
+        pods.up(1, backend="cml")

@@ -1,0 +1,133 @@
+"""Ranks of one run on several pods: what each leaves, and who speaks, with and without a supervisor."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY
+from zeropods.launch.child import child_environment
+from zeropods.measure.records import compose_record, read_record
+
+PODS = ("10.0.0.1", "10.0.0.2")
+SECONDS = 120.0
+
+
+def start_rank(rank: int, port: int, arguments: list[object], **environment: str) -> subprocess.Popen[str]:
+    """One rank of two, each on a pod of its own, as DeepSpeed's launcher starts it there."""
+    command = [sys.executable, str(ROOT / "textsql_train.py"), *TINY, *map(str, arguments)]
+    given = {
+        "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "ZEROPODS_POD": PODS[rank],
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **environment,
+    }  # fmt: skip
+    return subprocess.Popen(
+        command, env=child_environment() | given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+@contextmanager
+def two_ranks(arguments: list[object], **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [start_rank(rank, port, arguments, **environment) for rank in (0, 1)]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def said(ranks: list[subprocess.Popen[str]]) -> list[list[str]]:
+    """The lines for people of each rank, after its end."""
+    texts = [rank.communicate(timeout=SECONDS)[1] for rank in ranks]
+    return [[line for line in text.splitlines() if line.startswith("zeropods: ")] for text in texts]
+
+
+def measurement(folder: Path, rank: int) -> dict[str, Any]:
+    return json.loads((folder / "ranks" / f"{rank}.json").read_text())
+
+
+def wait_until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {SECONDS} s: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def flags(prepared: Path, tmp_path: Path) -> list[object]:
+    return ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--eval_steps", "0", "--precision", "fp32"]
+
+
+def test_under_a_supervisor_the_ranks_leave_measurements_and_no_record(flags: list[object], tmp_path: Path) -> None:
+    zero1 = ["--deepspeed", ROOT / "dsconfig" / "zero1.json"]
+    with two_ranks([*flags, *zero1, "--max_steps", "2"], ZEROPODS_RUN="r1") as ranks:
+        assert said(ranks) == [[], []]
+        assert [rank.returncode for rank in ranks] == [0, 0]
+    run = tmp_path / "run"
+    assert not (run / "record.json").exists()
+    assert [measurement(run, rank)["host"] for rank in (0, 1)] == list(PODS)
+    record = compose_record(run)
+    assert (record["status"], record["pods"], record["slots"]) == ("ok", 2, 1)
+    assert record["hosts"] == list(PODS)
+
+
+def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(flags: list[object], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"], ZEROPODS_RUN="r1") as ranks:
+        log = run / "train.log"
+        wait_until(lambda: log.is_file() and "step 5 " in log.read_text(), "five steps")
+        ranks[1].send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        ranks[0].send_signal(signal.SIGTERM)
+        wait_until((run / "ranks" / "0.json").is_file, "the measurement of the waiting rank")
+        left = measurement(run, 0)
+    assert (left["status"], left["reason"]) == ("interrupted", "SIGTERM while waiting for other ranks")
+    assert len(left["losses"]) >= 5
+
+
+def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
+    flags: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"]) as ranks:
+        log = run / "train.log"
+        wait_until(lambda: log.is_file() and "step 3 " in log.read_text(), "three steps")
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        for rank in ranks:
+            rank.communicate(timeout=SECONDS)
+        assert all(rank.returncode for rank in ranks)
+    record = read_record(run)
+    assert record["status"] in ("interrupted", "failed")
+    assert " on 10.0.0." in record["reason"]
+    assert len(list((run / "ranks").iterdir())) == 2
+
+
+def test_an_error_that_all_ranks_share_is_said_once(flags: list[object], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "of_somebody_else").touch()
+    with two_ranks([*flags, "--max_steps", "1"]) as ranks:
+        lines = said(ranks)
+        assert [rank.returncode for rank in ranks] == [1, 1]
+    assert [len(own) for own in lines] == [1, 0]
+    assert "holds something that is no run" in lines[0][0]
+
+
+def test_a_rank_that_fails_before_the_others_are_met_says_why(flags: list[object]) -> None:
+    with two_ranks([*flags, "--dataset_path", "/nowhere"]) as ranks:
+        lines = said(ranks)
+        assert [rank.returncode for rank in ranks] == [1, 1]
+    assert all("no prepared data set" in own[0] for own in lines)

@@ -1,0 +1,125 @@
+"""Equal effective batch and seed, FP32, no dropout: the same numbers on any number of processes, by every technique."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.full.conftest import ROOT, TINY
+from zeropods.launch.child import child_environment
+from zeropods.measure.records import read_record
+
+EFFECTIVE_BATCH = 12
+STEPS = 20
+LEARNING_RATE = 3e-4
+MAX_GRAD_NORM = 0.5
+"""Below the gradients' norms, so that clipping takes part in every step."""
+TECHNIQUES = ("ddp", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
+PROFILED = {"zero1profiler": "zero1", "zero2profiler": "zero2", "zero3profiler": "zero3_offload"}
+SEVEN = [
+    ("ddp", 2), ("zero1profiler", 3), ("zero1_offload", 2), ("zero2", 3), ("zero2_offload", 1), ("zero3", 2),
+    ("zero3profiler", 3),
+]  # fmt: skip
+"""Every technique, every number of pods."""
+ALL = [(name, pods) for name in (*TECHNIQUES, *PROFILED) for pods in (1, 2, 3) if (name, pods) != ("ddp", 1)]
+PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else SEVEN
+
+
+def train_on(pods: int, name: str, prepared: Path, folder: Path, *arguments: object) -> Path:
+    """Train with `dsconfig/NAME.json`, `ddp` or `none` on so many processes; returns the run folder."""
+    config = () if name in ("none", "ddp") else ("--deepspeed", ROOT / "dsconfig" / f"{name}.json")
+    given = [
+        *TINY, "--precision", "fp32", "--dataset_path", prepared, "--outputdir", folder,
+        "--per_device_train_batch_size", EFFECTIVE_BATCH // pods, *config, *arguments,
+    ]  # fmt: skip
+    launched(pods, ROOT / "textsql_train.py", given)
+    return folder
+
+
+def launched(pods: int, program: Path, arguments: list[object]) -> None:
+    """Run a program on so many processes of this machine to its end."""
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", str(pods), "--master_port", str(free_port()))
+    command = [sys.executable, *(launcher if pods > 1 else ()), str(program), *map(str, arguments)]
+    environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+CURVE = [
+    "--max_steps", STEPS, "--eval_steps", STEPS // 2,
+    "--learning_rate", LEARNING_RATE, "--max_grad_norm", MAX_GRAD_NORM,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that the others must equal: one process, no DeepSpeed."""
+    return train_on(1, "none", prepared, tmp_path_factory.mktemp("alone") / "run", *CURVE)
+
+
+def values(entries: list[dict[str, float]]) -> list[float]:
+    return [entry["loss"] for entry in entries]
+
+
+def weights(run: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    return load_file(run / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize(("name", "pods"), PAIRS)
+def test_a_technique_gives_the_numbers_of_one_process(
+    name: str, pods: int, alone: Path, prepared: Path, tmp_path: Path
+) -> None:
+    run = train_on(pods, name, prepared, tmp_path / "run", *CURVE)
+    record, expected = read_record(run), read_record(alone)
+    assert (record["technique"], record["world_size"]) == (PROFILED.get(name, name), pods)
+    assert record["effective_batch_size"] == expected["effective_batch_size"] == EFFECTIVE_BATCH
+    assert len(record["losses"]) == STEPS
+    assert values(record["losses"]) == pytest.approx(values(expected["losses"]), rel=1e-3)
+    assert values(record["eval_losses"]) == pytest.approx(values(expected["eval_losses"]), rel=1e-3)
+    assert_weights_are_those_of(alone, run)
+    assert_loads_without_a_missing_weight(run)
+    assert (run / "profile.txt").is_file() == (name in PROFILED)
+
+
+def assert_weights_are_those_of(alone: Path, run: Path) -> None:
+    """Within the furthest that AdamW can have moved them apart, and all but a thousandth much nearer."""
+    ours, theirs = weights(run), weights(alone)
+    assert ours.keys() == theirs.keys()
+    assert {value.dtype for value in ours.values()} == {np.dtype("float32")}
+    apart = np.concatenate([np.abs(ours[name] - theirs[name]).ravel() for name in theirs])
+    assert apart.max() <= 2 * LEARNING_RATE * STEPS
+    assert np.mean(apart <= 1e-5) >= 0.999
+
+
+def assert_loads_without_a_missing_weight(run: Path) -> None:
+    from transformers import T5ForConditionalGeneration
+
+    model, loaded = T5ForConditionalGeneration.from_pretrained(run / "model", output_loading_info=True)
+    assert not loaded["missing_keys"]
+    assert not loaded["unexpected_keys"]
+    assert model.lm_head.weight.data_ptr() == model.shared.weight.data_ptr()
+
+
+def test_the_saved_model_has_the_logits_of_the_trained_one(prepared: Path, tmp_path: Path) -> None:
+    arguments = [
+        *TINY, "--precision", "fp32", "--max_steps", "3", "--eval_steps", "0", "--dataset_path", prepared,
+        "--outputdir", tmp_path / "run", "--deepspeed", ROOT / "dsconfig" / "zero3_offload.json",
+    ]  # fmt: skip
+    launched(2, ROOT / "tests" / "full" / "logits.py", arguments)
+    assert json.loads((tmp_path / "run" / "logits.json").read_text()) == {"largest_difference": 0.0, "rows": 8}

@@ -1,0 +1,257 @@
+"""Runs over real pods, sshd and pdsh that end in every way, and what is left of them: a record, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods import pods
+from zeropods.pods.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = ROOT / "tests" / "full" / "rank.py"
+LEFT_SECONDS = 15
+FOUND_SECONDS, STOPPED_SECONDS = 10, 20
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where clusters of this module are kept."""
+    folder = tmp_path_factory.mktemp("home")
+    before = os.environ.get("ZEROPODS_HOME")
+    os.environ["ZEROPODS_HOME"] = str(folder)
+    yield folder
+    os.environ.pop("ZEROPODS_HOME")
+    if before is not None:
+        os.environ["ZEROPODS_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[Cluster]:
+    """Three pods that every test leaves as they are."""
+    up = pods.up(3, name="shared")
+    yield up
+    up.down()
+
+
+@pytest.fixture
+def mortal(home: Path) -> Iterator[Cluster]:
+    """Three pods of a test that harms them."""
+    up = pods.up(3, name="mortal")
+    yield up
+    up.down()
+
+
+def started(cluster: Cluster, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    """A launch of `rank.py` on all pods of a cluster."""
+    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, RANK, "--outputdir", folder, *arguments]
+    return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a launch said, once it has ended."""
+    return process.communicate(timeout=WAIT_SECONDS)[1]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())
+
+
+def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> float:
+    """Wait until something has happened; returns the seconds that it took."""
+    began = time.monotonic()
+    while not happened():
+        assert time.monotonic() - began < seconds, f"it did not happen within {seconds} s"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def train(folder: Path) -> list[int]:
+    """The processes of the three ranks, once all of them train."""
+    until(lambda: all((folder / f"pid.{rank}").is_file() for rank in range(3)))
+    return [int((folder / f"pid.{rank}").read_text()) for rank in range(3)]
+
+
+def processes(*words: object) -> list[int]:
+    """Processes of this machine with all these words among their arguments; those that wait to be reaped are none."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        found += [int(entry.parent.name)] * (all(str(word) in line for word in words))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def left(folder: Path) -> list[int]:
+    """Processes of a run, wherever they are: launcher, pdsh, ssh, ranks."""
+    return processes(folder)
+
+
+def test_a_run_that_ends_well_has_a_record_of_all_its_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run")
+    said = ended(process)
+    assert process.returncode == 0, said
+    assert record(tmp_path / "run")["status"] == "ok"
+    assert [rank["host"] for rank in record(tmp_path / "run")["ranks"]] == [pod.address for pod in cluster.pods]
+    assert not left(tmp_path / "run")
+
+
+def test_output_carries_the_pods_names(cluster: Cluster, tmp_path: Path) -> None:
+    said = ended(started(cluster, tmp_path / "run")).splitlines()
+    assert {"pod1: rank 0 trains", "pod2: rank 1 trains", "pod3: rank 2 trains"} <= set(said)
+
+
+def test_ranks_find_what_they_need_in_their_environment(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ended(started(cluster, tmp_path / "run"))
+    seen = json.loads((tmp_path / "run" / "config.json").read_text())["seen"]
+    assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 3))
+    assert seen["ZEROPODS_POD"] == cluster.pods[0].address
+    assert not [name for name in seen if "SECRET" in name]
+
+
+def test_a_failing_rank_gives_the_reason_and_the_pod(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--fail_rank", 1)
+    said = ended(process)
+    assert process.returncode == 1
+    found = record(tmp_path / "run")
+    assert (found["status"], found["pod"], found["reason"]) == ("oom", "pod2", "rank 1: no memory left")
+    assert "oom: pod2: rank 1: no memory left" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_everywhere_and_harms_no_other(
+    cluster: Cluster, tmp_path: Path, signum: signal.Signals
+) -> None:
+    other = started(cluster, tmp_path / "other", "--seconds", 12)
+    process = started(cluster, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    train(tmp_path / "other")
+    process.send_signal(signum)
+    ended(process)
+    assert process.returncode != 0 and record(tmp_path / "run")["status"] == "interrupted"
+    assert not left(tmp_path / "run")
+    said = ended(other)
+    assert other.returncode == 0 and record(tmp_path / "other")["status"] == "ok", said
+
+
+def test_ranks_that_do_not_hear_are_ended_too(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 600, "--deaf")
+    train(tmp_path / "run")
+    process.send_signal(signal.SIGINT)
+    ended(process)
+    assert record(tmp_path / "run")["status"] == "interrupted" and not left(tmp_path / "run")
+
+
+def test_a_killed_launcher_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    process.kill()
+    process.wait()
+    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS)
+
+
+def test_a_killed_pdsh_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 600, "--deaf")
+    train(tmp_path / "run")
+    (pdsh,) = processes("pdsh", "-w", tmp_path / "run")[:1]
+    os.kill(pdsh, signal.SIGKILL)
+    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS + 1)
+    ended(process)
+    assert process.returncode == 1 and record(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_killed_rank_ends_the_run_and_its_pod_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 600)
+    os.kill(train(tmp_path / "run")[2], signal.SIGKILL)
+    ended(process)
+    found = record(tmp_path / "run")
+    assert (process.returncode, found["status"], found["pod"]) == (1, "failed", "pod3")
+    assert "rank 2 left no measurement" in found["reason"] and not left(tmp_path / "run")
+
+
+def agent_of(cluster: Cluster, number: int) -> int:
+    """The process of a pod's agent: the child of its warden."""
+    place = f"={cluster.pods[number].address}\0"
+    both = [pid for pid in processes("worker_p.py") if place in environment(pid)]
+    return next(pid for pid in both if parent(pid) in both)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def environment(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+
+
+def test_a_killed_pod_is_found_and_named_and_the_others_are_stopped(mortal: Cluster, tmp_path: Path) -> None:
+    process = started(mortal, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    os.kill(agent_of(mortal, 1), signal.SIGKILL)
+    seconds = until(lambda: process.poll() is not None, STOPPED_SECONDS + FOUND_SECONDS)
+    said = ended(process)
+    found = record(tmp_path / "run")
+    assert (found["status"], found["pod"]) == ("pod_lost", "pod2"), said
+    assert mortal.pods[1].address in found["reason"]
+    assert seconds < STOPPED_SECONDS and not left(tmp_path / "run")
+
+
+def test_a_frozen_pod_is_found_and_its_ranks_end_when_it_thaws(mortal: Cluster, tmp_path: Path) -> None:
+    process = started(mortal, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    agent = agent_of(mortal, 2)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        ended(process)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    found = record(tmp_path / "run")
+    assert (found["status"], found["pod"]) == ("pod_lost", "pod3")
+    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS)
+
+
+def test_a_dead_pod_is_named_before_anything_starts(mortal: Cluster, tmp_path: Path) -> None:
+    os.kill(agent_of(mortal, 0), signal.SIGKILL)
+    process = started(mortal, tmp_path / "run")
+    said = ended(process)
+    assert process.returncode == 1 and "pod1" in said.splitlines()[-1]
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_folder_in_use_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    first = started(cluster, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    second = started(cluster, tmp_path / "run")
+    said = ended(second)
+    first.send_signal(signal.SIGTERM)
+    ended(first)
+    assert second.returncode == 1 and "in use by process" in said.splitlines()[-1]
+
+
+def test_a_finished_run_is_not_run_again(cluster: Cluster, tmp_path: Path) -> None:
+    ended(started(cluster, tmp_path / "run"))
+    before = record(tmp_path / "run"), (tmp_path / "run" / "record.json").stat().st_mtime_ns
+    process = started(cluster, tmp_path / "run")
+    assert "this run is finished; nothing to do" in ended(process) and process.returncode == 0
+    assert (record(tmp_path / "run"), (tmp_path / "run" / "record.json").stat().st_mtime_ns) == before
+
+
+def test_a_finished_run_with_other_arguments_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    ended(started(cluster, tmp_path / "run"))
+    process = started(cluster, tmp_path / "run", "--seconds", 1)
+    assert "holds a finished run on 3 pods with other arguments" in ended(process) and process.returncode == 1

@@ -1,0 +1,21 @@
+"""A worker pod: reports to its master, starts its own sshd, and sleeps.
+
+`zeropods pods up` starts it on every pod and tells it by ZEROPODS_* variables what it needs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from zeropods.errors import guarded
+
+
+def main() -> int:
+    """Be a pod until it ends."""
+    from zeropods.pods.warden import main as warden
+
+    return warden()
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,123 @@
+"""`zeropods launch`: a training script on pods, supervised and recorded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeropods.errors import UserError
+from zeropods.launch.command import LAUNCHERS, Launch
+
+if TYPE_CHECKING:
+    from zeropods.pods.cluster import Cluster
+
+Result = dict[str, Any]
+
+
+def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+    """The verb and its flags; `add(verbs, name, help, run)` makes it."""
+    verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
+    verb.add_argument("--num-pods", type=int, metavar="N", help="on the first N pods; all of them if not given")
+    verb.add_argument("--name", help="the cluster, where several are up")
+    verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there first")
+    verb.add_argument("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
+    verb.add_argument(
+        "--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here"
+    )
+    verb.add_argument("--dry-run", action="store_true", help="print what would be run")
+    verb.add_argument("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
+    verb.set_defaults(readable=readable, status=exit_status)
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """Run the launch and return its record."""
+    if arguments.num_pods is not None and arguments.num_pods < 1:
+        raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
+    if arguments.launcher == "none":
+        return _alone(arguments)
+    with _cluster(arguments) as cluster:
+        return _over_pods(arguments, cluster)
+
+
+def readable(result: Result) -> str:
+    """The record's main figures; of a dry run all of it."""
+    if "exported" in result:
+        lines = [f"{name}={value}" for name, value in result["exported"].items()]
+        return "\n".join([*lines, " ".join(result["argv"])])
+    keys = ("status", "technique", "pods", "world_size", "steps", "train_seconds", "samples_per_second")
+    return "\n".join(f"{key:24} {_shown(result.get(key))}" for key in keys) + f"\n{'run folder':24} {result['folder']}"
+
+
+def exit_status(result: Result) -> int:
+    """0 where the run ended well; else why not, in a line on stderr, and 1."""
+    if result.get("status", "ok") == "ok":
+        return 0
+    place = f"{result['pod']}: " if result.get("pod") else ""
+    print(f"zeropods: {result['folder']}: {result['status']}: {place}{result['reason']}", file=sys.stderr)
+    return 1
+
+
+def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
+    from zeropods.launch.run import plan_launch, run_launch
+
+    script, *script_arguments = arguments.command
+    planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
+    if arguments.dry_run:
+        return _dry(planned)
+    record = run_launch(planned, cluster, show=_show)
+    return {**record, "folder": str(planned.folder)}
+
+
+def _alone(arguments: argparse.Namespace) -> Result:
+    """Run on this machine, a process for each of its slots."""
+    from zeropods.launch.alone import plan_alone
+    from zeropods.launch.command import runner_argv
+    from zeropods.launch.process import run_here
+
+    if arguments.hostfile or arguments.name or (arguments.num_pods or 1) != 1:
+        raise UserError("--launcher none: this machine alone; leave out --num-pods, --hostfile and --name")
+    planned = plan_alone(arguments.command[0], arguments.command[1:])
+    if arguments.dry_run:
+        return _dry(planned)
+    run = run_here(runner_argv(planned, Path()), planned.folder)
+    return {**run.record, "folder": str(planned.folder)}
+
+
+def _dry(planned: Launch) -> Result:
+    from zeropods.launch.command import runner_argv
+
+    return {**planned.to_json(), "argv": runner_argv(planned, Path("HOSTFILE"))}
+
+
+@contextmanager
+def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
+    """The cluster that was named; pods on hosts of the user's own live for this launch only."""
+    from zeropods import pods
+
+    if arguments.hostfile is None:
+        yield pods.find(arguments.name)
+        return
+    known = next((c for c in pods.clusters() if c.hostfile.resolve() == arguments.hostfile.resolve()), None)
+    if known is not None:
+        yield known
+        return
+    cluster = pods.up(hostfile=arguments.hostfile, name=arguments.name)
+    try:
+        yield cluster
+    finally:
+        cluster.down()
+
+
+def _show(line: str) -> None:
+    """A line of the ranks above the progress bar; stdout is the result's."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

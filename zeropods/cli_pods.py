@@ -1,0 +1,181 @@
+"""`zeropods pods up|check|list|down`: pods from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zeropods.pods.cluster import Cluster
+    from zeropods.pods.expectation import Expectation
+
+Result = dict[str, Any]
+NAME_HELP = "the cluster; 'pods' if not given, or the only one"
+
+
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
+    """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    _up(add(verbs, "up", "start pods and wait until all of them are ready", run_up))
+    check = add(verbs, "check", "look at every pod before something is started there", run_check)
+    where = check.add_mutually_exclusive_group()
+    where.add_argument("--name", help=NAME_HELP)
+    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, reached as your ssh reaches them")
+    where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
+    check.set_defaults(readable=readable_check, status=lambda result: 0 if result["ok"] else 1)
+    add(verbs, "list", "clusters and their pods, asked now", run_list).set_defaults(readable=readable_list)
+    down = add(verbs, "down", "end pods and remove their keys", run_down)
+    chosen = down.add_mutually_exclusive_group()
+    chosen.add_argument("--name", help=NAME_HELP)
+    chosen.add_argument("--all", action="store_true", help="every cluster")
+    down.set_defaults(readable=readable_down)
+
+
+def _up(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--count", type=int, required=True, metavar="N")
+    verb.add_argument("--slots", type=int, metavar="K", help="processes of a pod; its GPUs, at least 1, if not given")
+    verb.add_argument("--backend", choices=["local", "cml"], help="cml inside a CML session, else local, if not given")
+    verb.add_argument("--network", choices=["loopback", "namespaces"], default="loopback", help="of local pods")
+    verb.add_argument("--name", default="pods", help="default %(default)s")
+    verb.add_argument("--port", type=int, metavar="P", help="where pods report; 6000, or a free one, if not given")
+    verb.add_argument("--seconds", type=float, default=120.0, help="until all have to be ready; default %(default)s")
+    verb.add_argument("--cpu", type=float, default=4, help="cores of a CML worker; default %(default)s")
+    verb.add_argument("--memory", type=float, default=32, help="GiB of a CML worker; default %(default)s")
+    verb.add_argument("--nvidia-gpu", type=int, help="GPUs of a CML worker; as many as here if not given")
+    verb.set_defaults(readable=readable_up)
+
+
+def run_up(arguments: argparse.Namespace) -> Result:
+    """Start a cluster that lives until `pods down` or two hours after its last use."""
+    from zeropods import pods
+    from zeropods.pods.own_command import deepspeed_argv, deepspeed_environment
+
+    cluster = pods.up(
+        arguments.count,
+        slots=arguments.slots,
+        backend=arguments.backend,
+        name=arguments.name,
+        network=arguments.network,
+        port=arguments.port,
+        seconds=arguments.seconds,
+        lease="idle",
+        cpu=arguments.cpu,
+        memory=arguments.memory,
+        nvidia_gpu=arguments.nvidia_gpu,
+    )
+    return {
+        **_described(cluster),
+        "pods": [{"pod": p.name, "worker": p.worker, "address": p.address, "slots": p.slots} for p in cluster.pods],
+        "export": deepspeed_environment(cluster),
+        "command": deepspeed_argv(cluster),
+    }
+
+
+def readable_up(result: Result) -> str:
+    """The hostfile, and DeepSpeed's own command with what it needs, to be pasted."""
+    hosts = [f"{pod['address']} slots={pod['slots']}" for pod in result["pods"]]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in result["export"].items()]
+    name = result["name"]
+    ends = "zeropods pods down" + ("" if name == "pods" else f" --name {name}")
+    return "\n".join(
+        [
+            f"# {result['hostfile']}",
+            *hosts,
+            "",
+            f"# cluster {name} is up; end it with: {ends}",
+            "# train with 'zeropods launch', or with DeepSpeed's own command:",
+            *exports,
+            f"{shlex.join(result['command'])} textsql_train.py ...",
+        ]
+    )
+
+
+def run_check(arguments: argparse.Namespace) -> Result:
+    """Check the pods of a cluster, hosts of the user's own, or this machine."""
+    from zeropods.pods.cluster import find
+    from zeropods.pods.expectation import Expectation
+    from zeropods.pods.hostfile import read_hostfile
+    from zeropods.pods.preflight import mending_lines, pods_check_table, preflight, preflight_self
+
+    expected = Expectation.of_this_machine(Path.cwd(), cml="CDSW_ENGINE_ID" in os.environ)
+    if arguments.this_pod:
+        found = preflight_self(expected)
+    elif arguments.hostfile:
+        found = preflight(read_hostfile(arguments.hostfile), expected)
+    else:
+        found = _check_cluster(find(arguments.name), expected)
+    if arguments.json:
+        return found.to_json()
+    return {"ok": found.ok, "table": pods_check_table(found), "mend": mending_lines(found)}
+
+
+def _check_cluster(cluster: Cluster, expected: Expectation) -> Any:
+    from dataclasses import replace
+
+    from zeropods.pods.preflight import preflight
+
+    return preflight(
+        cluster.hosts,
+        replace(expected, cml=cluster.backend == "cml"),
+        names=[pod.name for pod in cluster.pods],
+        ssh_config=cluster.ssh_config,
+        port=cluster.ssh_port,
+    )
+
+
+def readable_check(result: Result) -> str:
+    """Pods x checks, and below it what to do."""
+    from zeropods.report.table import Table
+
+    return "\n".join([Table.of(result["table"]).to_markdown(), *result["mend"]])
+
+
+def run_list(arguments: argparse.Namespace) -> Result:
+    """Every cluster with what its pods answer."""
+    from zeropods.pods.cluster import clusters
+
+    return {"clusters": [{**_described(cluster), "pods": list(cluster.statuses())} for cluster in clusters()]}
+
+
+def readable_list(result: Result) -> str:
+    """A table for each cluster."""
+    from zeropods.report.table import Table
+
+    tables = [Table.of(map(_row, c["pods"]), f"{c['name']}: {c['hostfile']}").to_markdown() for c in result["clusters"]]
+    return "\n".join(tables) or "no cluster is up"
+
+
+def run_down(arguments: argparse.Namespace) -> Result:
+    """End one cluster or all; none is no error, unless it was named."""
+    from zeropods.pods.cluster import chosen_name
+    from zeropods.pods.removal import take_down
+    from zeropods.pods.state import names
+
+    chosen = names() if arguments.all else [arguments.name or chosen_name()]
+    ended = [name for name in chosen if name and take_down(name)]
+    return {"down": ended}
+
+
+def readable_down(result: Result) -> str:
+    """What was ended."""
+    return f"down: {', '.join(result['down'])}" if result["down"] else "nothing was up"
+
+
+def _described(cluster: Cluster) -> Result:
+    return {
+        "name": cluster.name,
+        "backend": cluster.backend,
+        "network": cluster.network,
+        "ssh_port": cluster.ssh_port,
+        "hostfile": str(cluster.hostfile),
+        "ssh_config": str(cluster.ssh_config),
+    }
+
+
+def _row(pod: Result) -> Result:
+    left = pod["lease_seconds_left"]
+    runs = ", ".join(f"{run} ({processes} processes)" for run, processes in pod["runs"].items())
+    return {**pod, "runs": runs or "-", "lease_seconds_left": "-" if left is None else f"{left:.0f}"}

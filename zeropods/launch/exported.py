@@ -1,0 +1,65 @@
+"""What every rank finds in its environment, and the file that takes it there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from zeropods import atomic
+from zeropods.errors import UserError
+
+RUN = "ZEROPODS_RUN"
+"""Marks every process of a run: by it the agents find and end them. Its value is the run's lease."""
+FORWARDED = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_DATASETS_CACHE",
+    "HF_TOKEN_PATH",
+    "TORCH_EXTENSIONS_DIR",
+    "OMP_WAIT_POLICY",
+)
+"""Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]")
+"""What a remote shell or pdsh would read as something else."""
+
+
+def exported_variables(
+    names: Iterable[str], fixed: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Variables for every rank: `fixed` ones, those asked for by name, and FORWARDED ones that are set.
+
+    They end up on command lines, so a name that sounds like a secret is refused, as is a value that
+    does not pass a shell unchanged.
+    """
+    here = os.environ if environment is None else environment
+    for name in names:
+        if name not in here:
+            raise UserError(f"--export {name}: not set here; set it, or leave it out")
+    asked = {name: here[name] for name in (*FORWARDED, *names) if name in here}
+    variables = {**asked, **fixed}
+    for name, value in variables.items():
+        _check(name, value)
+    return variables
+
+
+def write_environment(path: Path, variables: Mapping[str, str]) -> None:
+    """Write DeepSpeed's environment file: `NAME=VALUE` lines, no blank and no comment (they would raise)."""
+    atomic.write_text(path, "".join(f"{name}={value}\n" for name, value in variables.items()))
+
+
+def _check(name: str, value: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
+    if SECRET.search(name) and not name.endswith(("_PATH", "_FILE")):
+        raise UserError(
+            f"--export {name}: sounds like a secret, and would be seen on command lines; "
+            "put it into a file that the pods see, and export the file's path"
+        )
+    unsafe = UNSAFE.search(value)
+    if unsafe:
+        raise UserError(f"--export {name}: {unsafe[0]!r} in its value does not pass a remote shell; put it into a file")

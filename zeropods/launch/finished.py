@@ -1,0 +1,58 @@
+"""Whether a launch has been run to its end before: known without starting anything."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from zeropods import atomic
+from zeropods.data.manifest import FILE as MANIFEST
+from zeropods.errors import UserError
+from zeropods.launch.command import Launch
+from zeropods.launch.flags import flag_values
+from zeropods.measure.records import read_json, read_record
+from zeropods.measure.run_folder import RECORD
+
+LAUNCH = "launch.json"
+"""In the run folder: what was launched last."""
+
+
+def record_of(launch: Launch) -> dict[str, Any] | None:
+    """The record of this very launch if it is finished; `UserError` if another finished run is there."""
+    if not (launch.folder / RECORD).is_file():
+        return None
+    record = read_record(launch.folder)
+    if record["status"] != "ok" or not (launch.folder / LAUNCH).is_file():
+        return None
+    if read_json(launch.folder / LAUNCH) != _identity(launch):
+        raise UserError(
+            f"{launch.folder}: holds a finished run on {record['pods']} pods with other arguments or data; "
+            "choose another --outputdir"
+        )
+    return record
+
+
+def remember(launch: Launch) -> None:
+    """Keep what was launched beside its record."""
+    atomic.write_json(launch.folder / LAUNCH, _identity(launch))
+
+
+def _identity(launch: Launch) -> dict[str, Any]:
+    """What makes two launches the same run: not the port, nor the lease."""
+    flags = flag_values(launch.arguments)
+    return {
+        "script": str(launch.script),
+        "arguments": list(launch.arguments),
+        "pods": [host.slots for host in launch.hosts],
+        "deepspeed": _digest(Path(flags.get("deepspeed", ""))),
+        "dataset": _content_key(Path(flags.get("dataset_path", "")) / MANIFEST),
+    }
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _content_key(manifest: Path) -> str | None:
+    return read_json(manifest).get("content_key") if manifest.is_file() else None

@@ -1,0 +1,153 @@
+"""A run's lease on every pod, renewed by its supervisor; and how long each pod has been silent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zeropods.errors import UserError
+
+if TYPE_CHECKING:
+    from zeropods.pods.control import AgentClient
+    from zeropods.pods.state import Pod
+
+LEASE_SECONDS = 10.0
+"""A pod ends the run's processes when its supervisor was silent for so long."""
+BEAT_SECONDS = 1.5
+ANSWER_SECONDS = 3.0
+SILENT_SECONDS = 8.0
+"""A pod that has not answered for so long counts as lost."""
+OPEN_SECONDS = 5.0
+STOP_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What is known of a run on one pod."""
+
+    pod: Pod
+    processes: int
+    """Processes of the run at the last answer."""
+    most: int
+    """Most processes of the run that any answer told of."""
+    absent_seconds: float | None
+    """Since the pod last had a process of the run; None where it had none yet."""
+    silent_seconds: float
+    """Since the last answer."""
+    error: str | None
+    """Why the last question got no answer."""
+
+
+class Heartbeat:
+    """Renews the lease of a run on its pods until it is closed. A context manager.
+
+    Entering opens the run on every pod, and raises `UserError` naming the pods that do not answer.
+    A supervisor that is killed renews nothing: the agents then end the run by themselves.
+    """
+
+    def __init__(self, pods: Sequence[Pod], secret: bytes, run: str) -> None:
+        self.pods = tuple(pods)
+        self.run = run
+        self._secret = secret
+        self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._errors: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        dumb = [pod for pod in self.pods if pod.name not in self._answers]
+        if dumb:
+            self.__exit__()
+            told = "; ".join(f"{pod.name} ({pod.address}): {self._errors[pod.name]}" for pod in dumb)
+            raise UserError(f"{told}: no agent answers; bring the pods down and up again")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(ANSWER_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def pulses(self) -> list[Pulse]:
+        """How the run stands on each pod."""
+        now = time.monotonic()
+        return [self._pulse(pod, now) for pod in self.pods]
+
+    def stop_run(self, grace_seconds: float) -> dict[str, str]:
+        """End the run on every pod; returns why by the name of each pod that did not say it is done."""
+        return asyncio.run_coroutine_threadsafe(self._stop_run(grace_seconds), self._loop).result()
+
+    def _pulse(self, pod: Pod, now: float) -> Pulse:
+        at, answer = self._answers[pod.name]
+        last = answer.get("last_seen_seconds")
+        return Pulse(
+            pod=pod,
+            processes=answer["processes"],
+            most=answer["seen"],
+            absent_seconds=None if last is None else last + (now - at),
+            silent_seconds=now - at,
+            error=self._errors.get(pod.name),
+        )
+
+    async def _open(self) -> None:
+        clients = {pod.name: self._client(pod) for pod in self.pods}
+        await asyncio.gather(*(self._renew(name, client, OPEN_SECONDS) for name, client in clients.items()))
+        self._tasks = [self._loop.create_task(self._beat(name, client)) for name, client in clients.items()]
+
+    async def _beat(self, name: str, client: AgentClient) -> None:
+        try:
+            while True:
+                await asyncio.sleep(BEAT_SECONDS)
+                await self._renew(name, client, ANSWER_SECONDS)
+        finally:
+            await client.close()
+
+    async def _renew(self, name: str, client: AgentClient, seconds: float) -> None:
+        from zeropods.pods.control import AgentError
+
+        try:
+            request = {"do": "renew_run", "run": self.run, "seconds": LEASE_SECONDS}
+            self._answers[name] = time.monotonic(), await client.ask(request, seconds)
+            self._errors.pop(name, None)
+        except AgentError as error:
+            self._errors[name] = str(error)
+
+    async def _stop_run(self, grace_seconds: float) -> dict[str, str]:
+        await self._end_tasks()
+        request = {"do": "stop_run", "run": self.run, "grace_seconds": grace_seconds}
+        reasons = await asyncio.gather(*(self._stop_on(pod, request, grace_seconds) for pod in self.pods))
+        return {pod.name: why for pod, why in zip(self.pods, reasons, strict=True) if why is not None}
+
+    async def _stop_on(self, pod: Pod, request: dict[str, Any], grace_seconds: float) -> str | None:
+        from zeropods.pods.control import AgentError
+
+        silent = self._pulse(pod, time.monotonic()).silent_seconds > ANSWER_SECONDS
+        client = self._client(pod)
+        try:
+            await client.ask(request, ANSWER_SECONDS if silent else grace_seconds + STOP_SECONDS)
+        except AgentError as error:
+            return str(error)
+        finally:
+            await client.close()
+        return None
+
+    async def _close(self) -> None:
+        await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def _client(self, pod: Pod) -> AgentClient:
+        from zeropods.pods.control import AgentClient
+
+        return AgentClient(pod.address, pod.control_port, self._secret)

@@ -1,0 +1,101 @@
+"""DeepSpeed's hostfile: one line `ADDRESS slots=GPUS` for each pod, in the order of their ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeropods import atomic
+from zeropods.errors import UserError
+
+ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+"""A host name or an IPv4 address. Nothing that ssh or pdsh could take for a flag, a pattern or a range of hosts."""
+LINE = re.compile(rf"({ADDRESS.pattern})[ \t]+slots=([1-9][0-9]{{0,3}})")
+BLANK = " \t\r"
+SHOWN_CHARACTERS = 100
+
+
+@dataclass(frozen=True)
+class Host:
+    """A pod as the launcher knows it."""
+
+    address: str
+    slots: int
+    """Processes that it gets, one for each GPU."""
+
+    def __post_init__(self) -> None:
+        checked_address(self.address)
+        if LINE.fullmatch(self.line()) is None:
+            raise UserError(f"{self.address}: slots={self.slots!r}; expected a number from 1 to 9999")
+
+    def line(self) -> str:
+        """The host's line of a hostfile."""
+        return f"{self.address} slots={self.slots}"
+
+
+def checked_address(address: str) -> str:
+    """The address, if it may stand in a hostfile, in `known_hosts` and in an argument list; else `UserError`."""
+    if ADDRESS.fullmatch(address) is None:
+        raise UserError(f"{_shown(address)}: not a host name or IPv4 address; letters, digits, '.', '-' and '_' only")
+    return address
+
+
+def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
+    """The hosts of a hostfile's text; `#` begins a comment.
+
+    Args:
+        place: names the file in errors.
+
+    Raises:
+        UserError: a line is not `ADDRESS slots=GPUS`, an address comes twice, or there is no host.
+    """
+    first_lines: dict[str, int] = {}
+    hosts = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        stated = line.partition("#")[0].strip(BLANK)
+        if not stated:
+            continue
+        host = _parse_line(stated, line, f"{place}:{number}")
+        earlier = first_lines.setdefault(host.address.lower(), number)
+        if earlier != number:
+            raise UserError(f"{place}:{number}: {host.address!r} stands in line {earlier} already; remove one of them")
+        hosts.append(host)
+    if not hosts:
+        raise UserError(f"{place}: no host; expected a line '<address> slots=<gpus>' for each pod")
+    return tuple(hosts)
+
+
+def format_hostfile(hosts: Iterable[Host]) -> str:
+    """The text that `parse_hostfile` reads back as the same hosts."""
+    return "".join(f"{host.line()}\n" for host in hosts)
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of a file; `UserError` where it cannot be read or as `parse_hostfile` says."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such hostfile; start pods with 'zeropods pods up', or name your own") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; name the hostfile in it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; expected lines '<address> slots=<gpus>'") from None
+    return parse_hostfile(text, str(path))
+
+
+def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
+    """Write a hostfile; a reader sees the old or the new one, never a part."""
+    atomic.write_text(path, format_hostfile(hosts))
+
+
+def _parse_line(stated: str, line: str, place: str) -> Host:
+    match = LINE.fullmatch(stated)
+    if match is None:
+        raise UserError(f"{place}: {_shown(line.strip(BLANK))}; expected '<address> slots=<gpus>'")
+    return Host(match[1], int(match[2]))
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")

@@ -1,0 +1,87 @@
+"""DeepSpeed's operations for the CPU: compiled on this machine, or able to be; found out without importing torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+CPU_ADAM = "cpu_adam"
+"""Needed by optimizer offload."""
+SHARED_MEMORY = "deepspeed_shm_comm"
+"""Loaded by DeepSpeed wherever it trains without a GPU."""
+OPERATIONS = (CPU_ADAM, SHARED_MEMORY)
+STALE_SECONDS = 600.0
+"""No compilation takes as long. An older lock was left by one that was killed; torch would wait for it for ever."""
+
+
+def operation_states() -> dict[str, str]:
+    """For each operation `compiled`, `compilable`, `compiling`, `locked: FILE` or `impossible: WHAT IS MISSING`."""
+    cache = extension_cache()
+    impossible = _impossible()
+    return {name: _state(cache / name, name, impossible) for name in OPERATIONS}
+
+
+def extension_cache() -> Path:
+    """The folder in which this Python's torch keeps what it has compiled.
+
+    Source: `_get_build_directory` in torch/utils/cpp_extension.py (2.13).
+    """
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen is not None:
+        return Path(chosen)
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    return root / f"{python}_{_accelerator()}"
+
+
+def _state(folder: Path, name: str, impossible: str) -> str:
+    if _prebuilt(name):
+        return "compiled"
+    lock = folder / "lock"
+    try:
+        age = time.time() - lock.stat().st_mtime
+    except OSError:
+        return "compiled" if (folder / f"{name}.so").is_file() else impossible or "compilable"
+    return f"locked: {lock}" if age > STALE_SECONDS else "compiling"
+
+
+def _prebuilt(name: str) -> bool:
+    """Whether DeepSpeed was installed with this operation compiled (`DS_BUILD_OPS`)."""
+    folder = _package("deepspeed")
+    return folder is not None and any((folder / "ops").glob(f"*/{name}_op*.so"))
+
+
+def _impossible() -> str:
+    """What a compilation lacks on this machine, or nothing."""
+    compiler = os.environ.get("CXX", "c++")
+    lacks = {
+        "C++ compiler": shutil.which(compiler) is None,
+        "Python.h": not Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        "ninja": shutil.which("ninja") is None and not Path(sys.executable).with_name("ninja").is_file(),
+    }
+    missing = [name for name, lack in lacks.items() if lack]
+    return f"impossible: no {', no '.join(missing)}" if missing else ""
+
+
+def _accelerator() -> str:
+    """What torch was built for, as its cache names it: `cpu`, `cu126`, `rocm63`."""
+    folder = _package("torch")
+    file = folder / "version.py" if folder else None
+    text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
+    for name, prefix in (("hip", "rocm"), ("cuda", "cu")):
+        stated = re.search(rf"^{name}\b.*= *'([^']+)'", text, re.MULTILINE)
+        if stated:
+            return prefix + stated[1].replace(".", "")
+    return "cpu"
+
+
+def _package(name: str) -> Path | None:
+    """The folder of an installed package, which is not imported."""
+    spec = find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None

@@ -1,0 +1,79 @@
+"""The configuration of a pod's ssh daemon: one key of one user logs in, nothing is forwarded."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from pathlib import Path
+
+from zeropods.errors import UserError
+
+HOST_KEY, AUTHORIZED_KEYS = "host_key", "authorized_keys"
+FIXED = """\
+PidFile none
+UsePAM no
+StrictModes no
+AuthenticationMethods publickey
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+HostbasedAuthentication no
+PermitRootLogin prohibit-password
+PermitUserEnvironment no
+PermitUserRC no
+DisableForwarding yes
+AllowAgentForwarding no
+AllowTcpForwarding no
+AllowStreamLocalForwarding no
+X11Forwarding no
+PermitTunnel no
+GatewayPorts no
+LoginGraceTime 20
+MaxStartups 100:30:200
+MaxSessions 100
+ClientAliveInterval 5
+ClientAliveCountMax 3
+LogLevel ERROR
+PrintMotd no
+PrintLastLog no
+"""
+
+
+def config_text(folder: Path, address: str, port: int, environment: dict[str, str]) -> str:
+    """The daemon's configuration.
+
+    Args:
+        environment: set in every session; one line, since sshd heeds only the first `SetEnv`.
+    """
+    head = {
+        "ListenAddress": address,
+        "Port": str(port),
+        "HostKey": _quoted(str(folder / HOST_KEY)),
+        "AuthorizedKeysFile": _quoted(str(folder / AUTHORIZED_KEYS).replace("%", "%%")),
+        "AllowUsers": account(),
+        "SetEnv": " ".join(_quoted(f"{name}={value}") for name, value in environment.items()),
+    }
+    return "".join(f"{name} {value}\n" for name, value in head.items()) + FIXED
+
+
+def session_environment(address: str) -> dict[str, str]:
+    """What every ssh session of this pod has: this Python and its programs come first, then what the agent has."""
+    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    found = {"PATH": os.pathsep.join(dict.fromkeys(filter(None, folders))), "ZEROPODS_POD": address}
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    return {**found, "LD_LIBRARY_PATH": libraries} if libraries else found
+
+
+def account() -> str:
+    """This user's name, the only one that may log in."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise UserError(f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses who has none") from None
+
+
+def _quoted(text: str) -> str:
+    if '"' in text or not text.isprintable():
+        raise UserError(f"{text!r}: has characters that an sshd configuration cannot hold; choose another name")
+    return f'"{text}"'

@@ -1,0 +1,54 @@
+"""What a pod can say of itself: the address under which others reach it, and its slots."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+
+from zeropods.errors import UserError
+
+ADDRESS_VARIABLES = ("CDSW_IP_ADDRESS", "CML_IP_ADDRESS")
+LOOPBACK = "127.0.0.1"
+SOMEWHERE_ELSE = ("192.0.2.1", 9)
+"""A documentation address (RFC 5737): it stands for everything behind the default route."""
+
+
+def address() -> str:
+    """This pod's IPv4 address: as CML says, else that of the default route, else loopback."""
+    for variable in ADDRESS_VARIABLES:
+        stated = os.environ.get(variable, "")
+        if stated:
+            return _checked(stated, variable)
+    return _of_default_route()
+
+
+def slots() -> int:
+    """GPUs of this pod as NVML counts them; 1 where there is none, for one process on the CPU."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return 1
+    try:
+        return max(1, pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _checked(stated: str, variable: str) -> str:
+    try:
+        return str(ipaddress.IPv4Address(stated))
+    except ValueError:
+        raise UserError(f"{variable}: {stated!r}; expected an IPv4 address, or unset it") from None
+
+
+def _of_default_route() -> str:
+    """The source address that the kernel would choose; connecting UDP sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(SOMEWHERE_ELSE)
+        except OSError:
+            return LOOPBACK
+        return str(sock.getsockname()[0])

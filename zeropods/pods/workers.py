@@ -1,0 +1,79 @@
+"""The four calls by which workers are started and ended: those of CML's `cml.workers_v1`.
+
+Source: Cloudera's documentation, "Workers API" (https://docs.cloudera.com/machine-learning/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Worker = dict[str, Any]
+"""A description of a worker: `id`, `app_url`, and once it is listed `status`, `ip_address`, `created_at`,
+`running_at`, `finished_at`, `exit_code`."""
+
+ENDED = frozenset(
+    {"succeeded", "success", "failed", "failure", "error", "stopped", "killed", "timedout", "terminated", "exited"}
+)
+"""The words that a status can be when a worker is over."""
+
+
+class Workers(Protocol):
+    """Where workers run."""
+
+    def launch_workers(
+        self,
+        n: int,
+        cpu: float,
+        memory: float,
+        nvidia_gpu: int = 0,
+        kernel: str = "python3",
+        script: str = "",
+        code: str = "",
+        env: Mapping[str, str] | None = None,
+        name: str = "",
+    ) -> list[Worker]:
+        """Start workers and return their descriptions at once.
+
+        Args:
+            cpu: cores of each; `memory`: gigabytes of each; `nvidia_gpu`: GPUs of each.
+            script: a Python file that each runs; else
+            code: Python code, or a command after `!`.
+        """
+        ...
+
+    def list_workers(self) -> list[Worker]:
+        """Every worker there is or was."""
+        ...
+
+    def await_workers(
+        self,
+        workers: Sequence[Worker | str] = (),
+        wait_for_completion: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, list[Worker]]:
+        """Wait until workers have ended well or, if not `wait_for_completion`, run.
+
+        Returns:
+            `workers`: those that do; `failures`: those that do not, because they failed or time ran out.
+        """
+        ...
+
+    def stop_workers(self, *ids: str) -> Any:
+        """End workers."""
+        ...
+
+
+def status_of(worker: Worker) -> str:
+    """The status in small letters; CML's words vary with its version."""
+    return str(worker.get("status") or "unknown").lower()
+
+
+def has_ended(worker: Worker) -> bool:
+    """Whether a listed worker is over, well or not."""
+    return bool(worker.get("finished_at")) or status_of(worker) in ENDED
+
+
+def is_pending(worker: Worker) -> bool:
+    """Whether a listed worker has still to start."""
+    return not has_ended(worker) and status_of(worker) != "running"
