@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
-    from zeropods.pods.expectation import Expectation
+    from zeropods.pods.preflight.expectation import Expectation
 
 Result = dict[str, Any]
 NAME_HELP = "the cluster; 'pods' if not given, or the only one"
@@ -96,9 +96,9 @@ def readable_up(result: Result) -> str:
 def run_check(arguments: argparse.Namespace) -> Result:
     """Check the pods of a cluster, hosts of the user's own, or this machine."""
     from zeropods.pods.cluster import find
-    from zeropods.pods.expectation import Expectation
     from zeropods.pods.hostfile import read_hostfile
-    from zeropods.pods.preflight import mending_lines, pods_check_table, preflight, preflight_self
+    from zeropods.pods.preflight.expectation import Expectation
+    from zeropods.pods.preflight.preflight import mending_lines, pods_check_table, preflight, preflight_self
 
     expected = Expectation.of_this_machine(Path.cwd(), cml="CDSW_ENGINE_ID" in os.environ)
     if arguments.this_pod:
@@ -115,7 +115,7 @@ def run_check(arguments: argparse.Namespace) -> Result:
 def _check_cluster(cluster: Cluster, expected: Expectation) -> Any:
     from dataclasses import replace
 
-    from zeropods.pods.preflight import preflight
+    from zeropods.pods.preflight.preflight import preflight
 
     return preflight(
         cluster.hosts,

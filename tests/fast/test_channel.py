@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeropods.pods import channel
-from zeropods.pods.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept, connect
-from zeropods.pods.sealed import Seal, SealError
+from zeropods.pods.wire import channel
+from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept, connect
+from zeropods.pods.wire.sealed import Seal, SealError
 
 HERE = "127.0.0.1"
 SECRET = bytes(range(32))

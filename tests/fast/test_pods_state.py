@@ -13,7 +13,8 @@ import pytest
 
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.pods import cluster, fleet, network, process, programs, removal, signals, state, workers
+from zeropods.pods import cluster, programs, removal, signals, state
+from zeropods.pods.backends import fleet, network, process, workers
 from zeropods.pods.state import Pod, Settings, State
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43

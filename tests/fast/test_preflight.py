@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.pods import operations, resource_checks, software_checks
-from zeropods.pods.bounded import Ended, run_bounded
-from zeropods.pods.check import Check, PodChecks, Preflight
-from zeropods.pods.expectation import GIB, Expectation
 from zeropods.pods.hostfile import Host
-from zeropods.pods.machine import find_program, is_free
-from zeropods.pods.preflight import mending_lines, pods_check_table, preflight, preflight_self, require
-from zeropods.pods.probe import Facts, cml_variables, gather
-from zeropods.pods.reach import ssh_check
+from zeropods.pods.preflight import operations, resource_checks, software_checks
+from zeropods.pods.preflight.bounded import Ended, run_bounded
+from zeropods.pods.preflight.check import Check, PodChecks, Preflight
+from zeropods.pods.preflight.expectation import GIB, Expectation
+from zeropods.pods.preflight.machine import find_program, is_free
+from zeropods.pods.preflight.preflight import mending_lines, pods_check_table, preflight, preflight_self, require
+from zeropods.pods.preflight.probe import Facts, cml_variables, gather
+from zeropods.pods.preflight.reach import ssh_check
 
 DEADLINE_SECONDS = 20.0
 
@@ -57,7 +57,7 @@ def bounded(*argv: str, alive_seconds: float = DEADLINE_SECONDS, seconds: float 
 
 
 def test_probe_prints_its_facts_as_one_line(project: Path) -> None:
-    argv = [sys.executable, "-m", "zeropods.pods.probe", "--project", str(project), "--file", "train.py"]
+    argv = [sys.executable, "-m", "zeropods.pods.preflight.probe", "--project", str(project), "--file", "train.py"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
     assert done.stdout.count("\n") == 1
     found = Facts.from_json(json.loads(done.stdout))
@@ -67,7 +67,7 @@ def test_probe_prints_its_facts_as_one_line(project: Path) -> None:
 def test_probe_loads_no_torch(project: Path) -> None:
     code = f"""
 import sys
-from zeropods.pods.probe import main
+from zeropods.pods.preflight.probe import main
 main(["--project", {str(project)!r}])
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "deepspeed")))
 """

@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zeropods.pods.control import AgentError, ask_all
-from zeropods.pods.descendants import PROC, Process, Tree, is_there, read_process, send
+from zeropods.pods.agent.control import AgentError, ask_all
+from zeropods.pods.agent.descendants import PROC, Process, Tree, is_there, read_process, send
+from zeropods.pods.agent.sshd import is_free
+from zeropods.pods.agent.sshd_config import account
 from zeropods.pods.keys import make_key
-from zeropods.pods.registration import Answer, Registration
-from zeropods.pods.rendezvous import Rendezvous
+from zeropods.pods.rendezvous.registration import Answer, Registration
+from zeropods.pods.rendezvous.rendezvous import Rendezvous
 from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
-from zeropods.pods.sshd import is_free
-from zeropods.pods.sshd_config import account
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 30.0

@@ -16,9 +16,9 @@ import pytest
 
 from tests.full.one_pod import ROOT, WAIT_SECONDS, OnePod, all_gone, free_port, process_in, until
 from zeropods.errors import UserError
-from zeropods.pods import sshd
-from zeropods.pods.control import AgentClient, AgentError, ask_all
-from zeropods.pods.descendants import PROC, Process, is_there, send
+from zeropods.pods.agent import sshd
+from zeropods.pods.agent.control import AgentClient, AgentError, ask_all
+from zeropods.pods.agent.descendants import PROC, Process, is_there, send
 from zeropods.pods.keys import make_key
 
 ORDINARY, NUMBER = "ordinary-pod", "64321"

@@ -18,9 +18,10 @@ from tests.full.clusters import SECONDS, await_that, listens, ports_of, processe
 from tests.full.cml_double import CmlDouble
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods import fleet, programs
-from zeropods.pods.local import LocalWorkers
-from zeropods.pods.network import OwnAddress
+from zeropods.pods import programs
+from zeropods.pods.backends import fleet
+from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.backends.network import OwnAddress
 from zeropods.pods.removal import sweep, take_down
 from zeropods.pods.state import names
 
@@ -183,7 +184,7 @@ def test_up_that_is_interrupted_leaves_nothing(home: Path, tmp_path: Path, numbe
 import sys
 from pathlib import Path
 from zeropods.cli import main
-from zeropods.pods import fleet
+from zeropods.pods.backends import fleet
 fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
 sys.exit(main(["pods", "up", "--count", "3"]))
 """
@@ -200,7 +201,7 @@ def test_up_that_was_killed_is_cleared_by_down(home: Path, tmp_path: Path) -> No
     code = f"""
 from pathlib import Path
 from zeropods import pods
-from zeropods.pods import fleet
+from zeropods.pods.backends import fleet
 fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
 pods.up(2, name="dead")
 """

@@ -13,7 +13,7 @@ import pytest
 
 from tests.full.clusters import SECONDS, await_that, processes_of, program, ssh, zeropods
 from zeropods import pods
-from zeropods.pods.namespaces import Namespaces
+from zeropods.pods.backends.namespaces import Namespaces
 from zeropods.pods.removal import take_down
 from zeropods.pods.state import names
 
@@ -83,7 +83,7 @@ def test_networks_of_a_cluster_whose_up_was_killed_are_removed(home: Path, tmp_p
     start = program(f"""
 from pathlib import Path
 from zeropods import pods
-from zeropods.pods import fleet
+from zeropods.pods.backends import fleet
 fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
 pods.up(2, name="dead", network="namespaces")
 """)

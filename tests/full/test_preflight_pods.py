@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.pods.check import Check, PodChecks, Preflight
-from zeropods.pods.examine import LOGIN_SECONDS
-from zeropods.pods.expectation import Expectation
 from zeropods.pods.hostfile import Host
 from zeropods.pods.keys import make_key
-from zeropods.pods.machine import find_program
-from zeropods.pods.preflight import mending_lines, preflight, require
+from zeropods.pods.preflight.check import Check, PodChecks, Preflight
+from zeropods.pods.preflight.examine import LOGIN_SECONDS
+from zeropods.pods.preflight.expectation import Expectation
+from zeropods.pods.preflight.machine import find_program
+from zeropods.pods.preflight.preflight import mending_lines, preflight, require
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_argv, ssh_config_text
 
 START_SECONDS = 20.0

@@ -180,6 +180,7 @@ def test_masters_are_saved_and_resumed_in_fp32(prepared: Path, tmp_path: Path) -
     train(tmp_path / "run", prepared, *steps, "--max_steps", 2)
     weights = load_file(tmp_path / "run" / "model" / "model.safetensors")["shared.weight"]
     assert str(weights.dtype) == "torch.float32"
+    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["dtype"] == "float32"
     assert not weights.equal(weights.bfloat16().float())
 
 

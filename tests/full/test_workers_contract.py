@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.full.cml_double import CmlDouble
-from zeropods.pods.cml import CmlWorkers
-from zeropods.pods.local import LocalWorkers
-from zeropods.pods.network import Loopback
-from zeropods.pods.workers import Workers, has_ended, is_pending, status_of
+from zeropods.pods.backends.cml import CmlWorkers
+from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.backends.network import Loopback
+from zeropods.pods.backends.workers import Workers, has_ended, is_pending, status_of
 
 SIZE = {"cpu": 0.5, "memory": 1}
 SLEEP = "import time; time.sleep(60)"
@@ -26,7 +26,7 @@ SECONDS = 20.0
 @pytest.fixture(params=["local", "cml"])
 def workers(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """A backend with no worker; whatever a test leaves is stopped."""
-    monkeypatch.setattr("zeropods.pods.local.STOP_SECONDS", 1.0)
+    monkeypatch.setattr("zeropods.pods.backends.local.STOP_SECONDS", 1.0)
     monkeypatch.setattr("tests.full.cml_double.STOP_SECONDS", 1.0)
     backend: Workers
     if request.param == "local":

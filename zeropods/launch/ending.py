@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from zeropods.pods.descendants import Tree, read_process, send
+from zeropods.pods.agent.descendants import Tree, read_process, send
 
 
 def end_tree(pid: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
-    from zeropods.pods.control import AgentClient
+    from zeropods.pods.agent.control import AgentClient
     from zeropods.pods.state import Pod
 
 LEASE_SECONDS = 10.0
@@ -110,7 +110,7 @@ class Heartbeat:
             await client.close()
 
     async def _renew(self, name: str, client: AgentClient, seconds: float) -> None:
-        from zeropods.pods.control import AgentError
+        from zeropods.pods.agent.control import AgentError
 
         try:
             request = {"do": "renew_run", "run": self.run, "seconds": LEASE_SECONDS}
@@ -126,7 +126,7 @@ class Heartbeat:
         return {pod.name: why for pod, why in zip(self.pods, reasons, strict=True) if why is not None}
 
     async def _stop_on(self, pod: Pod, request: dict[str, Any], grace_seconds: float) -> str | None:
-        from zeropods.pods.control import AgentError
+        from zeropods.pods.agent.control import AgentError
 
         silent = self._pulse(pod, time.monotonic()).silent_seconds > ANSWER_SECONDS
         client = self._client(pod)
@@ -148,6 +148,6 @@ class Heartbeat:
         self._tasks = []
 
     def _client(self, pod: Pod) -> AgentClient:
-        from zeropods.pods.control import AgentClient
+        from zeropods.pods.agent.control import AgentClient
 
         return AgentClient(pod.address, pod.control_port, self._secret)

@@ -177,8 +177,8 @@ def failure(folder: Path, record: dict[str, Any]) -> str:
 
 def _check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
-    from zeropods.pods.expectation import Expectation
-    from zeropods.pods.preflight import preflight, require
+    from zeropods.pods.preflight.expectation import Expectation
+    from zeropods.pods.preflight.preflight import preflight, require
 
     config = flag_values(planned.arguments).get("deepspeed")
     expected = Expectation.of_this_machine(

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.pods.fleet import Fleet
+from zeropods.pods.backends.fleet import Fleet
+from zeropods.pods.backends.workers import Worker, has_ended, is_pending, status_of
 from zeropods.pods.state import Settings
-from zeropods.pods.workers import Worker, has_ended, is_pending, status_of
 
 LIST_SECONDS = 1.0
 """Between two questions to the backend."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.pods.control import AgentError, ask_all
+from zeropods.pods.agent.control import AgentError, ask_all
 from zeropods.pods.hostfile import Host
 from zeropods.pods.state import Pod, Settings, State, folder_of, names, read_state
 

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from zeropods.pods.control import AgentClient, AgentError
+from zeropods.pods.agent.control import AgentClient, AgentError
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods import keeper
+from zeropods.pods.agent.control import AgentError, ask_all
+from zeropods.pods.backends.fleet import fleet_of
 from zeropods.pods.cluster import SECRET, Cluster
-from zeropods.pods.control import AgentError, ask_all
-from zeropods.pods.fleet import fleet_of
 from zeropods.pods.signals import deferred
 from zeropods.pods.state import STATE, Pod, folder_of, locked, names, read_state
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from zeropods.errors import UserError
 from zeropods.pods import this_pod
-from zeropods.pods.fleet import choose_backend, choose_network
+from zeropods.pods.backends.fleet import choose_backend, choose_network
 from zeropods.pods.state import Settings
 
 LEASES = {"kernel": 30.0, "idle": 7200.0}

@@ -10,14 +10,14 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.pods import keeper
 from zeropods.pods.arrivals import Arrivals, counting
+from zeropods.pods.backends.fleet import Fleet, differences, fleet_of
+from zeropods.pods.backends.network import SSH_PORT
 from zeropods.pods.cluster import KEY, Cluster
 from zeropods.pods.cluster_files import make_secret, write_files
-from zeropods.pods.fleet import Fleet, differences, fleet_of
 from zeropods.pods.keys import make_key
-from zeropods.pods.network import SSH_PORT
 from zeropods.pods.programs import require_programs
 from zeropods.pods.removal import clear, sweep
-from zeropods.pods.rendezvous import Answer, MissingPods, Registration, Rendezvous
+from zeropods.pods.rendezvous.rendezvous import Answer, MissingPods, Registration, Rendezvous
 from zeropods.pods.settings import checked_settings, positive
 from zeropods.pods.signals import deferred, ending_in_order
 from zeropods.pods.state import Pod, Settings, State, folder_of, locked, read_state, write_state

@@ -57,6 +57,21 @@ class Recorder(TrainerCallback):
         return lap
 
 
+class EpochOrder(TrainerCallback):
+    """Tells the sampler its epoch.
+
+    transformers does so too, but does not reach it on several processes once a resumed run has skipped rows
+    of its first epoch: that epoch would have the order of epoch 0.
+    """
+
+    def __init__(self, trainer: TextToSQLTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.sampler is not None:
+            self.trainer.sampler.set_epoch(int(state.epoch))
+
+
 class LossCurves(TrainerCallback):
     """Training and validation loss in one TensorBoard chart: one tag, two runs."""
 

@@ -27,8 +27,6 @@ def fine_tune(arguments: TextToSQLArguments, argv: list[str]) -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     job = check_call(arguments)
-    if job.template is not None:
-        processes.be_the_only_rank()
     settings = training_arguments(job)
     try:
         with _rank_zero_lock(job.folder), terminable():

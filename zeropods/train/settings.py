@@ -7,11 +7,24 @@ import sys
 import torch
 from transformers import Seq2SeqTrainingArguments
 
+from zeropods.train import processes
 from zeropods.train.job import Job
 
 
 def training_arguments(job: Job) -> Seq2SeqTrainingArguments:
     """transformers' arguments; making them starts the process group."""
+    if job.template is None:
+        return _arguments(job)
+    processes.be_the_only_rank()
+    settings = _arguments(job)
+    # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
+    import deepspeed
+
+    deepspeed.init_distributed(verbose=False)
+    return settings
+
+
+def _arguments(job: Job) -> Seq2SeqTrainingArguments:
     arguments = job.arguments
     return Seq2SeqTrainingArguments(
         output_dir=str(job.folder / "checkpoints"),

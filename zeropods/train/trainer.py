@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from zeropods.train.callbacks import EpochOrder
 from zeropods.train.dataset import TokenizedSplit, collate
 from zeropods.train.master import MasterAdamW
 from zeropods.train.rates import rate_groups
@@ -38,13 +39,16 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         self.seconds = seconds
         self.scaled_rates = scaled_rates
         self.began: float | None = None
+        self.sampler: LengthGroupedSampler | None = None
+        self.add_callback(EpochOrder(self))
         self.token_counts = {"source_tokens": 0, "target_tokens": 0, "padded_tokens": 0}
         self._source_tokens = torch.zeros((), dtype=torch.int64, device=self.args.device)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
         rows = self.train_dataset if train_dataset is None else train_dataset
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
+        self.sampler = LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
+        return self.sampler
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
@@ -141,7 +145,7 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             self.model.config.architectures = ["T5ForConditionalGeneration"]
-            self.model.config.dtype = torch.float32 if state_dict else self.model.config.dtype
+            self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
             self.model.config.save_pretrained(output_dir or self.args.output_dir)
 
     def _load_best_model(self) -> None:

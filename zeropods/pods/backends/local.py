@@ -1,0 +1,170 @@
+"""CML's four calls over processes of this machine: each worker has an address, a log and a session of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from zeropods.errors import UserError
+from zeropods.pods.backends.network import Network
+from zeropods.pods.backends.process import Process, end
+from zeropods.pods.backends.worker_records import WorkerRecords, now
+from zeropods.pods.backends.workers import Worker, has_ended, status_of
+from zeropods.pods.signals import deferred
+from zeropods.pods.state import ROOT
+
+RECORDS, LOGS = "workers", "logs"
+STOP_SECONDS = 15.0
+"""From SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
+POLL_SECONDS = 0.1
+
+
+class LocalWorkers:
+    """Workers whose state lies on disk, so that any process of this user can list and stop them.
+
+    The exit code of a worker is known where the process that started it has seen it, else it is None.
+    """
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        self._folder = folder
+        self._network = network
+        self._records = WorkerRecords(folder / RECORDS)
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def launch_workers(
+        self,
+        n: int,
+        cpu: float,
+        memory: float,
+        nvidia_gpu: int = 0,
+        kernel: str = "python3",
+        script: str = "",
+        code: str = "",
+        env: Mapping[str, str] | None = None,
+        name: str = "",
+    ) -> list[Worker]:
+        """Start n processes. They share this machine: `cpu`, `memory` and `nvidia_gpu` are not enforced."""
+        argv = _argv(script, code)
+        with deferred():
+            return [self._start(address, argv, env or {}, name) for address in self._network.claim(n)]
+
+    def list_workers(self) -> list[Worker]:
+        """All workers, in the order of their start."""
+        return [self._current(record) for record in self._records.all()]
+
+    def await_workers(
+        self,
+        workers: Sequence[Worker | str] = (),
+        wait_for_completion: bool = True,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, list[Worker]]:
+        """Wait as CML does; no time limit for None or 0, all workers for none."""
+        wanted = {worker if isinstance(worker, str) else worker["id"] for worker in workers}
+        deadline = time.monotonic() + timeout_seconds if timeout_seconds else float("inf")
+        while True:
+            found = [worker for worker in self.list_workers() if not wanted or worker["id"] in wanted]
+            if time.monotonic() >= deadline or not any(_may_change(worker, wait_for_completion) for worker in found):
+                break
+            time.sleep(POLL_SECONDS)
+        good = "succeeded" if wait_for_completion else "running"
+        return {
+            "workers": [worker for worker in found if status_of(worker) == good],
+            "failures": [worker for worker in found if status_of(worker) != good],
+        }
+
+    def stop_workers(self, *ids: str) -> None:
+        """End workers, all of them for no id; when this returns they are gone."""
+        stopped = [record for record in self._records.all() if not ids or record["id"] in ids]
+        running = [record for record in stopped if not has_ended(self._current(record))]
+        with deferred():
+            end([_process(record) for record in running], STOP_SECONDS)
+            for record in running:
+                self._reap(record["id"])
+                self._records.write({**record, "status": "stopped", "finished_at": now()})
+
+    def last_line(self, worker: str) -> str:
+        """The last line that a worker wrote; empty where it wrote none."""
+        path = self._folder / LOGS / f"{worker}.log"
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def addresses(self) -> set[str]:
+        """Where workers run."""
+        return {worker["ip_address"] for worker in self.list_workers() if not has_ended(worker)}
+
+    def _start(self, address: str, argv: list[str], env: Mapping[str, str], name: str) -> Worker:
+        worker = secrets.token_hex(8)
+        place = {
+            "CDSW_IP_ADDRESS": address,
+            "CDSW_ENGINE_ID": worker,
+            "CDSW_MASTER_IP": self._network.master_address(),
+        }
+        (self._folder / LOGS).mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = os.open(self._folder / LOGS / f"{worker}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            process = subprocess.Popen(
+                self._network.command(address, argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=ROOT,
+                env={**os.environ, **env, **place},
+            )
+        finally:
+            os.close(log)
+        self._started[worker] = process
+        known, started = Process.of(process.pid), now()
+        self._records.write(
+            {
+                "id": worker,
+                "name": name,
+                "app_url": None,
+                "status": "running",
+                "ip_address": address,
+                "created_at": started,
+                "running_at": started,
+                "finished_at": None,
+                "exit_code": None,
+                "process": [known.pid, known.start_ticks, known.boot],
+            }
+        )
+        return {"id": worker, "app_url": None}
+
+    def _current(self, record: Worker) -> Worker:
+        """A record brought up to date; its end is written down once."""
+        if not has_ended(record) and not _process(record).is_alive():
+            code = self._reap(record["id"])
+            status = "stopped" if code is None else "failed" if code else "succeeded"
+            record = {**record, "status": status, "finished_at": now(), "exit_code": code}
+            self._records.write(record)
+        return {name: value for name, value in record.items() if name != "process"}
+
+    def _reap(self, worker: str) -> int | None:
+        process = self._started.get(worker)
+        return process.poll() if process else None
+
+
+def _argv(script: str, code: str) -> list[str]:
+    """The command of a worker; as in CML, code counts only where there is no script."""
+    if script:
+        return [sys.executable, script]
+    if code.startswith("!"):
+        return shlex.split(code[1:])
+    if not code:
+        raise UserError("launch_workers: neither script nor code; expected one of them")
+    return [sys.executable, "-c", code]
+
+
+def _may_change(worker: Worker, wait_for_completion: bool) -> bool:
+    return not has_ended(worker) and (wait_for_completion or status_of(worker) != "running")
+
+
+def _process(record: Worker) -> Process:
+    return Process(*record["process"])

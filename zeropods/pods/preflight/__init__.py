@@ -1,0 +1,1 @@
+"""Every pod looked at before anything is started on it."""

@@ -1,0 +1,1 @@
+"""How pods report in: the master's listener, and the pod's side."""

@@ -1,0 +1,1 @@
+"""One authenticated connection between a pod and its master."""
