@@ -62,7 +62,8 @@ def exit_status(result: Result) -> int:
 
 
 def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
-    from zeropods.launch.run import plan_launch, run_launch
+    from zeropods.launch.planning import plan_launch
+    from zeropods.launch.run import run_launch
 
     script, *script_arguments = arguments.command
     planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
@@ -74,8 +75,8 @@ def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
 
 def _alone(arguments: argparse.Namespace) -> Result:
     """Run on this machine, a process for each of its slots."""
-    from zeropods.launch.alone import plan_alone
     from zeropods.launch.command import runner_argv
+    from zeropods.launch.planning import plan_alone
     from zeropods.launch.process import run_here
 
     if arguments.hostfile or arguments.name or (arguments.num_pods or 1) != 1:

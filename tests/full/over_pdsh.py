@@ -14,7 +14,8 @@ from pathlib import Path
 from zeropods import pods
 from zeropods.errors import UserError, guarded
 from zeropods.launch.command import Launch
-from zeropods.launch.run import failure, plan_launch, run_launch
+from zeropods.launch.planning import plan_launch
+from zeropods.launch.run import failure, run_launch
 
 
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:

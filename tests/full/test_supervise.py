@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.full.launches import agent_of, ended, left, processes, record, started, train, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
-RANK = ROOT / "tests" / "full" / "rank.py"
 LEFT_SECONDS = 15
 FOUND_SECONDS, STOPPED_SECONDS = 10, 20
-WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -50,53 +44,6 @@ def mortal(home: Path) -> Iterator[Cluster]:
     up = pods.up(3, name="mortal")
     yield up
     up.down()
-
-
-def started(cluster: Cluster, folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """A launch of `rank.py` on all pods of a cluster."""
-    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, RANK, "--outputdir", folder, *arguments]
-    return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def ended(process: subprocess.Popen[str]) -> str:
-    """What a launch said, once it has ended."""
-    return process.communicate(timeout=WAIT_SECONDS)[1]
-
-
-def record(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "record.json").read_text())
-
-
-def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> float:
-    """Wait until something has happened; returns the seconds that it took."""
-    began = time.monotonic()
-    while not happened():
-        assert time.monotonic() - began < seconds, f"it did not happen within {seconds} s"
-        time.sleep(0.1)
-    return time.monotonic() - began
-
-
-def train(folder: Path) -> list[int]:
-    """The processes of the three ranks, once all of them train."""
-    until(lambda: all((folder / f"pid.{rank}").is_file() for rank in range(3)))
-    return [int((folder / f"pid.{rank}").read_text()) for rank in range(3)]
-
-
-def processes(*words: object) -> list[int]:
-    """Processes of this machine with all these words among their arguments; those that wait to be reaped are none."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        found += [int(entry.parent.name)] * (all(str(word) in line for word in words))
-    return [pid for pid in found if pid != os.getpid()]
-
-
-def left(folder: Path) -> list[int]:
-    """Processes of a run, wherever they are: launcher, pdsh, ssh, ranks."""
-    return processes(folder)
 
 
 def test_a_run_that_ends_well_has_a_record_of_all_its_ranks(cluster: Cluster, tmp_path: Path) -> None:
@@ -182,21 +129,6 @@ def test_a_killed_rank_ends_the_run_and_its_pod_is_named(cluster: Cluster, tmp_p
     found = record(tmp_path / "run")
     assert (process.returncode, found["status"], found["pod"]) == (1, "failed", "pod3")
     assert "rank 2 left no measurement" in found["reason"] and not left(tmp_path / "run")
-
-
-def agent_of(cluster: Cluster, number: int) -> int:
-    """The process of a pod's agent: the child of its warden."""
-    place = f"={cluster.pods[number].address}\0"
-    both = [pid for pid in processes("worker_p.py") if place in environment(pid)]
-    return next(pid for pid in both if parent(pid) in both)
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def environment(pid: int) -> str:
-    return Path(f"/proc/{pid}/environ").read_text(errors="replace")
 
 
 def test_a_killed_pod_is_found_and_named_and_the_others_are_stopped(mortal: Cluster, tmp_path: Path) -> None:

@@ -23,14 +23,15 @@ def record_of(launch: Launch) -> dict[str, Any] | None:
     if not (launch.folder / RECORD).is_file():
         return None
     record = read_record(launch.folder)
-    if record["status"] != "ok" or not (launch.folder / LAUNCH).is_file():
+    if record["status"] != "ok":
         return None
-    if read_json(launch.folder / LAUNCH) != _identity(launch):
-        raise UserError(
-            f"{launch.folder}: holds a finished run on {record['pods']} pods with other arguments or data; "
-            "choose another --outputdir"
-        )
-    return record
+    path = launch.folder / LAUNCH
+    if path.is_file() and read_json(path) == _identity(launch):
+        return record
+    other = "with other arguments or data" if path.is_file() else "that was not launched over pods"
+    raise UserError(
+        f"{launch.folder}: holds a finished run on {record['pods']} pods {other}; choose another --outputdir"
+    )
 
 
 def remember(launch: Launch) -> None:

@@ -1,0 +1,80 @@
+"""Launches of `rank.py` over real pods, and what is seen of them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zeropods.pods.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = ROOT / "tests" / "full" / "rank.py"
+WAIT_SECONDS = 60
+
+
+def started(cluster: Cluster, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    """A launch of `rank.py` on all pods of a cluster."""
+    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, RANK, "--outputdir", folder, *arguments]
+    return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a launch said, once it has ended."""
+    return process.communicate(timeout=WAIT_SECONDS)[1]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "record.json").read_text())
+
+
+def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> float:
+    """Wait until something has happened; returns the seconds that it took."""
+    began = time.monotonic()
+    while not happened():
+        assert time.monotonic() - began < seconds, f"it did not happen within {seconds} s"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def train(folder: Path) -> list[int]:
+    """The processes of the three ranks, once all of them train."""
+    until(lambda: all((folder / f"pid.{rank}").is_file() for rank in range(3)))
+    return [int((folder / f"pid.{rank}").read_text()) for rank in range(3)]
+
+
+def processes(*words: object) -> list[int]:
+    """Processes of this machine with all these words among their arguments; those that wait to be reaped are none."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        found += [int(entry.parent.name)] * (all(str(word) in line for word in words))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def left(folder: Path) -> list[int]:
+    """Processes of a run, wherever they are: launcher, pdsh, ssh, ranks."""
+    return processes(folder)
+
+
+def agent_of(cluster: Cluster, number: int) -> int:
+    """The process of a pod's agent: the child of its warden."""
+    place = f"={cluster.pods[number].address}\0"
+    both = [pid for pid in processes("worker_p.py") if place in environment(pid)]
+    return next(pid for pid in both if parent(pid) in both)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def environment(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text(errors="replace")
