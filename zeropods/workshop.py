@@ -156,16 +156,16 @@ class Workshop:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
 
-    def on_pods(self, technique: str, pods: int) -> dict[str, Any]:
-        """What `launch` is given for a technique on some pods: the same effective batch on any number.
+    def on_pods(self, technique: str, pods: int | None = None) -> dict[str, Any]:
+        """What `launch` is given for a technique on some pods, all if not given: an effective batch on any number.
 
         The effective batch is that of three pods of `per_device_train_batch_size` rows.
         """
         flags = self.training
+        pods = min(pods or self.pods, self.pods)
         effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
         if pods < 1 or effective % pods:
             raise UserError(f"{pods} pods: an effective batch of {effective} rows does not divide; choose batch_size")
-        pods = min(pods, self.pods)
         flags |= {"per_device_train_batch_size": effective // pods, "gradient_accumulation_steps": 1}
         if self.model == TINY:
             flags |= TINY_ON_PODS | {"max_steps": self.steps or TINY_ON_PODS["max_steps"]}

@@ -57,6 +57,26 @@ def test_other_settings_are_another_run() -> None:
     assert len(runs) == 4
 
 
+def test_the_effective_batch_is_the_same_on_any_number_of_pods() -> None:
+    rows = [Workshop().on_pods("zero1", pods)["per_device_train_batch_size"] * pods for pods in (1, 2, 3)]
+    assert len(set(rows)) == 1
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match="5 pods: an effective batch of 48 rows does not divide"):
+        Workshop(pods=5).on_pods("zero1")
+
+
+def test_each_technique_and_number_of_pods_has_a_run_of_its_own() -> None:
+    asked = [("zero1", 3), ("zero1", 2), ("zero2", 3), ("zero3_offload", 3)]
+    assert len({Workshop().on_pods(*each)["outputdir"] for each in asked}) == len(asked)
+
+
+@pytest.mark.parametrize("technique", ["zero1", "zero2", "zero3_offload"])
+def test_a_technique_of_the_notebook_has_its_configuration(technique: str) -> None:
+    assert Workshop().on_pods(technique)["deepspeed"].is_file()
+
+
 def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder; expected sample, wikisql or a folder"):
         Workshop(dataset=str(tmp_path / "none")).get_data()
