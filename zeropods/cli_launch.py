@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +23,12 @@ def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
     verb.add_argument("--num-pods", type=int, metavar="N", help="on the first N pods; all of them if not given")
-    verb.add_argument("--name", help="the cluster, where several are up")
-    verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there first")
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument("--name", help="the cluster, where several are up")
+    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there first")
+    verb.add_argument(
+        "--ssh-config", type=Path, metavar="C", help="by which ssh reaches them; your usual one if not given"
+    )
     verb.add_argument("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
     verb.add_argument(
         "--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here"
@@ -79,7 +84,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     from zeropods.launch.planning import plan_alone
     from zeropods.launch.process import run_here
 
-    if arguments.hostfile or arguments.name or (arguments.num_pods or 1) != 1:
+    if arguments.hostfile or arguments.ssh_config or arguments.name or (arguments.num_pods or 1) != 1:
         raise UserError("--launcher none: this machine alone; leave out --num-pods, --hostfile and --name")
     planned = plan_alone(arguments.command[0], arguments.command[1:])
     if arguments.dry_run:
@@ -96,21 +101,44 @@ def _dry(planned: Launch) -> Result:
 
 @contextmanager
 def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
-    """The cluster that was named; pods on hosts of the user's own live for this launch only."""
+    """The cluster that was named; pods on hosts of the user's own live for this launch only, if none are there."""
     from zeropods import pods
 
     if arguments.hostfile is None:
+        if arguments.ssh_config:
+            raise UserError(f"--ssh-config {arguments.ssh_config}: is for hosts of your own; give their --hostfile too")
         yield pods.find(arguments.name)
         return
-    known = next((c for c in pods.clusters() if c.hostfile.resolve() == arguments.hostfile.resolve()), None)
+    known = _known(arguments.hostfile)
     if known is not None:
         yield known
         return
-    cluster = pods.up(hostfile=arguments.hostfile, name=arguments.name)
+    cluster = pods.up(
+        arguments.num_pods,
+        hostfile=arguments.hostfile,
+        ssh_config=arguments.ssh_config,
+        name=f"launch-{os.getpid()}",
+        lease="kernel",
+    )
     try:
         yield cluster
     finally:
         cluster.down()
+
+
+def _known(hostfile: Path) -> Cluster | None:
+    """A cluster whose own hostfile this is, or one that was brought up on these hosts and is not another launch's."""
+    from zeropods import pods
+    from zeropods.pods.hostfile import read_hostfile
+
+    lines = tuple(host.line() for host in read_hostfile(hostfile))
+    for cluster in pods.clusters():
+        if cluster.hostfile.resolve() == hostfile.resolve():
+            return cluster
+        is_theirs = cluster.settings.hosts == lines and cluster.settings.lease == "idle"
+        if is_theirs and cluster.is_ready():
+            return cluster
+    return None
 
 
 def _show(line: str) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.errors import UserError
+
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
-    from zeropods.pods.preflight.expectation import Expectation
+    from zeropods.pods.preflight.check import Preflight
 
 Result = dict[str, Any]
+SSH_CONFIG_HELP = "by which ssh reaches hosts of your own; your usual one if not given"
 NAME_HELP = "the cluster; 'pods' if not given, or the only one"
 
 
@@ -25,6 +27,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--name", help=NAME_HELP)
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, reached as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
+    check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
     check.set_defaults(readable=readable_check, status=lambda result: 0 if result["ok"] else 1)
     add(verbs, "list", "clusters and their pods, asked now", run_list).set_defaults(readable=readable_list)
     down = add(verbs, "down", "end pods and remove their keys", run_down)
@@ -35,7 +38,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _up(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--count", type=int, required=True, metavar="N")
+    verb.add_argument("--count", type=int, metavar="N", help="all hosts of the hostfile, if there is one")
+    verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, reached as your ssh reaches them")
+    verb.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
     verb.add_argument("--slots", type=int, metavar="K", help="processes of a pod; its GPUs, at least 1, if not given")
     verb.add_argument("--backend", choices=["local", "cml"], help="cml inside a CML session, else local, if not given")
     verb.add_argument("--network", choices=["loopback", "namespaces"], default="loopback", help="of local pods")
@@ -55,6 +60,8 @@ def run_up(arguments: argparse.Namespace) -> Result:
 
     cluster = pods.up(
         arguments.count,
+        hostfile=arguments.hostfile,
+        ssh_config=arguments.ssh_config,
         slots=arguments.slots,
         backend=arguments.backend,
         name=arguments.name,
@@ -95,42 +102,32 @@ def readable_up(result: Result) -> str:
 
 def run_check(arguments: argparse.Namespace) -> Result:
     """Check the pods of a cluster, hosts of the user's own, or this machine."""
-    from zeropods.pods.cluster import find
-    from zeropods.pods.hostfile import read_hostfile
-    from zeropods.pods.preflight.expectation import Expectation
-    from zeropods.pods.preflight.preflight import mending_lines, pods_check_table, preflight, preflight_self
+    from zeropods.pods.checked import check_table
 
-    expected = Expectation.of_this_machine(Path.cwd(), cml="CDSW_ENGINE_ID" in os.environ)
-    if arguments.this_pod:
-        found = preflight_self(expected)
-    elif arguments.hostfile:
-        found = preflight(read_hostfile(arguments.hostfile), expected)
-    else:
-        found = _check_cluster(find(arguments.name), expected)
+    found = _preflight(arguments)
     if arguments.json:
         return found.to_json()
-    return {"ok": found.ok, "table": pods_check_table(found), "mend": mending_lines(found)}
-
-
-def _check_cluster(cluster: Cluster, expected: Expectation) -> Any:
-    from dataclasses import replace
-
-    from zeropods.pods.preflight.preflight import preflight
-
-    return preflight(
-        cluster.hosts,
-        replace(expected, cml=cluster.backend == "cml"),
-        names=[pod.name for pod in cluster.pods],
-        ssh_config=cluster.ssh_config,
-        port=cluster.ssh_port,
-    )
+    return {"ok": found.ok, "table": check_table(found)}
 
 
 def readable_check(result: Result) -> str:
     """Pods x checks, and below it what to do."""
-    from zeropods.report.table import Table
+    return str(result["table"])
 
-    return "\n".join([Table.of(result["table"]).to_markdown(), *result["mend"]])
+
+def _preflight(arguments: argparse.Namespace) -> Preflight:
+    from zeropods.pods.checked import checked, expected_here
+    from zeropods.pods.cluster import find
+    from zeropods.pods.hostfile import read_hostfile
+    from zeropods.pods.preflight.preflight import preflight, preflight_self
+
+    if arguments.ssh_config and not arguments.hostfile:
+        raise UserError(f"--ssh-config {arguments.ssh_config}: is for hosts of your own; give their --hostfile too")
+    if arguments.this_pod:
+        return preflight_self(expected_here())
+    if arguments.hostfile:
+        return preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=arguments.ssh_config)
+    return checked(find(arguments.name))
 
 
 def run_list(arguments: argparse.Namespace) -> Result:

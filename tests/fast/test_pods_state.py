@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.pods import cluster, programs, removal, signals, state
-from zeropods.pods.backends import fleet, network, process, workers
+from zeropods.pods import cluster, cluster_files, processes, programs, removal, signals, state
+from zeropods.pods.backends import fleet, network, workers
 from zeropods.pods.state import Pod, Settings, State
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
@@ -61,6 +62,32 @@ def keep(*names: str) -> None:
 def test_a_state_is_read_back_as_it_was_written() -> None:
     keep("one")
     assert state.read_state(state.folder_of("one")) == whole("one")
+
+
+def test_hosts_of_the_user_s_own_are_kept_with_the_cluster() -> None:
+    own = replace(whole("own"), settings=replace(SETTINGS, backend="hosts", network="hosts", hosts=("gpu1 slots=2",)))
+    folder = state.folder_of("own")
+    folder.mkdir(parents=True)
+    state.write_state(folder, own)
+    assert state.read_state(folder) == own
+
+
+def test_own_hosts_share_no_machine_unless_all_are_this_one() -> None:
+    settings = replace(SETTINGS, backend="hosts", network="hosts")
+    here = replace(whole("own"), settings=settings)
+    apart = replace(here, pods=(pod(1), replace(pod(2), address="10.0.0.2")))
+    found = [cluster.Cluster.of(Path("x"), each) for each in (here, apart)]
+    assert [each.shared_machine for each in found] == [True, False]
+    assert [each.environment for each in found] == [{"GLOO_SOCKET_IFNAME": "lo"}, {}]
+
+
+def test_pods_under_different_accounts_are_logged_in_to_as_such(tmp_path: Path) -> None:
+    (tmp_path / "id_ed25519").touch()
+    both = cluster.Cluster.of(tmp_path, whole("one"))
+    cluster_files.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"}.__getitem__)
+    asked = [["ssh", "-G", "-F", str(both.ssh_config), host.address] for host in both.hosts]
+    said = [subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout for argv in asked]
+    assert ["user ann\n" in said[0], "user bob\n" in said[1]] == [True, True]
 
 
 def test_a_cluster_that_never_was_has_no_state() -> None:
@@ -236,12 +263,21 @@ def test_a_worker_s_status_is_read_in_any_version_s_words(
 
 def test_a_process_is_not_taken_for_another_with_its_number() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    known = process.Process.of(child.pid)
-    stranger = process.Process(known.pid, known.start_ticks + 1, known.boot)
-    process.end([stranger], 0.5)
-    assert known.is_alive() and not stranger.is_alive()
-    process.end([known], 10.0)
-    assert not known.is_alive() and child.wait(10) == -15
+    known = processes.read_process(child.pid)
+    assert known is not None
+    stranger = processes.Process(known.pid, known.start_ticks + 1)
+    processes.end([stranger], 0.5)
+    assert processes.is_there(known) and not processes.is_there(stranger)
+    processes.end([known], 10.0)
+    assert not processes.is_there(known) and child.wait(10) == -15
+
+
+def test_a_process_on_disk_is_known_again_until_the_next_boot() -> None:
+    known = processes.read_process(os.getpid())
+    assert known is not None
+    record = processes.to_record(known)
+    assert processes.from_record(record) == known
+    assert processes.from_record([*record[:2], "another boot"]) is None
 
 
 def test_an_interrupt_waits_for_the_end_of_what_must_not_be_interrupted() -> None:

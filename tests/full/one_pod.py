@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.pods.agent.control import AgentError, ask_all
-from zeropods.pods.agent.descendants import PROC, Process, Tree, is_there, read_process, send
+from zeropods.pods.agent.descendants import Tree
 from zeropods.pods.agent.sshd import is_free
 from zeropods.pods.agent.sshd_config import account
 from zeropods.pods.keys import make_key
+from zeropods.pods.processes import PROC, Process, is_there, read_process, send
 from zeropods.pods.rendezvous.registration import Answer, Registration
 from zeropods.pods.rendezvous.rendezvous import Rendezvous
 from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text

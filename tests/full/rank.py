@@ -15,13 +15,14 @@ import time
 from pathlib import Path
 
 from zeropods import atomic
-from zeropods.measure.records import RankMeasurement
+from zeropods.measure.records import RankMeasurement, compose_record, write_record
 
 
 def main() -> int:
     arguments = parse()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder = Path(arguments.outputdir)
+    folder.mkdir(parents=True, exist_ok=True)
     measured = RankMeasurement(rank=rank, host=os.environ.get("ZEROPODS_POD", "?"))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if arguments.deaf else interrupt)
     with open(folder / "run.lock", "a") as lock:
@@ -37,6 +38,8 @@ def main() -> int:
         except MemoryError:
             measured.status, measured.reason = "oom", "no memory left"
         measured.write(folder)
+        if rank == 0 and "ZEROPODS_RUN" not in os.environ:
+            write_record(folder, compose_record(folder))
         return int(measured.status != "ok")
 
 

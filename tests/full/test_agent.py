@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,8 +21,8 @@ from tests.full.one_pod import ROOT, WAIT_SECONDS, OnePod, all_gone, free_port, 
 from zeropods.errors import UserError
 from zeropods.pods.agent import sshd
 from zeropods.pods.agent.control import AgentClient, AgentError, ask_all
-from zeropods.pods.agent.descendants import PROC, Process, is_there, send
 from zeropods.pods.keys import make_key
+from zeropods.pods.processes import PROC, Process, is_there, send
 
 ORDINARY, NUMBER = "ordinary-pod", "64321"
 """Not `nobody`: where systemd names accounts, sshd takes that one for locked."""
@@ -87,6 +90,19 @@ def test_a_pod_registers_and_its_sshd_answers_the_clusters_key(start_pod) -> Non
     until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in pod.said())
 
 
+def test_a_session_knows_its_pod_and_no_secret_of_cml(start_pod, monkeypatch) -> None:
+    for name in ("CDSW_PROJECT", "CDSW_API_KEY", "CDSW_MASTER_IP"):
+        monkeypatch.setenv(name, f"the {name}")
+    pod = start_pod()
+    seen = dict(line.split("=", 1) for line in pod.ssh("env").stdout.splitlines() if line.startswith("CDSW_"))
+    assert seen == {
+        "CDSW_ENGINE_ID": "worker-1",
+        "CDSW_IP_ADDRESS": pod.address,
+        "CDSW_MASTER_IP": "the CDSW_MASTER_IP",
+        "CDSW_PROJECT": "the CDSW_PROJECT",
+    }
+
+
 def test_another_key_is_not_let_in(start_pod, tmp_path) -> None:
     pod = start_pod()
     os.remove(tmp_path / "id_ed25519")
@@ -100,7 +116,7 @@ def test_the_secret_is_in_no_environment_argument_log_or_file(start_pod, rank, t
     pod = start_pod()
     run_of_two(pod, rank, tmp_path, "r")
     shown = pod.secret.hex().encode()
-    for process in [*pod.processes(), Process(pod.warden.pid, 0, 0, "", False)]:
+    for process in [*pod.processes(), Process(pod.warden.pid, 0)]:
         for file in ("environ", "cmdline"):
             assert shown not in (PROC / str(process.pid) / file).read_bytes()
     files = [file for file in pod.temporary.iterdir() if file.is_file()]
@@ -324,6 +340,34 @@ def test_another_secret_gets_no_answer(shared_pod) -> None:
     (answer,) = ask_all([place], secrets.token_bytes(32), {"do": "end"}, 10.0)
     assert isinstance(answer, AgentError)
     assert shared_pod.ask(do="status")["worker"] == "worker-1"
+
+
+def test_a_request_that_is_passed_on_to_another_port_is_not_heeded(shared_pod) -> None:
+    place = (shared_pod.address, shared_pod.registration.control_port)
+    with relay(place) as passing_on:
+        (answer,) = ask_all([passing_on], shared_pod.secret, {"do": "end"}, 10.0)
+    assert isinstance(answer, AgentError)
+    assert shared_pod.ask(do="status")["worker"] == "worker-1"
+
+
+@contextmanager
+def relay(place: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    """An address and port whose first connection is passed on to `place`, byte by byte."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        passing = threading.Thread(target=pass_on, args=(listener, place))
+        passing.start()
+        yield listener.getsockname()
+        passing.join(WAIT_SECONDS)
+
+
+def pass_on(listener: socket.socket, place: tuple[str, int]) -> None:
+    listener.settimeout(WAIT_SECONDS)
+    with listener.accept()[0] as one, socket.create_connection(place) as other, suppress(ConnectionError):
+        while ready := select.select([one, other], [], [], WAIT_SECONDS)[0]:
+            block = ready[0].recv(65_536)
+            if not block:
+                return
+            (other if ready[0] is one else one).sendall(block)
 
 
 def test_strangers_at_the_control_port_do_not_keep_the_master_out(shared_pod) -> None:

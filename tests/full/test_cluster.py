@@ -86,6 +86,20 @@ def test_check_finds_good_pods_good_and_names_one_that_has_died(home: Path) -> N
     assert bad.returncode == 1 and f"pod2 ({cluster.pods[1].address}): ssh failed" in bad.stdout
 
 
+def test_a_notebook_s_check_shows_pods_checks_and_what_mends_them(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = pods.up(2)
+    (tmp_path / "textsql_train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    LocalWorkers(cluster.folder, OwnAddress("")).stop_workers(cluster.pods[1].worker)
+    table = cluster.check()
+    project = table.rows[0][table.header.index("project")]
+    assert [row[0] for row in table.rows] == ["pod1", "pod2"] and project == "same files"
+    line = f"pod2 ({cluster.pods[1].address}): ssh failed: nothing listens; no sshd at"
+    assert line in table._repr_html_() and str(table).splitlines()[-1].startswith(line)
+
+
 def test_keys_and_secret_are_their_owner_s_alone(home: Path) -> None:
     cluster = pods.up(1)
     modes = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,13 +19,13 @@ from zeropods.measure.records import read_record
 EFFECTIVE_BATCH = 12
 STEPS = 20
 LEARNING_RATE = 3e-4
-MAX_GRAD_NORM = 0.5
-"""Below the gradients' norms, so that clipping takes part in every step."""
+MAX_GRAD_NORM = 1.0
+"""Below the gradients' norms (1.6 to 5.3 here), so that clipping takes part in every step."""
 TECHNIQUES = ("ddp", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 PROFILED = {"zero1profiler": "zero1", "zero2profiler": "zero2", "zero3profiler": "zero3_offload"}
 SEVEN = [
-    ("ddp", 2), ("zero1profiler", 3), ("zero1_offload", 2), ("zero2", 3), ("zero2_offload", 1), ("zero3", 2),
-    ("zero3profiler", 3),
+    ("ddp", 2), ("zero1profiler", 3), ("zero1_offload", 2), ("zero2", 3), ("zero2_offload", 1), ("zero3", 3),
+    ("zero3profiler", 2),
 ]  # fmt: skip
 """Every technique, every number of pods."""
 ALL = [(name, pods) for name in (*TECHNIQUES, *PROFILED) for pods in (1, 2, 3) if (name, pods) != ("ddp", 1)]
@@ -46,17 +45,11 @@ def train_on(pods: int, name: str, prepared: Path, folder: Path, *arguments: obj
 
 def launched(pods: int, program: Path, arguments: list[object]) -> None:
     """Run a program on so many processes of this machine to its end."""
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", str(pods), "--master_port", str(free_port()))
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(pods))
     command = [sys.executable, *(launcher if pods > 1 else ()), str(program), *map(str, arguments)]
     environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 CURVE = [
@@ -116,9 +109,12 @@ def assert_loads_without_a_missing_weight(run: Path) -> None:
     assert model.lm_head.weight.data_ptr() == model.shared.weight.data_ptr()
 
 
-def test_the_saved_model_has_the_logits_of_the_trained_one(prepared: Path, tmp_path: Path) -> None:
+def test_a_loaded_model_is_trained_and_saved_with_the_logits_that_it_has(
+    alone: Path, prepared: Path, tmp_path: Path
+) -> None:
     arguments = [
-        *TINY, "--precision", "fp32", "--max_steps", "3", "--eval_steps", "0", "--dataset_path", prepared,
+        *TINY, "--init", "pretrained", "--model_id", alone / "model", "--precision", "fp32",
+        "--max_steps", "3", "--eval_steps", "0", "--dataset_path", prepared,
         "--outputdir", tmp_path / "run", "--deepspeed", ROOT / "dsconfig" / "zero3_offload.json",
     ]  # fmt: skip
     launched(2, ROOT / "tests" / "full" / "logits.py", arguments)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.full.conftest import ROOT, TINY, script
 from zeropods.errors import guarded
 from zeropods.measure.records import read_record
 from zeropods.measure.run_folder import locked
-from zeropods.train.arguments import parse_arguments
+from zeropods.train.arguments import parse_arguments, read_flags
 from zeropods.train.run import fine_tune
 
 
@@ -115,12 +116,29 @@ def test_gradient_checkpointing_false_is_false_and_true_changes_no_loss(prepared
 def test_two_processes_train_as_one(prepared: Path, tmp_path: Path) -> None:
     common = [*TINY, "--dataset_path", prepared, "--max_steps", "4", "--eval_steps", "0"]
     one = train(tmp_path / "one", prepared, "--max_steps", 4, "--eval_steps", 0, "--per_device_train_batch_size", 12)
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     script([*common, "--per_device_train_batch_size", "6", "--outputdir", tmp_path / "two"], launcher=launcher)
     two = read_record(tmp_path / "two")
     assert (two["technique"], two["world_size"], len(two["ranks"])) == ("ddp", 2, 2)
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
     assert two["eval_losses"][-1]["loss"] == pytest.approx(one["eval_losses"][-1]["loss"], rel=1e-4)
+
+
+def test_two_processes_go_on_with_the_rows_of_a_later_epoch(prepared: Path, tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    arguments = [
+        *TINY, "--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", "10", "--eval_steps", "0",
+        "--per_device_train_batch_size", "6", "--save_steps", "8",
+    ]  # fmt: skip
+    script(arguments, launcher=launcher)
+    undisturbed = read_record(tmp_path / "run")
+    (tmp_path / "run" / "record.json").unlink()
+    for later in (tmp_path / "run" / "checkpoints").glob("checkpoint-10"):
+        later.rename(tmp_path / "later")
+    script(arguments, launcher=launcher)
+    again = read_record(tmp_path / "run")
+    assert again["ranks"][0]["first_step"] == 8
+    assert losses(again) == pytest.approx(losses(undisturbed)[8:], rel=1e-6)
 
 
 def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: Path, tmp_path: Path) -> None:
@@ -198,6 +216,23 @@ def test_the_deepspeed_launcher_trains_with_any_configuration(prepared: Path, tm
     record = read_record(folder)
     assert record["technique"] == "zero1"
     assert losses(record) == pytest.approx(losses(plain), rel=1e-4)
+
+
+def test_flags_are_read_for_a_launch_as_the_script_reads_them() -> None:
+    argv = [
+        "--model_id",
+        "t5-tiny",
+        "--scaled_rates",
+        "True",
+        "--dropout=0.2",
+        "--max_steps",
+        "5",
+        "--eval_steps",
+        "3",
+        "--epochs",
+        "2",
+    ]
+    assert read_flags(argv) == asdict(parse_arguments(argv))
 
 
 @pytest.mark.parametrize("flag", ["--epoch", "--learning_rat", "--nonsense"])

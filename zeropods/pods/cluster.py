@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.pods import this_pod
 from zeropods.pods.agent.control import AgentError, ask_all
 from zeropods.pods.hostfile import Host
 from zeropods.pods.state import Pod, Settings, State, folder_of, names, read_state
@@ -21,8 +22,6 @@ ENVIRONMENT = "deepspeed_env"
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
 STATUS_SECONDS = 2.0
-INTERFACES = {"loopback": "lo", "namespaces": "eth0"}
-"""Over which gloo connects. It would take the interface of the host's name, which is not always the pod's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +43,19 @@ class Cluster:
 
     @property
     def backend(self) -> str:
-        """`local` or `cml`."""
+        """`local`, `cml`, or `hosts` of the user's own."""
         return self.settings.backend
 
     @property
     def network(self) -> str:
-        """`loopback`, `namespaces` or `cml`."""
+        """`loopback`, `namespaces`, `cml` or `hosts`."""
         return self.settings.network
 
     @property
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, among which its cores have to be divided."""
-        return self.backend == "local"
+        loopback = bool(self.pods) and all(this_pod.is_loopback(pod.address) for pod in self.pods)
+        return self.backend == "local" or (self.backend == "hosts" and loopback)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -79,9 +79,13 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What ranks on these pods need exported; nothing secret."""
-        interface = INTERFACES.get(self.network)
-        return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+        """What ranks on these pods need exported; nothing secret.
+
+        Gloo would connect over the interface of the host's name, which is not always the pod's.
+        """
+        if self.network == "namespaces":
+            return {"GLOO_SOCKET_IFNAME": "eth0"}
+        return {"GLOO_SOCKET_IFNAME": "lo"} if self.shared_machine else {}
 
     @property
     def agents(self) -> tuple[tuple[str, int], ...]:
@@ -93,12 +97,22 @@ class Cluster:
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
         return [_status(pod, answer) for pod, answer in zip(self.pods, answers, strict=True)]
 
+    def is_ready(self) -> bool:
+        """Whether all pods answer now."""
+        return all(pod["status"] == "ready" for pod in self.statuses())
+
     def list(self) -> Table:
         """The pods and their state now."""
         # Only here do pods know of reports: a notebook's cell shows what it is given.
         from zeropods.report.table import Table
 
         return Table.of(self.statuses(), f"Cluster {self.name}")
+
+    def check(self) -> Table:
+        """What is found on every pod now: pods x checks, and below them what mends those that are not ok."""
+        from zeropods.pods.checked import check_table, checked
+
+        return check_table(checked(self), f"Cluster {self.name}, checked")
 
     def _repr_html_(self) -> str:
         from zeropods.report.table import Table

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
-import pwd
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 from zeropods import atomic
-from zeropods.errors import UserError
 from zeropods.pods.cluster import ENVIRONMENT, HOSTFILE, KEY, KNOWN_HOSTS, SECRET, SSH_CONFIG, Cluster
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.ssh import known_hosts_text, ssh_config_text
 
 
-def write_files(cluster: Cluster) -> None:
-    """Write what lets others reach the pods of a cluster, with their host keys pinned."""
+def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
+    """Write what lets others reach the pods of a cluster, with their host keys pinned.
+
+    Args:
+        user: tells the account at an address.
+    """
     folder, port = cluster.folder, cluster.ssh_port
     known = known_hosts_text((pod.address, port, pod.host_key) for pod in cluster.pods)
-    config = ssh_config_text([pod.address for pod in cluster.pods], port, folder / KEY, folder / KNOWN_HOSTS, _user())
+    addresses: dict[str, list[str]] = {}
+    for pod in cluster.pods:
+        addresses.setdefault(user(pod.address), []).append(pod.address)
+    config = "".join(
+        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name) for name, theirs in addresses.items()
+    )
     variables = "".join(f"{name}={value}\n" for name, value in cluster.environment.items())
     atomic.write_text(folder / KNOWN_HOSTS, known)
     atomic.write_text(folder / SSH_CONFIG, config)
@@ -33,11 +41,3 @@ def make_secret(folder: Path) -> bytes:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(f"{secret.hex()}\n")
     return secret
-
-
-def _user() -> str:
-    """Who logs in: as sshd knows us, whatever the environment says."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        raise UserError(f"user {os.geteuid()}: has no line in /etc/passwd, so sshd would refuse it; add one") from None

@@ -60,18 +60,21 @@ def clear(folder: Path, *, ask: bool = True) -> None:
 
 
 def sweep() -> None:
-    """Remove the remains of local clusters whose pods have all ended: their keys open nothing any more."""
+    """Remove the remains of clusters whose workers were processes of this machine, and have all ended.
+
+    Their keys open nothing any more.
+    """
     for name in names():
         # What another process holds, or what is no cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
             state = read_state(folder_of(name))
-            ours = state is not None and state.settings.backend == "local"
+            ours = state is not None and state.settings.backend != "cml"
             if state and ours and not fleet_of(folder_of(name), state.settings).is_running_here():
-                clear(folder_of(name))
+                clear(folder_of(name), ask=False)
 
 
 def _end_agents(cluster: Cluster) -> None:
-    if cluster.shared_machine or not cluster.pods or not (cluster.folder / SECRET).is_file():
+    if cluster.backend == "local" or not cluster.pods or not (cluster.folder / SECRET).is_file():
         return
     answers = ask_all(cluster.agents, cluster.secret, {"do": "end"}, END_SECONDS)
     for pod, answer in zip(cluster.pods, answers, strict=True):

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import os
-import random
-from dataclasses import replace
 from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods import keeper
-from zeropods.pods.arrivals import Arrivals, counting
-from zeropods.pods.backends.fleet import Fleet, differences, fleet_of
-from zeropods.pods.backends.network import SSH_PORT
-from zeropods.pods.cluster import KEY, Cluster
-from zeropods.pods.cluster_files import make_secret, write_files
-from zeropods.pods.keys import make_key
+from zeropods.pods.backends.fleet import differences
+from zeropods.pods.bring_up import bring_up
+from zeropods.pods.cluster import Cluster
 from zeropods.pods.programs import require_programs
 from zeropods.pods.removal import clear, sweep
-from zeropods.pods.rendezvous.rendezvous import Answer, MissingPods, Registration, Rendezvous
 from zeropods.pods.settings import checked_settings, positive
 from zeropods.pods.signals import deferred, ending_in_order
-from zeropods.pods.state import Pod, Settings, State, folder_of, locked, read_state, write_state
-
-OTHER_SSH_PORTS = 7
+from zeropods.pods.state import Settings, folder_of, locked, read_state
 
 
 def up(
-    count: int,
+    count: int | None = None,
     *,
+    hostfile: str | Path | None = None,
+    ssh_config: str | Path | None = None,
     slots: int | None = None,
     backend: str | None = None,
     name: str | None = None,
@@ -45,6 +39,10 @@ def up(
     Whatever goes wrong, Ctrl-C included, nothing that was started is left.
 
     Args:
+        count: of pods; all hosts of the hostfile, if there is one and this is not given.
+        hostfile: of hosts of your own, which your ssh reaches without a question and which have this project and
+            this Python at the same place. The pods are in its order.
+        ssh_config: by which ssh reaches them; your usual one if not given.
         slots: processes of a pod; its GPUs, at least 1, if not given.
         backend: `local` or `cml`; inside a CML session `cml`, else `local`, if not given.
         name: of the cluster; one of this process if not given.
@@ -59,8 +57,9 @@ def up(
         UserError: a program is missing, a worker ended or never started, or the name is taken.
     """
     settings = checked_settings(
-        count, slots=slots, backend=backend, network=network, lease=lease, lease_seconds=lease_seconds,
-        cpu=cpu, memory=memory, nvidia_gpu=nvidia_gpu,
+        count, hostfile=None if hostfile is None else Path(hostfile),
+        ssh_config=None if ssh_config is None else Path(ssh_config), slots=slots, backend=backend, network=network,
+        lease=lease, lease_seconds=lease_seconds, cpu=cpu, memory=memory, nvidia_gpu=nvidia_gpu,
     )  # fmt: skip
     folder = folder_of(name or f"kernel-{os.getpid()}")
     positive("seconds", seconds)
@@ -78,73 +77,11 @@ def up(
 def _make(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
     clear(folder)
     try:
-        return _begin(folder, settings, port, seconds)
+        return bring_up(folder, settings, port, seconds)
     except BaseException:
         with deferred():
             clear(folder)
         raise
-
-
-def _begin(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
-    # The state comes first: it says what to clean up, should this process not come to its end.
-    state = State(name=folder.name, settings=settings)
-    write_state(folder, state)
-    fleet = fleet_of(folder, settings)
-    with deferred():
-        fleet.network.open()
-    public_key = make_key(folder / KEY, f"zeropods {state.name}")
-    secret = make_secret(folder)
-    address = fleet.network.master_address()
-    answer = Answer(
-        cluster=state.name, authorized_key=public_key, lease=settings.lease, lease_seconds=settings.lease_seconds
-    )
-    ports = (SSH_PORT, *random.sample(range(20_000, 32_000), OTHER_SSH_PORTS))
-    listener = Rendezvous(
-        secret=secret, count=settings.count, answer=answer, address=address, port=port, ssh_ports=ports
-    )
-    with listener as rendezvous:
-        env = _worker_environment(settings, f"{address}:{rendezvous.port}", secret, ports, seconds)
-        try:
-            with deferred():
-                state = replace(state, workers=fleet.start(settings, env))
-                write_state(folder, state)
-            return _complete(folder, state, _gather(rendezvous, fleet, state, seconds), rendezvous.ssh_port)
-        finally:
-            fleet.network.settled()
-
-
-def _gather(rendezvous: Rendezvous, fleet: Fleet, state: State, seconds: float) -> tuple[Registration, ...]:
-    with counting(state.settings.count) as bar:
-        arrivals = Arrivals(fleet, state.workers, state.settings, bar)
-        try:
-            return rendezvous.gather(seconds, arrivals)
-        except MissingPods as error:
-            registered = frozenset(pod.worker for pod in error.registered)
-            missing = arrivals.missing(registered) or str(error)
-            raise UserError(
-                f"cluster {state.name}: {len(registered)} of {state.settings.count} pods after {seconds:g} s: {missing}"
-            ) from None
-
-
-def _complete(folder: Path, state: State, registrations: tuple[Registration, ...], ssh_port: int) -> Cluster:
-    pods = tuple(_pod(number, pod) for number, pod in enumerate(registrations, start=1))
-    whole = replace(state, ssh_port=ssh_port, pods=pods)
-    cluster = Cluster.of(folder, whole)
-    write_files(cluster)
-    write_state(folder, whole)
-    return cluster
-
-
-def _pod(number: int, pod: Registration) -> Pod:
-    return Pod(
-        name=f"pod{number}",
-        worker=pod.worker,
-        address=pod.address,
-        hostname=pod.hostname,
-        slots=pod.slots,
-        host_key=pod.host_key,
-        control_port=pod.control_port,
-    )
 
 
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
@@ -163,19 +100,6 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
         why = f"with other settings ({changed})" if changed else f"in part, with a run on {', '.join(used)}"
         raise UserError(f"cluster {state.name}: is up {why}; zeropods pods down --name {state.name}, or another name")
     return None
-
-
-def _worker_environment(
-    settings: Settings, master: str, secret: bytes, ssh_ports: tuple[int, ...], seconds: float
-) -> dict[str, str]:
-    slots = {} if settings.slots is None else {"ZEROPODS_SLOTS": str(settings.slots)}
-    return {
-        "ZEROPODS_MASTER": master,
-        "ZEROPODS_SECRET": secret.hex(),
-        "ZEROPODS_SSH_PORTS": ",".join(map(str, ssh_ports)),
-        "ZEROPODS_REGISTER_SECONDS": f"{seconds:g}",
-        **slots,
-    }
 
 
 def _refuse_blanks(folder: Path) -> None:

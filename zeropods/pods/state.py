@@ -49,6 +49,10 @@ class Settings:
     cpu: float
     memory: float
     nvidia_gpu: int
+    hosts: tuple[str, ...] = ()
+    """Hosts of the user's own: their lines of the hostfile."""
+    ssh_config: str | None = None
+    """By which ssh reaches them; None for the user's usual one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,8 @@ def read_state(folder: Path) -> State | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         pods = tuple(_exactly(Pod, pod) for pod in document.pop("pods"))
-        settings = _exactly(Settings, document.pop("settings"))
+        asked = document.pop("settings")
+        settings = _exactly(Settings, {**asked, "hosts": tuple(asked["hosts"])})
         workers = tuple(document.pop("workers"))
         return State(**document, settings=settings, workers=workers, pods=pods)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -10,7 +10,7 @@ from zeropods.errors import UserError
 
 ADDRESS_VARIABLES = ("CDSW_IP_ADDRESS", "CML_IP_ADDRESS")
 LOOPBACK = "127.0.0.1"
-SOMEWHERE_ELSE = ("192.0.2.1", 9)
+SOMEWHERE_ELSE = "192.0.2.1"
 """A documentation address (RFC 5737): it stands for everything behind the default route."""
 
 
@@ -21,6 +21,19 @@ def address() -> str:
         if stated:
             return _checked(stated, variable)
     return _of_default_route()
+
+
+def address_towards(there: str) -> str:
+    """The source address that the kernel chooses on the way to another address; `OSError` where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        # Connecting UDP sends nothing; the port is that of `discard`.
+        sock.connect((there, 9))
+        return str(sock.getsockname()[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IPv4 address is reached from its own machine only."""
+    return ipaddress.IPv4Address(address).is_loopback
 
 
 def slots() -> int:
@@ -45,10 +58,7 @@ def _checked(stated: str, variable: str) -> str:
 
 
 def _of_default_route() -> str:
-    """The source address that the kernel would choose; connecting UDP sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(SOMEWHERE_ELSE)
-        except OSError:
-            return LOOPBACK
-        return str(sock.getsockname()[0])
+    try:
+        return address_towards(SOMEWHERE_ELSE)
+    except OSError:
+        return LOOPBACK

@@ -7,16 +7,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from zeropods.errors import UserError
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-READERS: dict[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda text: {"True": True, "False": False}[text],
+READERS: dict[type, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: {"True": True, "False": False}[text],
 }
 INITS = ("pretrained", "random")
 COUNTS = (
@@ -137,7 +137,7 @@ def read_flags(argv: Sequence[str]) -> dict[str, Any]:
 
     For a check before launching: what cannot be read is left out, and refused by the script itself.
     """
-    types = {f.name: f.type for f in fields(TextToSQLArguments)}
+    types = get_type_hints(TextToSQLArguments)
     words = [word for text in argv for word in (text.split("=", 1) if text.startswith("--") else [text])]
     read = {f.name: f.default for f in fields(TextToSQLArguments)}
     for word, value in itertools.pairwise(words):
@@ -145,7 +145,7 @@ def read_flags(argv: Sequence[str]) -> dict[str, Any]:
         if word.startswith("--") and name in types:
             read.pop(name, None)
             with contextlib.suppress(KeyError, ValueError):
-                read[name] = READERS[str(types[name]).removesuffix(" | None")](value)
+                read[name] = READERS[(get_args(types[name]) or (types[name],))[0]](value)
     return read
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.records import RankMeasurement, compose_record, write_record
+from zeropods.measure.records import RankMeasurement
 from zeropods.measure.run_folder import Opening, checkpoints
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
@@ -28,6 +25,7 @@ from zeropods.train.interrupt import heard_while_waiting
 from zeropods.train.job import Job
 from zeropods.train.master import MasterAdamW
 from zeropods.train.model import load_model
+from zeropods.train.outcome import conclude, outcome, write_interrupted
 from zeropods.train.trainer import TextToSQLTrainer
 
 log = logging.getLogger(__name__)
@@ -45,14 +43,14 @@ def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, bega
     measured = RankMeasurement(rank=processes.rank(), host=environment.host())
     with _train_log(job.folder):
         try:
-            with heard_while_waiting(lambda name: _write_interrupted(job.folder, measured, name)):
+            with heard_while_waiting(lambda name: write_interrupted(job.folder, measured, name)):
                 _train(job, settings, opening, measured, began)
             measured.status = "ok"
         except BaseException as error:
-            measured.status, measured.reason = _outcome(error)
+            measured.status, measured.reason = outcome(error)
             raise
         finally:
-            _conclude(job.folder, measured)
+            conclude(job.folder, measured)
 
 
 def _train(
@@ -125,42 +123,6 @@ def _checkpoint(job: Job, opening: Opening) -> str | None:
 
 def _stopped_by(trainer: TextToSQLTrainer) -> str:
     return "steps" if trainer.state.global_step >= trainer.state.max_steps else "early_stopping"
-
-
-def _outcome(error: BaseException) -> tuple[str, str]:
-    """Status and reason of an attempt that ended with an exception."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", str(error) or "SIGINT"
-    # The CPU's allocator has no exception of its own.
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
-        return "oom", text.split("\n")[0]
-    return "failed", text.split("\n")[0]
-
-
-def _conclude(folder: Path, measured: RankMeasurement) -> None:
-    """Write this rank's measurement; rank 0 waits for the others where all went well, and composes."""
-    _measure_end(measured)
-    measured.write(folder)
-    if measured.status == "ok" and processes.world_size() > 1:
-        torch.distributed.barrier()
-    if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
-        write_record(folder, compose_record(folder))
-
-
-def _write_interrupted(folder: Path, measured: RankMeasurement, signal_name: str) -> None:
-    """Write what was measured so far, for a main thread that cannot."""
-    waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
-    _measure_end(waiting)
-    waiting.write(folder)
-
-
-def _measure_end(measured: RankMeasurement) -> None:
-    measured.ended_unix_seconds = time.time()
-    measured.peak_resident_bytes = environment.peak_resident_bytes()
-    if torch.cuda.is_available():
-        measured.peak_allocated_bytes = torch.cuda.max_memory_allocated()
-        measured.peak_reserved_bytes = torch.cuda.max_memory_reserved()
 
 
 @contextlib.contextmanager

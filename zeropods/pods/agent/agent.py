@@ -17,7 +17,7 @@ from typing import Any
 from zeropods.errors import UserError
 from zeropods.pods.agent.census import takes_sigterm
 from zeropods.pods.agent.control_server import ControlServer
-from zeropods.pods.agent.descendants import Tree, is_there
+from zeropods.pods.agent.descendants import Tree
 from zeropods.pods.agent.leases import IDLE, KERNEL, ClusterLease
 from zeropods.pods.agent.lifetime import Ending, Lifetime
 from zeropods.pods.agent.orders import Orders
@@ -26,6 +26,7 @@ from zeropods.pods.agent.sshd import Sshd, find_sshd, is_free
 from zeropods.pods.agent.sshd_config import HOST_KEY
 from zeropods.pods.agent.subreaper import become_subreaper, end_descendants, end_with_parent, reap
 from zeropods.pods.keys import make_key
+from zeropods.pods.processes import is_there
 from zeropods.pods.rendezvous.register import register
 from zeropods.pods.rendezvous.registration import Registration
 

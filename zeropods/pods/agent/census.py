@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from zeropods.pods.agent.descendants import Process, Tree, arguments, child_pids, variable
+from zeropods.pods.agent.descendants import Tree, arguments, child_pids, variable
+from zeropods.pods.processes import Process
 
 RUN_VARIABLE = "ZEROPODS_RUN"
 """Marks the processes of a run: its launcher exports it on every pod."""

@@ -9,8 +9,12 @@ from typing import Any
 
 from zeropods.pods.wire.channel import Channel, ChannelError, connect
 
-PURPOSE = "control"
 Answer = dict[str, Any]
+
+
+def purpose(address: str, control_port: int) -> str:
+    """What a connection to one agent is for: a proof made for it is none for another, whoever passes it on."""
+    return f"control {address}:{control_port}"
 
 
 class AgentError(Exception):
@@ -62,7 +66,7 @@ class AgentClient:
                 return await self._asked_on(channel, request, seconds)
             except ChannelError:
                 pass  # The agent closes connections that are silent for long; every request may be made twice.
-        channel = await connect(self._address, self._port, self._secret, PURPOSE, seconds)
+        channel = await connect(self._address, self._port, self._secret, purpose(self._address, self._port), seconds)
         return await self._asked_on(channel, request, seconds)
 
     async def _asked_on(self, channel: Channel, request: Answer, seconds: float) -> Answer:

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from zeropods.pods.agent.control import purpose
 from zeropods.pods.agent.leases import RunEndedError
 from zeropods.pods.agent.lifetime import Lifetime
 from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept
 
-PURPOSE = "control"
 PROOF_SECONDS = 5.0
 SILENT_SECONDS = 120.0
 """A connection on which nothing was asked for so long is closed; clients connect again."""
@@ -38,6 +38,7 @@ class ControlServer:
         self._secret = secret
         self._about = about
         self._server: asyncio.Server | None = None
+        self._purpose = ""
         self._connections: set[asyncio.Task[None]] = set()
         self._strangers = 0
         self._requests: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
@@ -51,7 +52,9 @@ class ControlServer:
     async def start(self, address: str) -> int:
         """Listen on a free port of this address; returns it."""
         self._server = await asyncio.start_server(self._serve, address, 0, limit=MAX_MESSAGE_BYTES)
-        return int(self._server.sockets[0].getsockname()[1])
+        port = int(self._server.sockets[0].getsockname()[1])
+        self._purpose = purpose(address, port)
+        return port
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
@@ -79,7 +82,7 @@ class ControlServer:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers += 1
         try:
-            channel = await accept(reader, writer, self._secret, PURPOSE, PROOF_SECONDS)
+            channel = await accept(reader, writer, self._secret, self._purpose, PROOF_SECONDS)
             request = await channel.receive(PROOF_SECONDS)
         finally:
             self._strangers -= 1

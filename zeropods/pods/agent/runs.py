@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from zeropods.pods.agent.census import Census, take_census, takes_sigterm
-from zeropods.pods.agent.descendants import Process, is_there, send
 from zeropods.pods.agent.leases import RunLeases
+from zeropods.pods.processes import Process, is_there, send
 
 LEASE_GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, where a lease has run out."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from zeropods.errors import UserError
 
 HOST_KEY, AUTHORIZED_KEYS = "host_key", "authorized_keys"
+CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
+"""What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
 FIXED = """\
 PidFile none
 UsePAM no
@@ -61,8 +63,8 @@ def session_environment(address: str) -> dict[str, str]:
     """What every ssh session of this pod has: this Python and its programs come first, then what the agent has."""
     folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     found = {"PATH": os.pathsep.join(dict.fromkeys(filter(None, folders))), "ZEROPODS_POD": address}
-    libraries = os.environ.get("LD_LIBRARY_PATH")
-    return {**found, "LD_LIBRARY_PATH": libraries} if libraries else found
+    kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
+    return {**found, **{name: value for name, value in kept.items() if value}}
 
 
 def account() -> str:

@@ -7,7 +7,8 @@ import os
 import signal
 import time
 
-from zeropods.pods.agent.descendants import Tree, send
+from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.processes import send
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

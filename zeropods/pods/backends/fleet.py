@@ -1,4 +1,4 @@
-"""All workers of a cluster: local ones, or a CML session, which is a pod itself, with its CML workers."""
+"""All workers of a cluster: local ones, hosts of the user's own, or a CML session with its CML workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from zeropods.pods.backends.cml import CmlWorkers, is_session
 from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.backends.namespaces import Namespaces
 from zeropods.pods.backends.network import Loopback, Network, OwnAddress
+from zeropods.pods.backends.own_hosts import OwnHosts
 from zeropods.pods.backends.workers import Worker, Workers, has_ended
+from zeropods.pods.hostfile import parse_hostfile
 from zeropods.pods.state import ROOT, Settings, home, names
 
 WORKER_SCRIPT = ROOT / "worker_p.py"
 BACKENDS = ("local", "cml")
+"""Those that can be chosen; a hostfile makes it `hosts`."""
 NETWORKS = ("loopback", "namespaces")
 """Of the local backend; CML has its own."""
 
@@ -68,6 +71,10 @@ def fleet_of(folder: Path, settings: Settings) -> Fleet:
     if settings.network == "cml":
         own = OwnAddress(this_pod.address())
         return Fleet(own, LocalWorkers(folder, own), CmlWorkers())
+    if settings.network == "hosts":
+        hosts = parse_hostfile("\n".join(settings.hosts), "hostfile")
+        own_hosts = OwnHosts(hosts, Path(settings.ssh_config) if settings.ssh_config else None)
+        return Fleet(own_hosts, LocalWorkers(folder, own_hosts))
     network = Namespaces(folder) if settings.network == "namespaces" else Loopback(_taken)
     return Fleet(network, LocalWorkers(folder, network))
 

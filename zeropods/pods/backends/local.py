@@ -13,9 +13,9 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.backends.network import Network
-from zeropods.pods.backends.process import Process, end
 from zeropods.pods.backends.worker_records import WorkerRecords, now
 from zeropods.pods.backends.workers import Worker, has_ended, status_of
+from zeropods.pods.processes import Process, end, from_record, is_there, read_process, to_record
 from zeropods.pods.signals import deferred
 from zeropods.pods.state import ROOT
 
@@ -83,7 +83,7 @@ class LocalWorkers:
         stopped = [record for record in self._records.all() if not ids or record["id"] in ids]
         running = [record for record in stopped if not has_ended(self._current(record))]
         with deferred():
-            end([_process(record) for record in running], STOP_SECONDS)
+            end(filter(None, map(_process, running)), STOP_SECONDS)
             for record in running:
                 self._reap(record["id"])
                 self._records.write({**record, "status": "stopped", "finished_at": now()})
@@ -120,7 +120,9 @@ class LocalWorkers:
         finally:
             os.close(log)
         self._started[worker] = process
-        known, started = Process.of(process.pid), now()
+        # Not reaped yet, so that its number is still its own.
+        known, started = read_process(process.pid), now()
+        assert known is not None
         self._records.write(
             {
                 "id": worker,
@@ -132,14 +134,14 @@ class LocalWorkers:
                 "running_at": started,
                 "finished_at": None,
                 "exit_code": None,
-                "process": [known.pid, known.start_ticks, known.boot],
+                "process": to_record(known),
             }
         )
         return {"id": worker, "app_url": None}
 
     def _current(self, record: Worker) -> Worker:
         """A record brought up to date; its end is written down once."""
-        if not has_ended(record) and not _process(record).is_alive():
+        if not has_ended(record) and not _is_running(record):
             code = self._reap(record["id"])
             status = "stopped" if code is None else "failed" if code else "succeeded"
             record = {**record, "status": status, "finished_at": now(), "exit_code": code}
@@ -166,5 +168,10 @@ def _may_change(worker: Worker, wait_for_completion: bool) -> bool:
     return not has_ended(worker) and (wait_for_completion or status_of(worker) != "running")
 
 
-def _process(record: Worker) -> Process:
-    return Process(*record["process"])
+def _process(record: Worker) -> Process | None:
+    return from_record(record["process"])
+
+
+def _is_running(record: Worker) -> bool:
+    process = _process(record)
+    return process is not None and is_there(process)

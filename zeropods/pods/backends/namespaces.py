@@ -17,6 +17,7 @@ from pathlib import Path
 
 from zeropods import atomic
 from zeropods.errors import UserError
+from zeropods.pods.agent.sshd_config import account
 
 RECORD = "network.json"
 COMMAND_SECONDS = 10.0
@@ -48,6 +49,9 @@ class Namespaces:
     def master_address(self) -> str:
         """The bridge's address."""
         return _address(self._subnet(), MASTER)
+
+    def user(self, address: str) -> str:
+        return account()
 
     def claim(self, n: int) -> list[str]:
         """Make n namespaces; their addresses are the cluster's own, so that nobody has to be kept out."""

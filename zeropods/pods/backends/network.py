@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from zeropods.errors import UserError
+from zeropods.pods.agent.sshd_config import account
 
 SSH_PORT = 2222
 """Where CML's own sshd listens, and ours where it can."""
@@ -23,6 +24,10 @@ class Network(Protocol):
 
     def master_address(self) -> str:
         """Where pods reach the process that starts them; the network is open."""
+        ...
+
+    def user(self, address: str) -> str:
+        """The account under which the pod at an address runs."""
         ...
 
     def claim(self, n: int) -> list[str]:
@@ -60,6 +65,9 @@ class Loopback:
     def master_address(self) -> str:
         return "127.0.0.1"
 
+    def user(self, address: str) -> str:
+        return account()
+
     def command(self, address: str, argv: list[str]) -> list[str]:
         return argv
 
@@ -96,6 +104,9 @@ class OwnAddress:
 
     def master_address(self) -> str:
         return self._address
+
+    def user(self, address: str) -> str:
+        return account()
 
     def command(self, address: str, argv: list[str]) -> list[str]:
         return argv

@@ -1,0 +1,116 @@
+"""DeepSpeed's own launcher over real pods: through `zeropods launch`, and by the command that `pods up` prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.launches import RANK, ROOT, left, processes, record, train, until
+from zeropods.launch.child import child_environment
+
+LIMIT_SECONDS = 120
+ODD = """it's $5; 50% "off" `id` * \\ äö"""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What `pods up` says of three pods."""
+    before = os.environ.get("ZEROPODS_HOME")
+    os.environ["ZEROPODS_HOME"] = str(tmp_path_factory.mktemp("home"))
+    done = zeropods("pods", "up", "--count", 3, "--json")
+    yield json.loads(done.stdout)
+    zeropods("pods", "down")
+    os.environ.pop("ZEROPODS_HOME")
+    if before is not None:
+        os.environ["ZEROPODS_HOME"] = before
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "zeropods", *map(str, arguments)]
+
+
+def zeropods(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+
+
+def test_a_launch_over_deepspeed_is_recorded_and_printed_as_one_document(up: dict[str, Any], tmp_path: Path) -> None:
+    done = zeropods("launch", "--json", "--", RANK, "--outputdir", tmp_path / "run", "--said", ODD)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == record(tmp_path / "run")["status"] == "ok"
+    assert json.loads(done.stdout)["said"] == ODD
+    assert len(record(tmp_path / "run")["ranks"]) == 3 and not left(tmp_path / "run")
+
+
+def test_some_of_the_pods_are_enough(up: dict[str, Any], tmp_path: Path) -> None:
+    done = zeropods("launch", "--json", "--num-pods", 1, "--", RANK, "--outputdir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert [rank["host"] for rank in json.loads(done.stdout)["ranks"]] == [up["pods"][0]["address"]]
+
+
+def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*up["command"], str(RANK), "--outputdir", str(tmp_path / "run")],
+        env={**child_environment(), **up["export"]},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run" / "ranks").glob("*.json"))) == 3
+
+
+def test_an_interrupted_launch_does_not_end_a_stranger_of_deepspeeds_name(up: dict[str, Any], tmp_path: Path) -> None:
+    """DeepSpeed's own runner would run `pkill -f` for its launch processes, on every pod."""
+    stranger_argv = [sys.executable, "-c", "import time; time.sleep(600)", "-u", "-m", "deepspeed.launcher.launch"]
+    with subprocess.Popen([*stranger_argv, "--world_info=", "--node_rank=0"]) as stranger:
+        try:
+            launch = subprocess.Popen(
+                command("launch", "--", RANK, "--outputdir", tmp_path / "run", "--seconds", 600),
+                cwd=ROOT,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            train(tmp_path / "run")
+            launch.send_signal(signal.SIGINT)
+            said = launch.communicate(timeout=LIMIT_SECONDS)[1]
+            assert launch.returncode != 0 and record(tmp_path / "run")["status"] == "interrupted", said
+            assert not left(tmp_path / "run")
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_a_killed_runner_ends_the_run(up: dict[str, Any], tmp_path: Path) -> None:
+    launch = subprocess.Popen(
+        command("launch", "--", RANK, "--outputdir", tmp_path / "run", "--seconds", 600), cwd=ROOT, text=True
+    )
+    train(tmp_path / "run")
+    (runner,) = processes("deepspeed.launcher.runner", tmp_path / "run")
+    os.kill(runner, signal.SIGKILL)
+    launch.wait(LIMIT_SECONDS)
+    assert launch.returncode == 1 and record(tmp_path / "run")["status"] == "interrupted"
+    until(lambda: not left(tmp_path / "run"), 15)
+
+
+def test_a_dry_run_prints_the_command_and_starts_nothing(up: dict[str, Any], tmp_path: Path) -> None:
+    done = zeropods("launch", "--dry-run", "--json", "--", RANK, "--outputdir", tmp_path / "run")
+    argv = json.loads(done.stdout)["argv"]
+    assert argv[argv.index("--launcher") + 1] == "pdsh" and not (tmp_path / "run").exists()
+
+
+def test_without_pods_it_runs_here(tmp_path: Path) -> None:
+    done = zeropods("launch", "--launcher", "none", "--json", "--", RANK, "--outputdir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["ranks"]) == 1

@@ -1,0 +1,308 @@
+"""Hosts of the user's own, each behind a plain sshd that the user's ssh configuration knows: pods on them, and none."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
+from zeropods import pods
+from zeropods.errors import UserError
+from zeropods.pods import own_command
+from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.hostfile import Host, write_hostfile
+from zeropods.pods.keys import make_key
+from zeropods.pods.preflight.machine import find_program
+from zeropods.pods.processes import Process
+from zeropods.pods.removal import sweep, take_down
+from zeropods.pods.ssh import known_hosts_text
+from zeropods.pods.state import ROOT, names
+
+NAMES = {"first": "127.0.7.2", "second": "127.0.7.1"}
+"""The user's names of the hosts, in the order of the hostfile, which is not that of the addresses."""
+SSHD_CONFIG = """
+ListenAddress {address}
+Port {port}
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{folder}/authorized_keys"
+PidFile {folder}/pid
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+
+
+@dataclass(frozen=True)
+class Own:
+    """What the user has: a hostfile, an ssh configuration, and the address of each host."""
+
+    folder: Path
+    port: int
+
+    @property
+    def hostfile(self) -> Path:
+        return self.folder / "my_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.folder / "my_ssh_config"
+
+    def sessions(self, name: str) -> list[Process]:
+        """What runs below the sshd of a host."""
+        return Tree.read().below(int((self.folder / name / "pid").read_text()))
+
+    @contextmanager
+    def serving(self, name: str, more: str = "") -> Iterator[None]:
+        """The sshd of a host, with a key of its own that the user knows; `more` in its configuration."""
+        folder, address = self.folder / name, NAMES[name]
+        folder.mkdir()
+        host_key = make_key(folder / "host_key", name)
+        with open(self.folder / "known_hosts", "a") as known:
+            known.write(known_hosts_text([(address, self.port, host_key)]))
+        (folder / "authorized_keys").write_text((self.folder / "id_ed25519.pub").read_text())
+        config = SSHD_CONFIG.format(address=address, port=self.port, folder=folder)
+        (folder / "config").write_text(f"{config}{more}\n")
+        argv = [find_program("sshd") or "sshd", "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
+        # Not this process's environment: what a session there has is not what the user has here.
+        with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, start_new_session=True) as daemon:
+            try:
+                await_that(lambda: daemon.poll() is None and listens(address, self.port))
+                yield
+            finally:
+                daemon.terminate()
+
+
+def own(folder: Path) -> Own:
+    """The user's files; no host serves yet."""
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind((NAMES["first"], 0))
+        made = Own(folder, free.getsockname()[1])
+    make_key(folder / "id_ed25519", "user")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    blocks = [f"Host {name}\n  HostName {address}\n" for name, address in NAMES.items()]
+    always = f"Host *\n  Port {made.port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/id_ed25519\n"
+    files = f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
+    made.ssh_config.write_text("".join([*blocks, always, files]))
+    (folder / "known_hosts").touch()
+    write_hostfile(made.hostfile, [Host("first", 2), Host("second", 1)])
+    return made
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
+    """Two hosts that serve."""
+    made = own(tmp_path_factory.mktemp("own") / "user")
+    with ExitStack() as stack:
+        for name in NAMES:
+            stack.enter_context(made.serving(name))
+        yield made
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home without clusters; nothing of one may be left in the end."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("ZEROPODS_HOME", str(folder))
+    yield folder
+    for name in names():
+        take_down(name)
+    await_that(lambda: not processes_of(folder), 20.0)
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def up(hosts: Own, **how: object) -> pods.Cluster:
+    return pods.up(hostfile=hosts.hostfile, ssh_config=hosts.ssh_config, **how)  # type: ignore[arg-type]
+
+
+def test_pods_come_up_in_the_hostfile_s_order_serve_and_leave_nothing(hosts: Own, home: Path) -> None:
+    cluster = up(hosts)
+    assert [host.line() for host in cluster.hosts] == ["127.0.7.2 slots=2", "127.0.7.1 slots=1"]
+    assert [ssh(cluster, pod.address, "printenv", "ZEROPODS_POD") for pod in cluster.pods] == list(NAMES.values())
+    assert (cluster.backend, cluster.network, cluster.shared_machine) == ("hosts", "hosts", True)
+    ports = ports_of([cluster])
+    cluster.down()
+    assert not any(listens(*port) for port in ports) and not processes_of(home) and not list(home.iterdir())
+    await_that(lambda: not any(hosts.sessions(name) for name in NAMES))
+
+
+def test_ranks_are_in_the_hostfile_s_order(hosts: Own, home: Path) -> None:
+    cluster = up(hosts)
+    hosts_of = ",".join(host.address for host in cluster.hosts)
+    environment = {**os.environ, **own_command.deepspeed_environment(cluster)}
+    done = subprocess.run(
+        ["pdsh", "-S", "-w", hosts_of, "echo", "rank", "%n"],
+        env=environment, capture_output=True, text=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == ["127.0.7.1: rank 1", "127.0.7.2: rank 0"]
+
+
+def test_the_secret_stands_in_no_argument_list_environment_or_log(hosts: Own, home: Path) -> None:
+    cluster = up(hosts)
+    secret = cluster.secret.hex().encode()
+    shown = [Path(f"/proc/{pid}/{file}").read_bytes() for pid in processes_of(home) for file in ("cmdline", "environ")]
+    assert any(b"backends.far" in text for text in shown) and any(b"worker_p.py" in text for text in shown)
+    assert not any(secret in text for text in shown)
+    assert not any(secret in path.read_bytes() for path in (cluster.folder / "logs").iterdir())
+
+
+def test_the_shell_brings_them_up_lists_checks_and_ends_them(hosts: Own, home: Path) -> None:
+    place = ["--hostfile", str(hosts.hostfile), "--ssh-config", str(hosts.ssh_config)]
+    told = zeropods("pods", "up", *place, "--json")
+    assert told.returncode == 0, told.stderr
+    assert [(pod["address"], pod["slots"]) for pod in json.loads(told.stdout)["pods"]] == [
+        ("127.0.7.2", 2),
+        ("127.0.7.1", 1),
+    ]
+    (listed,) = json.loads(zeropods("pods", "list", "--json").stdout)["clusters"]
+    assert [(pod["pod"], pod["status"]) for pod in listed["pods"]] == [("pod1", "ready"), ("pod2", "ready")]
+    assert zeropods("pods", "up", *place).returncode == 0, "the same again is the same cluster"
+    assert zeropods("pods", "down").stdout == "down: pods\n"
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_fewer_pods_than_hosts_are_the_first_ones(hosts: Own, home: Path) -> None:
+    assert [pod.address for pod in up(hosts, count=1).pods] == ["127.0.7.2"]
+
+
+def test_pods_end_with_the_process_that_holds_their_lease(hosts: Own, home: Path) -> None:
+    holder = program(
+        "import time; from zeropods import pods; "
+        f"pods.up(hostfile={str(hosts.hostfile)!r}, ssh_config={str(hosts.ssh_config)!r}, lease_seconds=3); "
+        "print('up', flush=True); time.sleep(300)"
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
+    holder.kill()
+    holder.communicate()
+    await_that(lambda: not processes_of(home), 20.0)
+    sweep()
+    assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("what", ["backends.far", "ssh"])
+def test_a_pod_ends_when_what_started_it_here_is_killed(hosts: Own, home: Path, what: str) -> None:
+    cluster = up(hosts, count=1, lease="idle")
+    (killed,) = [pid for pid in processes_of(home) if is_local(pid, what)]
+    os.kill(killed, signal.SIGKILL)
+    await_that(lambda: not processes_of(home), 20.0)
+    assert not any(listens(*port) for port in ports_of([cluster]))
+
+
+def is_local(pid: int, what: str) -> bool:
+    """Whether it is the stand-in for a worker, or its ssh."""
+    argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return argv[0] == "ssh" if what == "ssh" else any(part.endswith(what) for part in argv[:3])
+
+
+def test_a_host_that_ssh_cannot_reach_is_named_and_the_others_are_ended(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NAMES, "first", "127.0.8.2")
+    monkeypatch.setitem(NAMES, "second", "127.0.8.1")
+    made = own(tmp_path / "user")
+    with made.serving("first"), pytest.raises(UserError, match=r"host second: .*refused; 'ssh second true' has to"):
+        up(made)
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_a_host_with_another_key_is_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "first", "127.0.9.1")
+    made = own(tmp_path / "user")
+    with made.serving("first"):
+        (made.folder / "known_hosts").write_text("")
+        with pytest.raises(UserError, match=r"host first: Host key verification failed\."):
+            up(made, count=1)
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        (str(ROOT), r"host first: /nowhere: no such folder there; share the project folder with it"),
+        (sys.executable, r"host first: /nowhere: no such Python there; install it with the requirements at this path"),
+    ],
+)
+def test_a_host_without_the_project_or_its_python_is_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
+) -> None:
+    monkeypatch.setitem(NAMES, "first", "127.0.9.1")
+    made = own(tmp_path / "user")
+    # The host has all that this machine has; what it is asked for is moved to where it has nothing.
+    moved = f"s#{missing}\\( \\|$\\)#/nowhere\\1#g"
+    command = f'ForceCommand sh -c "$(printf %s "$SSH_ORIGINAL_COMMAND" | sed "{moved}")"'
+    with made.serving("first", command), pytest.raises(UserError, match=line):
+        up(made, count=1)
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_a_launch_trains_in_the_hostfile_s_order(hosts: Own, home: Path, tmp_path: Path) -> None:
+    write_hostfile(tmp_path / "single", [Host(name, 1) for name in NAMES])
+    cluster = pods.up(hostfile=tmp_path / "single", ssh_config=hosts.ssh_config)
+    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, str(ROOT / "tests" / "full" / "rank.py")]
+    done = subprocess.run(
+        [*command, "--outputdir", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert (done.returncode, record["status"]) == (0, "ok"), done.stderr
+    assert [rank["host"] for rank in record["ranks"]] == list(NAMES.values())
+    assert "pod2: rank 1 trains" in done.stderr.splitlines()
+
+
+def dry_launch(hosts: Own, folder: Path) -> list[str]:
+    """The addresses that a launch on a hostfile would use."""
+    place = ["--hostfile", str(hosts.hostfile), "--ssh-config", str(hosts.ssh_config), "--num-pods", "1"]
+    script = [str(ROOT / "tests" / "full" / "rank.py"), "--outputdir", str(folder / "run")]
+    done = zeropods("launch", *place, "--dry-run", "--json", "--", *script)
+    assert done.returncode == 0, done.stderr
+    return [host["address"] for host in json.loads(done.stdout)["hosts"]]
+
+
+def test_a_launch_on_a_hostfile_brings_pods_up_and_down(hosts: Own, home: Path, tmp_path: Path) -> None:
+    assert dry_launch(hosts, tmp_path) == ["127.0.7.2"]
+    assert not processes_of(home) and not list(home.iterdir())
+
+
+def test_a_launch_on_a_hostfile_uses_the_pods_that_are_up_there(hosts: Own, home: Path, tmp_path: Path) -> None:
+    cluster = up(hosts, name="mine", lease="idle")
+    assert dry_launch(hosts, tmp_path) == ["127.0.7.2"]
+    assert names() == ["mine"] and cluster.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ({"count": 3}, "count 3: .*my_hosts has 2 hosts"),
+        ({"slots": 2}, "slots 2: the hostfile says how many"),
+        ({"backend": "local"}, "backend 'local': expected"),
+        ({"network": "namespaces"}, "network 'namespaces': hosts of your own have one"),
+        ({"ssh_config": "/nowhere/config"}, "/nowhere/config: no such ssh configuration"),
+        ({"hostfile": "/nowhere/hosts"}, "/nowhere/hosts: no such hostfile"),
+    ],
+)
+def test_what_contradicts_a_hostfile_is_refused(hosts: Own, home: Path, how: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        pods.up(**{"hostfile": hosts.hostfile, "ssh_config": hosts.ssh_config, **how})  # type: ignore[arg-type]
+
+
+def test_two_names_of_one_host_are_refused(hosts: Own, home: Path, tmp_path: Path) -> None:
+    write_hostfile(tmp_path / "twice", [Host("first", 1), Host("127.0.7.2", 1)])
+    with pytest.raises(UserError, match=r"hostfile: first and 127\.0\.7\.2 are both 127\.0\.7\.2"):
+        pods.up(hostfile=tmp_path / "twice", ssh_config=hosts.ssh_config)
+
+
+def test_a_name_that_nobody_knows_is_named(hosts: Own, home: Path, tmp_path: Path) -> None:
+    write_hostfile(tmp_path / "unknown", [Host("nobody.invalid", 1)])
+    with pytest.raises(UserError, match=r"host nobody\.invalid: no IPv4 address"):
+        pods.up(hostfile=tmp_path / "unknown", ssh_config=hosts.ssh_config)

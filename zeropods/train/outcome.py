@@ -1,0 +1,50 @@
+"""How an attempt ended: a rank's status, its measurement on disk, and the record."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from zeropods.measure import environment
+from zeropods.measure.records import RankMeasurement, compose_record, write_record
+from zeropods.train import processes
+
+
+def outcome(error: BaseException) -> tuple[str, str]:
+    """Status and reason of an attempt that ended with an exception."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", str(error) or "SIGINT"
+    # The CPU's allocator has no exception of its own.
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
+        return "oom", text.split("\n")[0]
+    return "failed", text.split("\n")[0]
+
+
+def conclude(folder: Path, measured: RankMeasurement) -> None:
+    """Write this rank's measurement; rank 0 waits for the others where all went well, and composes."""
+    _measure_end(measured)
+    measured.write(folder)
+    if measured.status == "ok" and processes.world_size() > 1:
+        torch.distributed.barrier()
+    if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
+        write_record(folder, compose_record(folder))
+
+
+def write_interrupted(folder: Path, measured: RankMeasurement, signal_name: str) -> None:
+    """Write what was measured so far, for a main thread that cannot."""
+    waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
+    _measure_end(waiting)
+    waiting.write(folder)
+
+
+def _measure_end(measured: RankMeasurement) -> None:
+    measured.ended_unix_seconds = time.time()
+    measured.peak_resident_bytes = environment.peak_resident_bytes()
+    if torch.cuda.is_available():
+        measured.peak_allocated_bytes = torch.cuda.max_memory_allocated()
+        measured.peak_reserved_bytes = torch.cuda.max_memory_reserved()
