@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from zeropods import pods
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
+from zeropods.pods.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -48,6 +51,23 @@ def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     script([*TINY, "--max_steps", "6", "--eval_steps", "3", "--dataset_path", prepared, "--outputdir", folder])
     return folder
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the tests' clusters are kept."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ZEROPODS_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def cluster(home: Path) -> Iterator[Cluster]:
+    """Three local pods that every test leaves as they are."""
+    up = pods.up(3, name="shared")
+    yield up
+    up.down()
 
 
 def script(arguments: list[object], *, status: int = 0, launcher: tuple[str, ...] = ()) -> str:

@@ -21,16 +21,10 @@ ODD = """it's $5; 50% "off" `id` * \\ äö"""
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def up(home: Path) -> Iterator[dict[str, Any]]:
     """What `pods up` says of three pods."""
-    before = os.environ.get("ZEROPODS_HOME")
-    os.environ["ZEROPODS_HOME"] = str(tmp_path_factory.mktemp("home"))
-    done = zeropods("pods", "up", "--count", 3, "--json")
-    yield json.loads(done.stdout)
+    yield json.loads(zeropods("pods", "up", "--count", 3, "--json").stdout)
     zeropods("pods", "down")
-    os.environ.pop("ZEROPODS_HOME")
-    if before is not None:
-        os.environ["ZEROPODS_HOME"] = before
 
 
 def command(*arguments: object) -> list[str]:

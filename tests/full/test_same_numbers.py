@@ -1,4 +1,4 @@
-"""Equal effective batch and seed, FP32, no dropout: the same numbers on any number of processes, by every technique."""
+"""Equal effective batch and seed, FP32, no dropout: the same numbers on any number of pods, by every technique."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.full.conftest import ROOT, TINY
+from tests.full.conftest import ROOT, TINY, script
 from zeropods.launch.child import child_environment
+from zeropods.launch.planning import free_port, plan_launch
+from zeropods.launch.run import failure, run_launch
 from zeropods.measure.records import read_record
+from zeropods.pods.cluster import Cluster
 
 EFFECTIVE_BATCH = 12
 STEPS = 20
@@ -32,24 +35,20 @@ ALL = [(name, pods) for name in (*TECHNIQUES, *PROFILED) for pods in (1, 2, 3) i
 PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else SEVEN
 
 
-def train_on(pods: int, name: str, prepared: Path, folder: Path, *arguments: object) -> Path:
-    """Train with `dsconfig/NAME.json`, `ddp` or `none` on so many processes; returns the run folder."""
+def train_on(cluster: Cluster, pods: int, name: str, prepared: Path, folder: Path, *arguments: object) -> Path:
+    """Train with `dsconfig/NAME.json` or `ddp` on so many pods; `none`: in one process here. Returns the run folder."""
     config = () if name in ("none", "ddp") else ("--deepspeed", ROOT / "dsconfig" / f"{name}.json")
     given = [
-        *TINY, "--precision", "fp32", "--dataset_path", prepared, "--outputdir", folder,
+        *TINY, "--precision", "fp32", "--dataset_path", prepared, "--outputdir", folder, "--threads", 1,
         "--per_device_train_batch_size", EFFECTIVE_BATCH // pods, *config, *arguments,
     ]  # fmt: skip
-    launched(pods, ROOT / "textsql_train.py", given)
+    if name == "none":
+        script(given)
+    else:
+        planned = plan_launch(cluster, "textsql_train.py", [str(argument) for argument in given], pods=pods)
+        record = run_launch(planned, cluster)
+        assert (record["status"], record["pods"]) == ("ok", pods), failure(folder, record)
     return folder
-
-
-def launched(pods: int, program: Path, arguments: list[object]) -> None:
-    """Run a program on so many processes of this machine to its end."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(pods))
-    command = [sys.executable, *(launcher if pods > 1 else ()), str(program), *map(str, arguments)]
-    environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 CURVE = [
@@ -59,9 +58,9 @@ CURVE = [
 
 
 @pytest.fixture(scope="module")
-def alone(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(cluster: Cluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that the others must equal: one process, no DeepSpeed."""
-    return train_on(1, "none", prepared, tmp_path_factory.mktemp("alone") / "run", *CURVE)
+    return train_on(cluster, 1, "none", prepared, tmp_path_factory.mktemp("alone") / "run", *CURVE)
 
 
 def values(entries: list[dict[str, float]]) -> list[float]:
@@ -76,9 +75,9 @@ def weights(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "pods"), PAIRS)
 def test_a_technique_gives_the_numbers_of_one_process(
-    name: str, pods: int, alone: Path, prepared: Path, tmp_path: Path
+    name: str, pods: int, cluster: Cluster, alone: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    run = train_on(pods, name, prepared, tmp_path / "run", *CURVE)
+    run = train_on(cluster, pods, name, prepared, tmp_path / "run", *CURVE)
     record, expected = read_record(run), read_record(alone)
     assert (record["technique"], record["world_size"]) == (PROFILED.get(name, name), pods)
     assert record["effective_batch_size"] == expected["effective_batch_size"] == EFFECTIVE_BATCH
@@ -117,5 +116,9 @@ def test_a_loaded_model_is_trained_and_saved_with_the_logits_that_it_has(
         "--max_steps", "3", "--eval_steps", "0", "--dataset_path", prepared,
         "--outputdir", tmp_path / "run", "--deepspeed", ROOT / "dsconfig" / "zero3_offload.json",
     ]  # fmt: skip
-    launched(2, ROOT / "tests" / "full" / "logits.py", arguments)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()))
+    command = [sys.executable, *launcher, ROOT / "tests" / "full" / "logits.py", *arguments]
+    environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], capture_output=True, timeout=300, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads((tmp_path / "run" / "logits.json").read_text()) == {"largest_difference": 0.0, "rows": 8}

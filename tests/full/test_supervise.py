@@ -18,26 +18,6 @@ LEFT_SECONDS = 15
 FOUND_SECONDS, STOPPED_SECONDS = 10, 20
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where clusters of this module are kept."""
-    folder = tmp_path_factory.mktemp("home")
-    before = os.environ.get("ZEROPODS_HOME")
-    os.environ["ZEROPODS_HOME"] = str(folder)
-    yield folder
-    os.environ.pop("ZEROPODS_HOME")
-    if before is not None:
-        os.environ["ZEROPODS_HOME"] = before
-
-
-@pytest.fixture(scope="module")
-def cluster(home: Path) -> Iterator[Cluster]:
-    """Three pods that every test leaves as they are."""
-    up = pods.up(3, name="shared")
-    yield up
-    up.down()
-
-
 @pytest.fixture
 def mortal(home: Path) -> Iterator[Cluster]:
     """Three pods of a test that harms them."""

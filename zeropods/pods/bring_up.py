@@ -21,7 +21,9 @@ OTHER_SSH_PORTS = 7
 
 
 def bring_up(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
-    """Start all pods of a cluster in its empty folder and write its files. What is there when it fails is the caller's to clear.
+    """Start all pods of a cluster in its empty folder and write its files.
+
+    What is there when it fails is the caller's to clear.
 
     Args:
         port: of the rendezvous; 6000 or a free one if None.

@@ -31,10 +31,10 @@ SSH_FAILED = 255
 THERE = "; ".join(
     [
         'cd "$1" 2>/dev/null || { echo "zeropods: host $0: $1: no such folder there; share the project folder with it"'
-        " >&2 && exit 1; }",
+        " >&2; exit 1; }",
         "shift",
         'command -v "$1" >/dev/null || { echo "zeropods: host $0: $1: no such Python there; install it with the '
-        'requirements at this path" >&2 && exit 1; }',
+        'requirements at this path" >&2; exit 1; }',
         'exec "$@"',
     ]
 )
