@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods import own_command
 from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.backends.namespaces import Namespaces
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.keys import make_key
 from zeropods.pods.preflight.machine import find_program
@@ -50,6 +52,8 @@ class Own:
 
     folder: Path
     port: int
+    network: Namespaces | None = None
+    """Where each host has a network of its own."""
 
     @property
     def hostfile(self) -> Path:
@@ -75,6 +79,8 @@ class Own:
         config = SSHD_CONFIG.format(address=address, port=self.port, folder=folder)
         (folder / "config").write_text(f"{config}{more}\n")
         argv = [find_program("sshd") or "sshd", "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
+        if self.network:
+            argv = self.network.command(address, argv)
         # Not this process's environment: what a session there has is not what the user has here.
         with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, start_new_session=True) as daemon:
             try:
@@ -84,12 +90,12 @@ class Own:
                 daemon.terminate()
 
 
-def own(folder: Path) -> Own:
+def own(folder: Path, network: Namespaces | None = None) -> Own:
     """The user's files; no host serves yet."""
     folder.mkdir()
     with socket.socket() as free:
-        free.bind((NAMES["first"], 0))
-        made = Own(folder, free.getsockname()[1])
+        free.bind(("", 0))
+        made = Own(folder, free.getsockname()[1], network)
     make_key(folder / "id_ed25519", "user")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
@@ -190,6 +196,27 @@ def test_pods_end_with_the_process_that_holds_their_lease(hosts: Own, home: Path
     await_that(lambda: not processes_of(home), 20.0)
     sweep()
     assert not list(home.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2")
+def test_hosts_with_a_network_of_their_own_reach_this_machine(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Namespaces(tmp_path)
+    network.open()
+    try:
+        second, first = network.claim(2)
+        monkeypatch.setitem(NAMES, "first", first)
+        monkeypatch.setitem(NAMES, "second", second)
+        made = own(tmp_path / "user", network)
+        with made.serving("first"), made.serving("second"):
+            cluster = up(made)
+            assert [ssh(cluster, pod.address, "printenv", "ZEROPODS_POD") for pod in cluster.pods] == [first, second]
+            assert (cluster.shared_machine, cluster.environment) == (False, {})
+            cluster.down()
+            assert not processes_of(home)
+    finally:
+        network.close()
 
 
 @pytest.mark.parametrize("what", ["backends.far", "ssh"])

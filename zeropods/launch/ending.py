@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from zeropods.pods.agent.descendants import Tree, read_process, send
+from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.processes import read_process, send
 
 
 def end_tree(pid: int) -> None:

@@ -76,7 +76,10 @@ def sweep() -> None:
 def _end_agents(cluster: Cluster) -> None:
     if cluster.backend == "local" or not cluster.pods or not (cluster.folder / SECRET).is_file():
         return
+    # A worker on a host of the user's own is stopped over ssh, which does not reach it now either.
+    own = "if it lives, it ends when its host is reached again, or with its lease"
+    fate = own if cluster.backend == "hosts" else "its worker is stopped all the same"
     answers = ask_all(cluster.agents, cluster.secret, {"do": "end"}, END_SECONDS)
     for pod, answer in zip(cluster.pods, answers, strict=True):
         if isinstance(answer, AgentError):
-            print(f"{pod.name} ({pod.address}): {answer}; its worker is stopped all the same", file=sys.stderr)
+            print(f"{pod.name} ({pod.address}): {answer}; {fate}", file=sys.stderr)

@@ -40,7 +40,7 @@ def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, bega
     Args:
         began: `time.time()` at the start of the process.
     """
-    measured = RankMeasurement(rank=processes.rank(), host=environment.host())
+    measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=_warmup_steps(job))
     with _train_log(job.folder):
         try:
             with heard_while_waiting(lambda name: write_interrupted(job.folder, measured, name)):
@@ -51,6 +51,12 @@ def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, bega
             raise
         finally:
             conclude(job.folder, measured)
+
+
+def _warmup_steps(job: Job) -> int:
+    """Steps that a rate leaves out: the first, and those up to the profiler's, which is far slower."""
+    profiler = (job.deepspeed or {}).get("flops_profiler", {})
+    return profiler.get("profile_step", 1) + 1 if profiler.get("enabled") else 1
 
 
 def _train(

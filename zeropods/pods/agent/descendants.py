@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from zeropods.pods.processes import PROC, Process, is_there, read_process, send
-
-__all__ = ["PROC", "Process", "Tree", "arguments", "child_pids", "is_there", "read_process", "send", "variable"]
+from zeropods.pods.processes import PROC, Process, read_process
 
 READINGS = 4
 """A parent that ends while /proc is read leaves its child with nobody above it; then it is read again."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.pods.this_pod import interface
 
 HOST_KEY, AUTHORIZED_KEYS = "host_key", "authorized_keys"
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
@@ -63,7 +64,9 @@ def session_environment(address: str) -> dict[str, str]:
     """What every ssh session of this pod has: this Python and its programs come first, then what the agent has."""
     folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
     found = {"PATH": os.pathsep.join(dict.fromkeys(filter(None, folders))), "ZEROPODS_POD": address}
+    # gloo would take the interface of the host's name, which on Debian is loopback.
     kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
+    kept["GLOO_SOCKET_IFNAME"] = interface(address)
     return {**found, **{name: value for name, value in kept.items() if value}}
 
 
