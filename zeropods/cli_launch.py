@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 Result = dict[str, Any]
+INTERRUPTED = 130
+"""As a shell has it of a command that Ctrl-C has ended."""
 
 
 def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
@@ -63,7 +65,7 @@ def exit_status(result: Result) -> int:
         return 0
     place = f"{result['pod']}: " if result.get("pod") else ""
     print(f"zeropods: {result['folder']}: {result['status']}: {place}{result['reason']}", file=sys.stderr)
-    return 1
+    return INTERRUPTED if result["status"] == "interrupted" else 1
 
 
 def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:

@@ -79,9 +79,10 @@ def test_a_shell_finds_nothing_to_do_in_an_argument(argument: str) -> None:
     assert through_deepspeed(argument) == argument
 
 
-def test_an_argument_with_a_line_break_is_refused() -> None:
-    with pytest.raises(UserError, match="line break"):
-        remote_argument("a\nb")
+@pytest.mark.parametrize("argument", ["a\nb", "a\0b", "\udcff"])
+def test_an_argument_that_is_no_line_of_text_is_refused(argument: str) -> None:
+    with pytest.raises(UserError, match="no line of UTF-8"):
+        remote_argument(argument)
 
 
 @pytest.mark.parametrize("path", ["/my runs", "/a;b", "/a%n", "/a'b"])
@@ -105,12 +106,28 @@ def test_a_file_that_holds_a_secret_is_exported() -> None:
     assert exported_variables(["HF_TOKEN_PATH"], {}, {"HF_TOKEN_PATH": "/t"}) == {"HF_TOKEN_PATH": "/t"}
 
 
+def test_what_deepspeed_would_forward_is_no_secret() -> None:
+    environment = {"MLFLOW_TRACKING_PASSWORD": "x", "MLFLOW_TRACKING_URI": "http://here", "HF_TOKEN": "y"}
+    kept = runner_environment(LAUNCH, Path("/tmp/environment"), environment)
+    assert "MLFLOW_TRACKING_PASSWORD" not in kept and kept["MLFLOW_TRACKING_URI"] == "http://here"
+
+
+def test_what_deepspeed_would_forward_passes_a_shell() -> None:
+    with pytest.raises(UserError, match="NCCL_X: DeepSpeed forwards it"):
+        runner_environment(LAUNCH, Path("/tmp/environment"), {"NCCL_X": "a$HOME"})
+
+
+def test_what_zeropods_sets_is_not_exported() -> None:
+    with pytest.raises(UserError, match="ZEROPODS_RUN: is set by zeropods itself"):
+        exported_variables(["ZEROPODS_RUN"], {}, {"ZEROPODS_RUN": "x"})
+
+
 def test_a_variable_that_is_not_set_is_named() -> None:
     with pytest.raises(UserError, match="--export NOWHERE: not set here"):
         exported_variables(["NOWHERE"], {}, {})
 
 
-@pytest.mark.parametrize("value", ["a b\nc", "$HOME", '"', "`id`", "50%", "\\"])
+@pytest.mark.parametrize("value", ["a b\nc", "$HOME", '"', "`id`", "50%", "\\", " a", "a ", "\udcff"])
 def test_a_value_that_a_shell_would_read_is_refused(value: str) -> None:
     with pytest.raises(UserError, match=r"--export A: .* does not pass a remote shell"):
         exported_variables(["A"], {}, {"A": value})

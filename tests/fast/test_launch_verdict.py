@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from zeropods.launch.heartbeat import SILENT_SECONDS, Pulse
 from zeropods.launch.output import Output
-from zeropods.launch.verdict import ABSENT_SECONDS, ENDED, FAILED_SECONDS, START_SECONDS, judge
+from zeropods.launch.verdict import (
+    ABSENT_SECONDS,
+    FAILED_SECONDS,
+    FIRST_SECONDS,
+    GONE_SECONDS,
+    START_SECONDS,
+    Sight,
+    Verdict,
+    judge,
+)
 from zeropods.pods.state import Pod
 
 
@@ -25,51 +37,82 @@ def pulse(number: int, processes: int = 2, most: int = 2, absent: float | None =
 
 
 def test_a_run_whose_pods_answer_goes_on() -> None:
-    assert judge([pulse(1), pulse(2)]) is None
+    assert judge(Sight(pulses=[pulse(1), pulse(2)], since_first_rank=100.0)) is None
 
 
 def test_a_silent_pod_is_lost_and_named() -> None:
-    verdict = judge([pulse(1), pulse(2, silent=SILENT_SECONDS + 1)])
+    verdict = judge(Sight(pulses=[pulse(1), pulse(2, silent=SILENT_SECONDS + 1)]))
     assert verdict is not None and (verdict.status, verdict.pod) == ("pod_lost", "pod2")
     assert "127.0.1.2" in (verdict.reason or "")
 
 
+def test_a_pod_whose_ssh_is_gone_too_is_lost_sooner() -> None:
+    verdict = judge(Sight(pulses=[pulse(1), pulse(2, silent=GONE_SECONDS + 1)], failed_sessions={"pod2": 1.0}))
+    assert verdict is not None and (verdict.status, verdict.pod) == ("pod_lost", "pod2")
+
+
 def test_a_signal_ends_the_run_before_anything_else() -> None:
-    verdict = judge([pulse(1, silent=99.0)], launcher_ended=True, signal="SIGTERM")
+    verdict = judge(Sight(pulses=[pulse(1, silent=99.0)], launcher_status=1, signal="SIGTERM"))
     assert verdict is not None and (verdict.status, verdict.reason) == ("interrupted", "SIGTERM")
 
 
 def test_a_launcher_that_ended_leaves_the_word_to_the_ranks() -> None:
-    assert judge([pulse(1)], launcher_ended=True) == ENDED
+    assert judge(Sight(pulses=[pulse(1)], launcher_status=0)) == Verdict()
+
+
+def test_how_a_launcher_ended_is_told() -> None:
+    killed = judge(Sight(pulses=[pulse(1)], launcher_status=-9))
+    assert killed is not None and killed.status is None and "SIGKILL" in (killed.reason or "")
+
+
+def test_a_pod_that_has_ended_the_run_is_not_lost() -> None:
+    verdict = judge(Sight(pulses=[pulse(1), replace(pulse(2, silent=99.0), refused=True)]))
+    assert verdict is not None and (verdict.status, verdict.pod) == ("failed", "pod2")
 
 
 def test_a_pod_that_lost_its_ranks_ends_the_run() -> None:
-    verdict = judge([pulse(1), pulse(2, processes=0, absent=ABSENT_SECONDS + 1)])
+    verdict = judge(Sight(pulses=[pulse(1), pulse(2, processes=0, absent=ABSENT_SECONDS + 1)]))
     assert verdict is not None and (verdict.status, verdict.pod) == (None, "pod2")
 
 
-def test_a_pod_whose_session_failed_ends_the_run_after_a_moment() -> None:
-    early = judge([pulse(1), pulse(2)], failed_sessions={"pod2": 0.5})
-    late = judge([pulse(1), pulse(2)], failed_sessions={"pod2": FAILED_SECONDS + 1})
-    assert early is None and late is not None and (late.status, late.pod) == (None, "pod2")
-
-
-def test_a_silent_pod_is_lost_whatever_pdsh_says() -> None:
-    verdict = judge([pulse(1), pulse(2, silent=SILENT_SECONDS + 1)], failed_sessions={"pod2": 5.0})
-    assert verdict is not None and verdict.status == "pod_lost"
+def test_ranks_that_ended_well_may_leave_before_others() -> None:
+    pulses = [pulse(1), pulse(2, processes=0, absent=ABSENT_SECONDS + 1)]
+    assert judge(Sight(pulses=pulses, done=frozenset({"pod2"}))) is None
 
 
 def test_ranks_that_leave_a_moment_apart_are_no_fault() -> None:
-    assert judge([pulse(1), pulse(2, processes=0, absent=1.0)]) is None
+    assert judge(Sight(pulses=[pulse(1), pulse(2, processes=0, absent=1.0)])) is None
+
+
+def test_a_pod_whose_session_failed_ends_the_run_after_a_moment() -> None:
+    early = judge(Sight(pulses=[pulse(1), pulse(2)], failed_sessions={"pod2": 0.5}))
+    late = judge(Sight(pulses=[pulse(1), pulse(2)], failed_sessions={"pod2": FAILED_SECONDS + 1}))
+    assert early is None and late is not None and (late.status, late.pod) == (None, "pod2")
+
+
+def test_ranks_that_left_something_behind_do_not_hold_the_launcher() -> None:
+    gone = [pulse(number, processes=0, absent=ABSENT_SECONDS + 1) for number in (1, 2)]
+    verdict = judge(Sight(pulses=gone))
+    assert verdict is not None and verdict.status is None and "ssh sessions open" in (verdict.reason or "")
+
+
+def test_a_daemon_of_a_rank_does_not_hold_the_launcher() -> None:
+    sight = Sight(pulses=[pulse(1)], done=frozenset({"pod1"}), since_measured=ABSENT_SECONDS + 1)
+    assert judge(sight) == Verdict()
 
 
 def test_a_pod_whose_ranks_never_come_ends_the_run() -> None:
-    late = judge([pulse(1), pulse(2, processes=0, most=0, absent=None)], others_seconds=START_SECONDS + 1)
+    pulses = [pulse(1), pulse(2, processes=0, most=0, absent=None)]
+    late = judge(Sight(pulses=pulses, since_first_rank=START_SECONDS + 1))
     assert late is not None and (late.status, late.pod) == ("failed", "pod2")
+    assert judge(Sight(pulses=pulses, since_first_rank=5.0)) is None
 
 
-def test_a_pod_may_start_later_than_another() -> None:
-    assert judge([pulse(1), pulse(2, processes=0, most=0, absent=None)], others_seconds=5.0) is None
+def test_ranks_that_never_come_anywhere_end_the_run() -> None:
+    pulses = [pulse(number, processes=0, most=0, absent=None) for number in (1, 2)]
+    late = judge(Sight(pulses=pulses, since_start=FIRST_SECONDS + 1))
+    assert late is not None and (late.status, late.pod) == ("failed", None)
+    assert judge(Sight(pulses=pulses, since_start=5.0)) is None
 
 
 def test_lines_carry_the_pods_names(tmp_path: Path) -> None:
@@ -84,10 +127,11 @@ def test_lines_carry_the_pods_names(tmp_path: Path) -> None:
     assert output.tail("pod2") == ["pod2: hello"]
 
 
-def test_a_failed_session_is_known_by_its_pod(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["ssh exited with exit code 255", "ssh killed by signal 9"])
+def test_a_failed_session_is_known_by_its_pod(how: str, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     output = Output(os.fdopen(reading, "rb"), tmp_path / "log", {"127.0.1.2": "pod2"}, lambda line: None)
     with os.fdopen(writing, "wb") as pipe:
-        pipe.write(b"pdsh@here: 127.0.1.2: ssh exited with exit code 255\n")
+        pipe.write(f"pdsh@here: 127.0.1.2: {how}\n".encode())
     output.close()
     assert list(output.failed_sessions()) == ["pod2"]

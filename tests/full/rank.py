@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -49,6 +50,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--fail_rank", type=int, default=-1)
     parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--early_rank", type=int, default=-1)
+    parser.add_argument("--leave_behind", action="store_true")
     parser.add_argument("--said", default="")
     parser.add_argument("--local_rank", type=int)
     return parser.parse_args()
@@ -78,7 +81,10 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
     print(f"rank {rank} trains", flush=True)
     if rank == arguments.fail_rank:
         raise MemoryError
-    deadline = time.monotonic() + arguments.seconds
+    if arguments.leave_behind:
+        # No mark of the run, another session, and its hands on the ssh session's pipe.
+        subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
+    deadline = time.monotonic() + (0.0 if rank == arguments.early_rank else arguments.seconds)
     while time.monotonic() < deadline:
         time.sleep(0.05)
 

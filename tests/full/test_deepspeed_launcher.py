@@ -79,7 +79,7 @@ def test_an_interrupted_launch_does_not_end_a_stranger_of_deepspeeds_name(up: di
             train(tmp_path / "run")
             launch.send_signal(signal.SIGINT)
             said = launch.communicate(timeout=LIMIT_SECONDS)[1]
-            assert launch.returncode != 0 and record(tmp_path / "run")["status"] == "interrupted", said
+            assert launch.returncode == 130 and record(tmp_path / "run")["status"] == "interrupted", said
             assert not left(tmp_path / "run")
             assert stranger.poll() is None
         finally:
@@ -94,7 +94,8 @@ def test_a_killed_runner_ends_the_run(up: dict[str, Any], tmp_path: Path) -> Non
     (runner,) = processes("deepspeed.launcher.runner", tmp_path / "run")
     os.kill(runner, signal.SIGKILL)
     launch.wait(LIMIT_SECONDS)
-    assert launch.returncode == 1 and record(tmp_path / "run")["status"] == "interrupted"
+    assert launch.returncode == 1 and record(tmp_path / "run")["status"] == "failed"
+    assert "SIGKILL" in record(tmp_path / "run")["reason"]
     until(lambda: not left(tmp_path / "run"), 15)
 
 

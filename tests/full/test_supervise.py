@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.launches import agent_of, ended, left, processes, record, started, train, until
+from tests.full.launches import agent_of, ended, left, parent, processes, record, started, train, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
@@ -64,7 +64,7 @@ def test_a_failing_rank_gives_the_reason_and_the_pod(cluster: Cluster, tmp_path:
 def test_an_interrupted_run_ends_everywhere_and_harms_no_other(
     cluster: Cluster, tmp_path: Path, signum: signal.Signals
 ) -> None:
-    other = started(cluster, tmp_path / "other", "--seconds", 12)
+    other = started(cluster, tmp_path / "other", "--seconds", 9)
     process = started(cluster, tmp_path / "run", "--seconds", 600)
     train(tmp_path / "run")
     train(tmp_path / "other")
@@ -143,6 +143,56 @@ def test_a_dead_pod_is_named_before_anything_starts(mortal: Cluster, tmp_path: P
     said = ended(process)
     assert process.returncode == 1 and "pod1" in said.splitlines()[-1]
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_pod_whose_agent_and_warden_are_killed_leaves_no_rank(mortal: Cluster, tmp_path: Path) -> None:
+    process = started(mortal, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    agent = agent_of(mortal, 1)
+    for pid in (parent(agent), agent):
+        os.kill(pid, signal.SIGKILL)
+    ended(process)
+    assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["pod"]) == ("pod_lost", "pod2")
+    assert not left(tmp_path / "run")
+
+
+def test_pods_that_are_brought_down_in_mid_run_are_the_reason(mortal: Cluster, tmp_path: Path) -> None:
+    process = started(mortal, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    mortal.down()
+    ended(process)
+    assert record(tmp_path / "run")["status"] == "pod_lost" and not left(tmp_path / "run")
+
+
+def test_a_closed_terminal_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 600)
+    train(tmp_path / "run")
+    process.send_signal(signal.SIGHUP)
+    ended(process)
+    assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["reason"]) == ("interrupted", "SIGHUP")
+    assert not left(tmp_path / "run")
+
+
+def test_a_launcher_that_was_stopped_for_a_while_blames_no_pod(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 14)
+    train(tmp_path / "run")
+    process.send_signal(signal.SIGSTOP)
+    signal.sigtimedwait([], 8.5)
+    process.send_signal(signal.SIGCONT)
+    said = ended(process)
+    assert record(tmp_path / "run")["status"] == "ok", said
+
+
+def test_what_a_rank_leaves_behind_does_not_hold_the_launcher(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--leave_behind")
+    said = ended(process)
+    assert process.returncode == 0 and record(tmp_path / "run")["status"] == "ok", said
+
+
+def test_a_rank_that_ends_well_before_the_others_ends_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    process = started(cluster, tmp_path / "run", "--early_rank", 1, "--seconds", 14)
+    said = ended(process)
+    assert process.returncode == 0 and record(tmp_path / "run")["status"] == "ok", said
 
 
 def test_a_folder_in_use_is_refused(cluster: Cluster, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def run_child(
         env=child_environment(),
     )
     try:
-        while not _has_ended(process):
+        while not has_ended(process):
             tick()
             time.sleep(POLL_SECONDS)
         tick()
@@ -59,7 +59,7 @@ def child_environment() -> dict[str, str]:
 
 def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
     try:
-        if not _has_ended(process):
+        if not has_ended(process):
             os.kill(process.pid, signal.SIGTERM)
             _await_end(process, grace_seconds)
     finally:
@@ -70,10 +70,10 @@ def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
 
 def _await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while not _has_ended(process) and time.monotonic() < deadline:
+    while not has_ended(process) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether the process has ended, which leaves it to be reaped."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

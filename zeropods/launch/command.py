@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.launch.exported import without_secrets
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import pdsh_ssh_arguments
 
 LAUNCHERS = ("pdsh", "none")
 PLAIN = re.compile(r"[\w@%+=:,./-]+")
 """What DeepSpeed's launcher and the shells beyond it leave as it is."""
+BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def runner_environment(launch: Launch, env_file: Path, environment: dict[str, st
     if launch.launcher == "none":
         return {**environment, **launch.exported}
     ssh = {} if launch.ssh_config is None else {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(launch.ssh_config)}
-    return {**environment, **ssh, "PDSH_RCMD_TYPE": "ssh", "DS_ENV_FILE": str(env_file)}
+    return {**without_secrets(environment), **ssh, "PDSH_RCMD_TYPE": "ssh", "DS_ENV_FILE": str(env_file)}
 
 
 def remote_argument(argument: str) -> str:
@@ -109,8 +111,8 @@ def remote_argument(argument: str) -> str:
     quotes, in which only `"` is escaped (deepspeed/launcher/multinode_runner.py). pdsh replaces `%n`
     and the like.
     """
-    if "\n" in argument or "\0" in argument:
-        raise UserError(f"argument {argument!r}: a line break does not pass through a remote shell; put it into a file")
+    if BREAKS.search(argument):
+        raise UserError(f"argument {argument!r}: no line of UTF-8; does not pass a remote shell; put it into a file")
     percent = argument.replace("%", "%%")
     if " " not in argument:
         return shlex.quote(percent) if percent else "''"

@@ -1,10 +1,11 @@
-"""The end of what a launcher started on this machine: itself, pdsh, and every ssh that pdsh has started."""
+"""The end of what a launcher started on this machine: itself, pdsh, every ssh of pdsh, and ranks that nobody minds."""
 
 from __future__ import annotations
 
 import signal
 
-from zeropods.pods.agent.descendants import Tree
+from zeropods.launch.exported import RUN
+from zeropods.pods.agent.descendants import Tree, variable
 from zeropods.pods.processes import read_process, send
 
 
@@ -17,3 +18,14 @@ def end_tree(pid: int) -> None:
     below = Tree.read().below(pid)
     for process in (*([] if top is None else [top]), *below):
         send(process, signal.SIGKILL)
+
+
+def end_marked(run: str) -> None:
+    """SIGKILL every process of this machine that carries a run's mark.
+
+    For pods of this machine only. Their agents have ended the run; this is for a pod whose agent and
+    warden were both killed, whose ranks nobody else would end.
+    """
+    for process in Tree.read().table.values():
+        if variable(process, RUN) == run:
+            send(process, signal.SIGKILL)

@@ -13,7 +13,7 @@ from zeropods.measure.records import read_json
 from zeropods.measure.run_folder import CONFIG
 from zeropods.report.progress import progress
 
-LINE = re.compile(r"step (\d+) (loss|eval_loss) (\S+)$")
+LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$")
 
 
 class Entry(NamedTuple):
@@ -62,8 +62,8 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
 
 def planned_steps(config: dict[str, Any]) -> int | None:
     """Optimizer steps of a run; None where the clock ends it."""
-    asked = config["identity"]
-    if asked["max_train_seconds"]:
+    asked = config.get("identity", {})
+    if asked.get("max_train_seconds") or "epochs" not in asked:
         return None
     if asked["max_steps"] > 0:
         return asked["max_steps"]

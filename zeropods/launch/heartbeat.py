@@ -21,6 +21,8 @@ BEAT_SECONDS = 1.5
 ANSWER_SECONDS = 3.0
 SILENT_SECONDS = 8.0
 """A pod that has not answered for so long counts as lost."""
+HAS_ENDED = "has ended"
+"""How an agent refuses to renew a run: zeropods/pods/agent/leases.py."""
 OPEN_SECONDS = 5.0
 STOP_SECONDS = 15.0
 
@@ -38,8 +40,10 @@ class Pulse:
     """Since the pod last had a process of the run; None where it had none yet."""
     silent_seconds: float
     """Since the last answer."""
-    error: str | None
+    error: str | None = None
     """Why the last question got no answer."""
+    refused: bool = False
+    """Whether the pod answers that it has ended the run."""
 
 
 class Heartbeat:
@@ -80,6 +84,11 @@ class Heartbeat:
         now = time.monotonic()
         return [self._pulse(pod, now) for pod in self.pods]
 
+    def forgive(self) -> None:
+        """Count silence from now on: this process did not run for a while, and asked nobody."""
+        now = time.monotonic()
+        self._answers = {name: (now, answer) for name, (_, answer) in self._answers.items()}
+
     def stop_run(self, grace_seconds: float) -> dict[str, str]:
         """End the run on every pod; returns why by the name of each pod that did not say it is done."""
         return asyncio.run_coroutine_threadsafe(self._stop_run(grace_seconds), self._loop).result()
@@ -94,6 +103,7 @@ class Heartbeat:
             absent_seconds=None if last is None else last + (now - at),
             silent_seconds=now - at,
             error=self._errors.get(pod.name),
+            refused=HAS_ENDED in self._errors.get(pod.name, ""),
         )
 
     async def _open(self) -> None:

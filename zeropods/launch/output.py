@@ -7,11 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 LAST_LINES = 8
-SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): ssh exited with exit code \d+")
+SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|ssh killed by signal|killed by signal) \d+")
 """What pdsh writes when a pod's command fails or its connection breaks; of one that ends well it says nothing."""
 
 
@@ -52,7 +53,9 @@ class Output:
                 file.flush()
                 self.last.append(line)
                 self._note(line)
-                self._show(line)
+                # A terminal that is gone must not stop the reading: the pipe would fill, and the ranks wait.
+                with suppress(OSError):
+                    self._show(line)
 
     def _note(self, line: str) -> None:
         match = SESSION_END.fullmatch(line)

@@ -6,6 +6,8 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,10 +73,28 @@ def check_arguments(planned: Launch) -> None:
     from zeropods.train.deepspeed_config import check_config, read_config
 
     check_plain("script", planned.script)
+    if planned.folder.exists() and not planned.folder.is_dir():
+        raise UserError(f"{planned.folder}: is a file; choose another --outputdir")
     flags = flag_values(planned.arguments)
-    if flags.get("deepspeed"):
+    _check_names(planned.script, flags)
+    if flags.get("deepspeed") == "":
+        raise UserError("--deepspeed: no value; expected a file like dsconfig/zero1.json")
+    if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
         check_config(read_config(path), path, {**typed(flags), "world_size": planned.world_size})
+
+
+def _check_names(script: Path, flags: dict[str, str]) -> None:
+    """Refuse a flag that our own script does not know; it would say so itself, after half a minute on every pod."""
+    from zeropods.train.arguments import TextToSQLArguments
+
+    if script != PROJECT / "textsql_train.py":
+        return
+    known = [field.name for field in fields(TextToSQLArguments)]
+    for name in flags:
+        if name.replace("-", "_") not in known:
+            near = get_close_matches(name, known, 1)
+            raise UserError(f"--{name}: no flag of {script.name}; {f'--{near[0]}?' if near else '--help lists them'}")
 
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:

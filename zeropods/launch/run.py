@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.launch import finished
 from zeropods.launch.child import child_environment
 from zeropods.launch.command import Launch, runner_argv, runner_environment
+from zeropods.launch.ending import end_marked
 from zeropods.launch.exported import RUN, write_environment
 from zeropods.launch.follow import following
 from zeropods.launch.heartbeat import Heartbeat
@@ -22,14 +21,16 @@ from zeropods.launch.outcome import record_run
 from zeropods.launch.output import Output
 from zeropods.launch.planning import check_pods, plan_launch
 from zeropods.launch.process import LOG, train_arguments
+from zeropods.launch.ranks import Ranks
 from zeropods.launch.supervise import supervise
-from zeropods.measure.records import read_json
-from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked
+from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
+from zeropods.pods.signals import ending_in_order
 from zeropods.report.run import Run
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
+    from zeropods.pods.state import Pod
 
 
 def launch(
@@ -73,58 +74,52 @@ def run_launch(
     if earlier is not None:
         print(f"{planned.folder}: this run is finished; nothing to do", file=sys.stderr)
         return earlier
-    check_pods(planned, cluster)
-    run = secrets.token_hex(8)
-    marked = replace(planned, exported={**planned.exported, RUN: run})
-    chosen = cluster.pods[: len(planned.hosts)]
-    with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
-        return _supervised(marked, cluster, heartbeat, show, argv)
+    with ending_in_order():
+        check_pods(planned, cluster)
+        run = secrets.token_hex(8)
+        marked = replace(planned, exported={**planned.exported, RUN: run})
+        chosen = cluster.pods[: len(planned.hosts)]
+        with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
+            try:
+                return _supervised(marked, chosen, heartbeat, show, argv)
+            finally:
+                if cluster.network == "loopback":
+                    end_marked(run)
 
 
 def _supervised(
     planned: Launch,
-    cluster: Cluster,
+    pods: Sequence[Pod],
     heartbeat: Heartbeat,
     show: Callable[[str], object],
     argv: Callable[[Launch, Path], list[str]],
 ) -> dict[str, Any]:
-    before = _stamp(planned.folder)
-    names = {pod.address: pod.name for pod in cluster.pods}
-    with _files(planned) as (hostfile, variables), following(planned.folder) as tick:
+    finished.remember(planned)
+    ranks = Ranks(
+        planned.folder, [pod.name for pod, host in zip(pods, planned.hosts, strict=True) for _ in range(host.slots)]
+    )
+    hostfile, variables = planned.folder / "launch.hostfile", planned.folder / "launch.environment"
+    write_hostfile(hostfile, planned.hosts)
+    write_environment(variables, planned.exported)
+    names = {pod.address: pod.name for pod in pods}
+    with following(planned.folder) as tick:
         verdict, output = supervise(
             argv(planned, hostfile),
             runner_environment(planned, variables, child_environment()),
             heartbeat,
+            ranks,
             lambda pipe: Output(pipe, planned.folder / LOG, names, show),
             tick,
         )
-    if _stamp(planned.folder) == before:
+    if not ranks.have_opened_the_run():
         lines = "\n".join(output.tail(verdict.pod) or output.tail())
         reason = verdict.reason or "it ended before the ranks had opened the run"
-        raise UserError(f"{planned.folder}: {verdict.status or 'failed'}: {reason}; last lines:\n{lines}")
-    record = record_run(planned.folder, verdict, output, planned.hosts, names)
-    finished.remember(planned)
-    return record
-
-
-@contextmanager
-def _files(planned: Launch) -> Iterator[tuple[Path, Path]]:
-    """The hostfile and the environment file that the launcher reads, for as long as it runs."""
-    with TemporaryDirectory(prefix="zeropods-run-") as folder:
-        hostfile, variables = Path(folder) / "hostfile", Path(folder) / "environment"
-        write_hostfile(hostfile, planned.hosts)
-        write_environment(variables, planned.exported)
-        yield hostfile, variables
+        raise UserError(f"{planned.folder}: {verdict.status or 'failed'}: {reason}; last lines of {LOG}:\n{lines}")
+    return record_run(planned.folder, verdict, output, ranks)
 
 
 def failure(folder: Path, record: dict[str, Any]) -> str:
     """Why a run ended without success, with the last lines that it wrote."""
     pod = f"{record['pod']}: " if record.get("pod") else ""
     lines = "\n".join(record.get("last_lines") or ())
-    return f"{folder}: {record['status']}: {pod}{record['reason']}; last lines:\n{lines}"
-
-
-def _stamp(folder: Path) -> tuple[int, Any] | None:
-    """What changes when the ranks open the run."""
-    path = folder / CONFIG
-    return (path.stat().st_mtime_ns, read_json(path).get("attempt")) if path.is_file() else None
+    return f"{folder}: {record['status']}: {pod}{record['reason']}; last lines of {LOG}:\n{lines}"

@@ -7,28 +7,33 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 from zeropods.launch.bound import bound_argv
+from zeropods.launch.child import has_ended
 from zeropods.launch.ending import end_tree
 from zeropods.launch.heartbeat import Heartbeat
 from zeropods.launch.output import Output
-from zeropods.launch.verdict import ENDED, Verdict, judge
+from zeropods.launch.ranks import Ranks
+from zeropods.launch.sighting import Sighting
+from zeropods.launch.verdict import Verdict, judge
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 8.0
 """From SIGTERM to SIGKILL of ranks that shall stop: time to write what they measured."""
 LOST_GRACE_SECONDS = 4.0
 """The same where a pod was lost: the others wait for it and seldom hear a signal."""
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 5.0
 """How long pdsh may take to end after the last rank."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def supervise(
     command: Sequence[str],
     environment: Mapping[str, str],
     heartbeat: Heartbeat,
+    ranks: Ranks,
     output: Callable[[IO[bytes]], Output],
     tick: Callable[[], object] = lambda: None,
 ) -> tuple[Verdict, Output]:
@@ -45,54 +50,51 @@ def supervise(
     with _noted_signals() as signals, _runner(command, environment) as process:
         assert process.stdout is not None
         written = output(process.stdout)
+        verdict = None
         try:
-            verdict = _watch(process, heartbeat, written, signals, tick)
-            _stop(process, heartbeat, verdict)
+            sighting = Sighting(process, heartbeat, ranks, written, signals)
+            verdict = _watch(sighting, tick)
         finally:
+            unanswered = _stop(process, heartbeat, verdict)
             end_tree(process.pid)
             process.wait()
             written.close()
-    return verdict, written
+    return _by_agents(verdict, unanswered), written
 
 
-def _watch(
-    process: subprocess.Popen[bytes],
-    heartbeat: Heartbeat,
-    written: Output,
-    signals: list[str],
-    tick: Callable[[], object],
-) -> Verdict:
-    first_seen: float | None = None
+def _watch(sighting: Sighting, tick: Callable[[], object]) -> Verdict:
     while True:
-        pulses = heartbeat.pulses()
-        if first_seen is None and any(pulse.most for pulse in pulses):
-            first_seen = time.monotonic()
-        verdict = judge(
-            pulses,
-            launcher_ended=process.poll() is not None,
-            signal=signals[0] if signals else None,
-            failed_sessions=written.failed_sessions(),
-            others_seconds=0.0 if first_seen is None else time.monotonic() - first_seen,
-        )
+        verdict = judge(sighting.now())
         if verdict is not None:
             return verdict
-        tick()
+        # A terminal that is gone ends no run by itself; SIGHUP does.
+        with suppress(OSError):
+            tick()
         time.sleep(POLL_SECONDS)
 
 
-def _stop(process: subprocess.Popen[bytes], heartbeat: Heartbeat, verdict: Verdict) -> None:
-    """End the ranks first; pdsh and the runner then end by themselves, or are killed by the caller."""
-    heartbeat.stop_run(LOST_GRACE_SECONDS if verdict.status == "pod_lost" else GRACE_SECONDS)
-    if verdict != ENDED and verdict.status != "pod_lost":
+def _stop(process: subprocess.Popen[bytes], heartbeat: Heartbeat, verdict: Verdict | None) -> dict[str, str]:
+    """End the ranks first; pdsh and the runner then end by themselves, or are killed by the caller.
+
+    Returns:
+        why, by the name of each pod whose agent did not say that nothing is left.
+    """
+    lost = verdict is not None and verdict.status == "pod_lost"
+    unanswered = heartbeat.stop_run(LOST_GRACE_SECONDS if lost else GRACE_SECONDS)
+    if not lost:
         # Its last lines are still on their way.
-        _await(process, LEAVE_SECONDS)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while not has_ended(process) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    return unanswered
 
 
-def _await(process: subprocess.Popen[bytes], seconds: float) -> None:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return
+def _by_agents(verdict: Verdict, unanswered: dict[str, str]) -> Verdict:
+    """Where the launcher ended badly and an agent is gone, the pod was lost: it ended, or was brought down."""
+    if verdict.status is not None or verdict.reason is None or not unanswered:
+        return verdict
+    pod, why = next(iter(unanswered.items()))
+    return Verdict("pod_lost", f"{pod} has ended: {why}", pod)
 
 
 @contextmanager
@@ -109,21 +111,21 @@ def _runner(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     try:
         yield process
     finally:
-        if process.poll() is None:
+        if process.returncode is None:
             end_tree(process.pid)
             process.wait()
 
 
 @contextmanager
 def _noted_signals() -> Iterator[list[str]]:
-    """Names of the SIGINT and SIGTERM that came; they interrupt nothing, so that cleaning up is never cut short."""
+    """Names of the SIGINT, SIGTERM and SIGHUP that came; they interrupt nothing, so that no clean-up is cut short."""
     noted: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
     before = {
         number: signal.signal(number, lambda number, frame: noted.append(signal.Signals(number).name))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in SIGNALS
     }
     try:
         yield noted
