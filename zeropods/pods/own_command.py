@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 from zeropods.pods.cluster import ENVIRONMENT, Cluster
+from zeropods.pods.ssh import pdsh_ssh_arguments
 
 
 def deepspeed_environment(cluster: Cluster) -> dict[str, str]:
     """What DeepSpeed's runner needs in order to reach the pods as pinned, and to hand on what ranks need."""
     return {
         "PDSH_RCMD_TYPE": "ssh",
-        "PDSH_SSH_ARGS_APPEND": f"-F {cluster.ssh_config}",
+        "PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(cluster.ssh_config),
         "DS_ENV_FILE": str(cluster.folder / ENVIRONMENT),
     }
 
