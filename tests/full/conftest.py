@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.full.clusters import await_that, processes_of
 from zeropods import pods
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.pods.cluster import Cluster
+from zeropods.pods.removal import take_down
+from zeropods.pods.state import names
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
@@ -53,8 +56,20 @@ def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home without clusters; nothing of one may be left in the end."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("ZEROPODS_HOME", str(folder))
+    yield folder
+    for name in names():
+        take_down(name)
+    await_that(lambda: not processes_of(folder), 20.0)
+    assert not folder.exists() or not list(folder.iterdir())
+
+
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the tests' clusters are kept."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as environment:
@@ -63,7 +78,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster(home: Path) -> Iterator[Cluster]:
+def cluster(shared_home: Path) -> Iterator[Cluster]:
     """Three local pods that every test leaves as they are."""
     up = pods.up(3, name="shared")
     yield up

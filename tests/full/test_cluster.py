@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,8 @@ from zeropods.pods.backends import fleet
 from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.backends.network import OwnAddress
 from zeropods.pods.removal import sweep, take_down
-from zeropods.pods.state import names
 
 SLEEPER = "import time; time.sleep(300)"
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home without clusters; nothing of one may be left in the end."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("ZEROPODS_HOME", str(folder))
-    yield folder
-    for name in names():
-        take_down(name)
-    await_that(lambda: not processes_of(folder), 10.0)
-    assert not folder.exists() or not list(folder.iterdir())
 
 
 @pytest.fixture

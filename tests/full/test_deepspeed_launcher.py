@@ -21,7 +21,7 @@ ODD = """it's $5; 50% "off" `id` * \\ äö"""
 
 
 @pytest.fixture(scope="module")
-def up(home: Path) -> Iterator[dict[str, Any]]:
+def up(shared_home: Path) -> Iterator[dict[str, Any]]:
     """What `pods up` says of three pods."""
     yield json.loads(zeropods("pods", "up", "--count", 3, "--json").stdout)
     zeropods("pods", "down")

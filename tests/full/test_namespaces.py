@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,24 +13,11 @@ import pytest
 from tests.full.clusters import SECONDS, await_that, processes_of, program, ssh, zeropods
 from zeropods import pods
 from zeropods.pods.backends.namespaces import Namespaces
-from zeropods.pods.removal import take_down
-from zeropods.pods.state import names
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces need iproute2"),
 ]
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home without clusters; neither process nor interface may be left in the end."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("ZEROPODS_HOME", str(folder))
-    yield folder
-    for name in names():
-        take_down(name)
-    await_that(lambda: not processes_of(folder), 10.0)
 
 
 def mark(home: Path, name: str) -> str:

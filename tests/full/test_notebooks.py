@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from zeropods.measure.records import read_record
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"ZEROPODS_STEPS": "20", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "24"}
 LIMIT_SECONDS = 300
@@ -48,7 +50,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 def test_the_demo_prints_the_summary_of_its_run(sample: tuple[Path, str, str]) -> None:
-    assert "| t5-tiny | random  | none      | 1    | schema |" in sample[1]
+    rows = [[cell.strip() for cell in line.split("|")[2:7]] for line in sample[1].splitlines() if "t5-tiny |" in line]
+    assert ["t5-tiny", "random", "none", "1", "schema"] in rows
+    assert ["t5-tiny", "random", "zero3_offload", "3", "schema"] in rows
 
 
 def test_the_demo_ends_with_the_report(sample: tuple[Path, str, str]) -> None:
@@ -72,7 +76,37 @@ def test_a_second_call_prints_the_same_summary(sample: tuple[Path, str, str]) ->
 
 
 def test_executed_copies_are_kept_as_pages(sample: tuple[Path, str, str]) -> None:
-    assert len(list((sample[0] / "copies").glob("*.html"))) == 4
+    assert len(list((sample[0] / "copies").glob("*.html"))) == 5
+
+
+def test_each_technique_on_pods_leaves_a_record_and_a_profile(sample: tuple[Path, str, str]) -> None:
+    folders = sorted((sample[0] / "runs").glob("*-pods"))
+    found = [(record["technique"], record["pods"], record["status"]) for record in map(read_record, folders)]
+    assert sorted(found) == [
+        ("zero1", 2, "ok"),
+        ("zero1", 3, "ok"),
+        ("zero2", 3, "ok"),
+        ("zero3_offload", 3, "ok"),
+    ]
+    assert all("Flops Profiler" in (folder / "profile.txt").read_text() for folder in folders)
+
+
+def test_pods_of_a_notebook_have_the_same_losses(sample: tuple[Path, str, str]) -> None:
+    records = [read_record(folder) for folder in sorted((sample[0] / "runs").glob("*-pods"))]
+    curves = [[entry["loss"] for entry in record["losses"]] for record in records]
+    assert len(curves) == 4 and len(curves[0]) == int(SMALL["ZEROPODS_STEPS"])
+    assert all(curve == pytest.approx(curves[0], rel=1e-3) for curve in curves)
+
+
+def test_no_pod_outlives_its_notebook(sample: tuple[Path, str, str]) -> None:
+    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(sample[0]) in read(path)]
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def test_a_notebook_that_fails_ends_the_demo_with_its_reason(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.keys import make_key
 from zeropods.pods.preflight.machine import find_program
 from zeropods.pods.processes import Process
-from zeropods.pods.removal import sweep, take_down
+from zeropods.pods.removal import sweep
 from zeropods.pods.ssh import known_hosts_text
 from zeropods.pods.state import ROOT, names
 
@@ -116,18 +116,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
         for name in NAMES:
             stack.enter_context(made.serving(name))
         yield made
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home without clusters; nothing of one may be left in the end."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("ZEROPODS_HOME", str(folder))
-    yield folder
-    for name in names():
-        take_down(name)
-    await_that(lambda: not processes_of(folder), 20.0)
-    assert not folder.exists() or not list(folder.iterdir())
 
 
 def up(hosts: Own, **how: object) -> pods.Cluster:

@@ -19,7 +19,7 @@ FOUND_SECONDS, STOPPED_SECONDS = 10, 20
 
 
 @pytest.fixture
-def mortal(home: Path) -> Iterator[Cluster]:
+def mortal(shared_home: Path) -> Iterator[Cluster]:
     """Three pods of a test that harms them."""
     up = pods.up(3, name="mortal")
     yield up
