@@ -5,7 +5,7 @@ CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis build zeropods.egg-i
 KEPT := .git .venv .zeropods runs results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check lab bench clean
+.PHONY: help setup demo test test-fast soak check lab bench clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -21,6 +21,9 @@ test: setup ## run every test
 
 test-fast: setup ## run the tests that need no torch, in under a minute
 	@$(PYTHON) -m pytest tests/fast
+
+soak: setup ## run the tests that take long: every technique on every number of pods
+	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest tests/full/test_same_numbers.py
 
 check: setup ## lint, formatting, types
 	@$(PYTHON) -m ruff check .

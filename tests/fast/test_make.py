@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ["help", "setup", "demo", "test", "test-fast", "check", "lab", "bench", "clean"]
+TARGETS = ["help", "setup", "demo", "test", "test-fast", "soak", "check", "lab", "bench", "clean"]
 
 
 def make(*arguments: str, folder: Path = ROOT) -> str:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from zeropods.launch.heartbeat import LEASE_SECONDS
 from zeropods.launch.output import Output
 from zeropods.launch.ranks import Ranks
 from zeropods.launch.verdict import Verdict
 from zeropods.measure.records import compose_record, first_failure, write_record
-from zeropods.measure.run_folder import locked
+from zeropods.measure.run_folder import LOCK, is_held, locked
 
+PATIENCE_SECONDS, POLL_SECONDS = 5.0, 0.2
 UNSAID = "it was killed, or ended without saying why"
 
 
 def record_run(folder: Path, verdict: Verdict, output: Output, ranks: Ranks) -> dict[str, Any]:
-    """Write `record.json` of a run whose ranks have ended, and return it."""
-    with locked(folder):
+    """Write `record.json` of a run whose ranks have ended, and return it.
+
+    Rank 0 of a pod that was lost may live on until its lease runs out, and hold `run.lock` so long. What
+    holds it longer is out of reach; the supervisor's own lock still keeps others out.
+    """
+    deadline = time.monotonic() + LEASE_SECONDS + PATIENCE_SECONDS
+    while is_held(folder / LOCK) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    with nullcontext() if is_held(folder / LOCK) else locked(folder):
         final = verdict if verdict.status == "pod_lost" else _of_ranks(ranks, verdict)
         lines = [] if final.status is None else output.tail(final.pod) or output.tail()
         record = compose_record(folder, status=final.status, reason=final.reason, pod=final.pod, last_lines=lines)

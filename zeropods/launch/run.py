@@ -80,15 +80,12 @@ def run_launch(
         marked = replace(planned, exported={**planned.exported, RUN: run})
         chosen = cluster.pods[: len(planned.hosts)]
         with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
-            try:
-                return _supervised(marked, chosen, heartbeat, show, argv)
-            finally:
-                if cluster.network == "loopback":
-                    end_marked(run)
+            return _supervised(marked, cluster, chosen, heartbeat, show, argv)
 
 
 def _supervised(
     planned: Launch,
+    cluster: Cluster,
     pods: Sequence[Pod],
     heartbeat: Heartbeat,
     show: Callable[[str], object],
@@ -111,6 +108,8 @@ def _supervised(
             lambda pipe: Output(pipe, planned.folder / LOG, names, show),
             tick,
         )
+    if cluster.network == "loopback":
+        end_marked(heartbeat.run)
     if not ranks.have_opened_the_run():
         lines = "\n".join(output.tail(verdict.pod) or output.tail())
         reason = verdict.reason or "it ended before the ranks had opened the run"
