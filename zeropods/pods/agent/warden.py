@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from zeropods.pods.agent.orders import Orders, take_orders
+from zeropods.pods.agent.private_folder import make_private_folder
 from zeropods.pods.agent.subreaper import become_subreaper, end_descendants, reap
 
 AGENT_SECONDS = 10.0
@@ -28,7 +28,7 @@ def main() -> int:
     """
     orders = take_orders()
     become_subreaper()
-    folder = Path(tempfile.mkdtemp(prefix="zeropods-pod-"))
+    folder = make_private_folder()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
     warden = os.getpid()
     agent = os.fork()
