@@ -67,9 +67,10 @@ def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_p
 
 def test_an_interrupted_launch_does_not_end_a_stranger_of_deepspeeds_name(up: dict[str, Any], tmp_path: Path) -> None:
     """DeepSpeed's own runner would run `pkill -f` for its launch processes, on every pod."""
-    stranger_argv = [sys.executable, "-c", "import time; time.sleep(600)", "-u", "-m", "deepspeed.launcher.launch"]
-    with subprocess.Popen([*stranger_argv, "--world_info=", "--node_rank=0"]) as stranger:
+    sought = f"{sys.executable} -u -m deepspeed.launcher.launch"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sought]) as stranger:
         try:
+            assert stranger.pid in processes(sought)
             launch = subprocess.Popen(
                 command("launch", "--", RANK, "--outputdir", tmp_path / "run", "--seconds", 600),
                 cwd=ROOT,

@@ -98,8 +98,6 @@ def runner_environment(launch: Launch, env_file: Path, environment: dict[str, st
     Args:
         environment: this process's, with the programs of its Python first on PATH.
     """
-    if launch.launcher == "none":
-        return {**environment, **launch.exported}
     ssh = {} if launch.ssh_config is None else {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(launch.ssh_config)}
     return {**without_secrets(environment), **ssh, "PDSH_RCMD_TYPE": "ssh", "DS_ENV_FILE": str(env_file)}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.pods.agent.leases import HAS_ENDED
 
 if TYPE_CHECKING:
     from zeropods.pods.agent.control import AgentClient
@@ -21,8 +22,6 @@ BEAT_SECONDS = 1.5
 ANSWER_SECONDS = 3.0
 SILENT_SECONDS = 8.0
 """A pod that has not answered for so long counts as lost."""
-HAS_ENDED = "has ended"
-"""How an agent refuses to renew a run: zeropods/pods/agent/leases.py."""
 OPEN_SECONDS = 5.0
 STOP_SECONDS = 15.0
 

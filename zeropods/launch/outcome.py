@@ -28,7 +28,7 @@ def record_run(folder: Path, verdict: Verdict, output: Output, ranks: Ranks) -> 
     while is_held(folder / LOCK) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
-        final = verdict if verdict.status == "pod_lost" else _of_ranks(ranks, verdict)
+        final = _of_ranks(ranks, verdict)
         lines = [] if final.status is None else output.tail(final.pod) or output.tail()
         record = compose_record(folder, status=final.status, reason=final.reason, pod=final.pod, last_lines=lines)
         write_record(folder, record)
@@ -36,7 +36,7 @@ def record_run(folder: Path, verdict: Verdict, output: Output, ranks: Ranks) -> 
 
 
 def _of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
-    """The verdict by what the ranks measured; without a status where all of them ended well.
+    """The verdict by what the ranks measured; without a status where all of them ended well, whatever came after.
 
     Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from
     it. A rank that was interrupted is never a cause: nobody but the supervisor and its agents did that.
@@ -46,6 +46,8 @@ def _of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
     missing = [rank for rank in range(len(pods)) if rank not in found]
     if not missing and all(rank["status"] == "ok" for rank in measured):
         return Verdict()
+    if verdict.status == "pod_lost":
+        return verdict
     here = [rank for rank in measured if verdict.pod in (None, pods[rank["rank"]])]
     cause = first_failure([rank for rank in here if rank["status"] != "interrupted"])
     if cause is not None:

@@ -83,10 +83,8 @@ def _ended(sight: Sight) -> Verdict | None:
     absent = min(pulse.absent_seconds or 0.0 for pulse in sight.pulses)
     if seen and absent > ABSENT_SECONDS:
         return Verdict(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
-    if sight.since_measured > ABSENT_SECONDS and not sight.done.issuperset(p.pod.name for p in sight.pulses):
-        return Verdict(None, "all ranks have measured, and something keeps the launcher waiting")
     if sight.since_measured > ABSENT_SECONDS:
-        return Verdict()
+        return Verdict(None, "all ranks have measured, and something keeps the launcher waiting")
     return None
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from zeropods.pods.agent.control import purpose
-from zeropods.pods.agent.leases import RunEndedError
+from zeropods.pods.agent.leases import HAS_ENDED, RunEndedError
 from zeropods.pods.agent.lifetime import Lifetime
 from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept
 
@@ -118,7 +118,7 @@ class ControlServer:
         try:
             answer = self._lifetime.runs.renew(run, _seconds(request, "seconds", least=0.1))
         except RunEndedError:
-            raise _RefusalError(f"run {run} has ended") from None
+            raise _RefusalError(f"run {run} {HAS_ENDED}") from None
         self._lifetime.notice()
         return answer
 

@@ -9,6 +9,10 @@ STRANGER_SECONDS = 10.0
 """Processes of a run that nobody opened may live so long: its first renewal can come after its first process."""
 
 
+HAS_ENDED = "has ended"
+"""In what a supervisor is told that renews a run after its end."""
+
+
 class RunEndedError(Exception):
     """The run has ended on this pod, for ever."""
 
