@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.made import a_record
 from zeropods.errors import UserError
 from zeropods.launch.child import child_environment
 from zeropods.launch.follow import Tail, planned_steps
 from zeropods.launch.process import SCRIPT, train, train_argv
 
 WAIT_SECONDS = 20.0
-OPENING = """
+OPENING = f"""
 import json, os, pathlib, subprocess, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
 folder.mkdir(parents=True, exist_ok=True)
 def record(status, reason):
-    document = {"schema_version": 1, "status": status, "reason": reason}
-    (folder / "config.json").write_text("{}")
+    document = {a_record()!r} | {{"status": status, "reason": reason}}
+    (folder / "config.json").write_text("{{}}")
     (folder / "record.json").write_text(json.dumps(document))
 """
 LASTING = """

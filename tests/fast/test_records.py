@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.measure.records import RankMeasurement, compose_record
+from zeropods.measure.rank import RankMeasurement
+from zeropods.measure.records import compose_record
 
 
 def write_run(folder: Path, statuses: tuple[str, ...], ended: tuple[float, ...]) -> None:

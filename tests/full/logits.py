@@ -15,7 +15,7 @@ from transformers import T5ForConditionalGeneration
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from zeropods import atomic
-from zeropods.measure.records import RankMeasurement
+from zeropods.measure.rank import RankMeasurement
 from zeropods.train import processes
 from zeropods.train.arguments import parse_arguments
 from zeropods.train.attempt import _trainer

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from zeropods import atomic
-from zeropods.measure.records import RankMeasurement, compose_record, write_record
+from zeropods.measure.rank import RankMeasurement
+from zeropods.measure.records import compose_record, write_record
 
 
 def main() -> int:
@@ -58,10 +59,13 @@ def parse() -> argparse.Namespace:
 
 
 def config(world_size: int, said: str) -> dict[str, object]:
+    seen = {name: value for name, value in os.environ.items() if name.startswith(("ZEROPODS", "OMP", "SEEN"))}
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "run_id": "0123456789ab",
         "attempt": 0,
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "task": "none",
         "model_id": "none",
         "init": "random",
         "technique": "ddp",
@@ -70,10 +74,20 @@ def config(world_size: int, said: str) -> dict[str, object]:
         "world_size": world_size,
         "precision": "fp32",
         "prompt": None,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
         "effective_batch_size": world_size,
-        "identity": {"max_train_seconds": 0, "max_steps": 1},
-        "said": said,
-        "seen": {name: value for name, value in os.environ.items() if name.startswith(("ZEROPODS", "OMP", "SEEN"))},
+        "gradient_checkpointing": False,
+        "train_rows": 1,
+        "dev_rows": None,
+        "dataset": {},
+        "deepspeed": None,
+        "hosts": [],
+        "versions": {},
+        "git_revision": None,
+        "hardware": {},
+        "argv": [said],
+        "identity": {"max_train_seconds": 0, "max_steps": 1, "seen": seen},
     }
 
 

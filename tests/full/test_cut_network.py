@@ -44,7 +44,7 @@ def test_a_pod_that_is_cut_off_is_lost_and_does_not_come_back(cluster: Cluster, 
     assert seconds < STOPPED_SECONDS
     until(lambda: not left(tmp_path / "run"), LEFT_SECONDS)  # the pod that was cut off ended its ranks by itself
     network.restore(cut.address)
-    run = found["seen"]["ZEROPODS_RUN"]
+    run = found["identity"]["seen"]["ZEROPODS_RUN"]
     until(lambda: not isinstance(asked(cluster, run), OSError))
     assert isinstance(asked(cluster, run), AgentError)
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]

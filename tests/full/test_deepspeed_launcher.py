@@ -41,7 +41,7 @@ def test_a_launch_over_deepspeed_is_recorded_and_printed_as_one_document(up: dic
     done = zeropods("launch", "--json", "--", RANK, "--outputdir", tmp_path / "run", "--said", ODD)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == record(tmp_path / "run")["status"] == "ok"
-    assert json.loads(done.stdout)["said"] == ODD
+    assert json.loads(done.stdout)["argv"] == [ODD]
     assert len(record(tmp_path / "run")["ranks"]) == 3 and not left(tmp_path / "run")
 
 

@@ -45,7 +45,7 @@ def test_ranks_find_what_they_need_in_their_environment(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ended(started(cluster, tmp_path / "run"))
-    seen = json.loads((tmp_path / "run" / "config.json").read_text())["seen"]
+    seen = json.loads((tmp_path / "run" / "config.json").read_text())["identity"]["seen"]
     assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 3))
     assert seen["ZEROPODS_POD"] == cluster.pods[0].address
     assert not [name for name in seen if "SECRET" in name]

@@ -14,7 +14,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.records import RankMeasurement
+from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.run_folder import Opening, checkpoints
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
@@ -65,7 +65,7 @@ def _train(
     trainer = _trainer(job, settings, measured, began)
     trainer.train(resume_from_checkpoint=_checkpoint(job, opening))
     measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
-    last = measured.eval_losses[-1]["step"] if measured.eval_losses else None
+    last = measured.eval_losses[-1].step if measured.eval_losses else None
     if job.dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
     trainer.save_model(str(job.folder / "model"))

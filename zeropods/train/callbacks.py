@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from zeropods.measure.records import RankMeasurement
+from zeropods.measure.rank import Loss, RankMeasurement
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -48,7 +48,7 @@ class Recorder(TrainerCallback):
         logs = about["logs"]
         for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
             if key in logs:
-                entries.append({"step": state.global_step, "loss": logs[key]})
+                entries.append(Loss(step=state.global_step, loss=logs[key]))
                 log.info("step %d %s %.6g", state.global_step, key, logs[key])
 
     def _lap(self) -> float:

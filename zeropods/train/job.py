@@ -13,8 +13,8 @@ import torch
 from zeropods.data.manifest import Manifest
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.records import SCHEMA_VERSION
 from zeropods.measure.run_folder import Opening
+from zeropods.measure.schema import SCHEMA_VERSION
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.dataset import TokenizedSplit, load_prepared
@@ -92,9 +92,12 @@ def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) ->
         "world_size": ranks,
         "precision": job.precision,
         "prompt": job.manifest.prompt,
+        "per_device_train_batch_size": arguments.per_device_train_batch_size,
+        "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
         "effective_batch_size": batch,
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "train_rows": len(job.train),
+        "dev_rows": None if job.dev is None else len(job.dev),
         "dataset": {"path": arguments.dataset_path, "content_key": job.manifest.content_key},
         "deepspeed": job.deepspeed,
         "identity": job.identity(),

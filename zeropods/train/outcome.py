@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from zeropods.measure import environment
-from zeropods.measure.records import RankMeasurement, compose_record, write_record
+from zeropods.measure.rank import RankMeasurement
+from zeropods.measure.records import compose_record, write_record
 from zeropods.train import processes
 
 

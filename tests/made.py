@@ -1,0 +1,113 @@
+"""Records made by hand, complete and consistent, for tests of what reads them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from zeropods.measure.rank import RankMeasurement
+from zeropods.measure.rates import samples_per_second, train_seconds
+
+GIB = 2**30
+
+
+def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
+    """A rank that took 20 steps of 0.8 s, the first of them warm-up."""
+    steps = values.get("step_seconds", [0.8] * 20)
+    measured: dict[str, Any] = {
+        "host": f"pod{number + 1}",
+        "machine": "0" * 8,
+        "status": "ok",
+        "step": values.get("first_step", 0) + len(steps),
+        "stopped_by": "steps",
+        "wall_seconds": 30.0,
+        "start_seconds": 5.0,
+        "step_seconds": steps,
+        "evaluate_seconds": [0.5],
+        "save_seconds": [0.25],
+        "losses": [{"step": 1, "loss": 8.0}, {"step": len(steps), "loss": 2.0}],
+        "eval_losses": [{"step": len(steps) // 2, "loss": 3.0}, {"step": len(steps), "loss": 2.25}],
+        "ended_unix_seconds": 1_700_000_030.0,
+        "peak_resident_bytes": GIB,
+    }
+    return json.loads(json.dumps(asdict(RankMeasurement(rank=number, **{**measured, **values}))))
+
+
+def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dict[str, Any]:
+    """A record of 20 steps of 32 samples in 16 s on one pod, or of what the given ranks measured on as many."""
+    ranks = [a_rank()] if ranks is None else ranks
+    pods, slots = values.get("pods", max(1, len(ranks))), values.get("slots", 1)
+    world = values.get("world_size", pods * slots)
+    batch = values.get("effective_batch_size", 32 * world)
+    return {
+        "schema_version": 2,
+        "run_id": "0123456789ab",
+        "attempt": 0,
+        "started_at": "2026-01-02T03:04:05+00:00",
+        "task": "text2sql",
+        "model_id": "t5-tiny",
+        "init": "random",
+        "technique": "none" if world == 1 else "ddp",
+        "pods": pods,
+        "slots": slots,
+        "world_size": world,
+        "precision": "fp32",
+        "prompt": "schema",
+        "per_device_train_batch_size": batch // world,
+        "gradient_accumulation_steps": 1,
+        "effective_batch_size": batch,
+        "gradient_checkpointing": False,
+        "train_rows": 1_000,
+        "dev_rows": 100,
+        "dataset": {"path": "prepared", "content_key": "c" * 16},
+        "deepspeed": None,
+        "identity": {},
+        "argv": ["textsql_train.py"],
+        "hosts": [rank["host"] for rank in ranks] or ["pod1"],
+        "versions": {"python": "3.11.4"},
+        "git_revision": None,
+        "hardware": {"cpu": "a CPU", "cores": 2, "memory_bytes": 24 * GIB, "gpus": []},
+        "status": "ok",
+        "reason": None,
+        "pod": None,
+        "last_lines": [],
+        "steps": max((rank["step"] for rank in ranks), default=0),
+        "train_seconds": train_seconds(ranks),
+        "samples_per_second": samples_per_second(ranks, batch),
+        "losses": ranks[0]["losses"] if ranks else [],
+        "eval_losses": ranks[0]["eval_losses"] if ranks else [],
+        "ranks": ranks,
+        **values,
+    }
+
+
+def a_failed_record(status: str = "failed", reason: str = "it broke", **values: Any) -> dict[str, Any]:
+    """A record of a run whose only rank ended before its first step."""
+    rank = a_rank(status=status, reason=reason, step_seconds=[], losses=[], eval_losses=[], stopped_by=None)
+    return a_record(ranks=[rank], status=status, reason=reason, **values)
+
+
+def a_score(**values: Any) -> dict[str, Any]:
+    """A score of 10 examples."""
+    return {
+        "examples": 10,
+        "executable": 8,
+        "exact_match": 0.5,
+        "logical_form_accuracy": 0.6,
+        "execution_accuracy": 0.75,
+        "intervals": {"execution_accuracy": [0.5, 1.0]},
+        "groups": None,
+        **values,
+    }
+
+
+def write_run(folder: Path, record: dict[str, Any] | str, **files: dict[str, Any]) -> Path:
+    """A run folder with its record; of other files, `score_test` is `score.test.json`."""
+    folder.mkdir(parents=True)
+    text = record if isinstance(record, str) else json.dumps(record)
+    (folder / "record.json").write_text(text)
+    for name, document in files.items():
+        (folder / f"{name.replace('_', '.')}.json").write_text(json.dumps(document))
+    return folder
