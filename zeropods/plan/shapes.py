@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from zeropods.errors import UserError
 
@@ -40,3 +41,23 @@ def t5_shape(name: str) -> T5Shape:
     if shape is None:
         raise UserError(f"model {name!r} has no shape known here; expected one of {', '.join(T5_SHAPES)}")
     return shape
+
+
+def shape_from(numbers: Mapping[str, int]) -> T5Shape:
+    """The shape that `dataclasses.asdict` has written, as a record holds it.
+
+    Raises:
+        UserError: a number is missing, unknown, or not positive.
+    """
+    names = {field.name for field in fields(T5Shape)}
+    wrong = names.symmetric_difference(numbers) or {name for name in names if not _is_size(numbers[name])}
+    if wrong:
+        name = min(wrong)
+        raise UserError(
+            f"shape: {name} {numbers.get(name, 'missing')}; expected positive whole numbers {', '.join(sorted(names))}"
+        )
+    return T5Shape(**numbers)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value > 0

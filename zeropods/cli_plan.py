@@ -1,0 +1,122 @@
+"""`zeropods plan`: memory and time of each technique, before running."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+Result = dict[str, Any]
+GIB = 1 << 30
+GIGA, TERA = 1e9, 1e12
+
+
+def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+    """The verb and its flags; `add(verbs, name, help, run)` makes it. What is not given is left to the plan."""
+    verb = add(verbs, "plan", "memory and time of each technique, before running", run)
+    for flag, read, metavar, text in FLAGS:
+        verb.add_argument(
+            flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=flag == "--model"
+        )
+    verb.add_argument(
+        "--technique", action="append", dest="techniques", default=[], metavar="NAME", help="only this one; repeatable"
+    )
+    verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
+    verb.set_defaults(readable=readable)
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """The plan as plain values."""
+    from zeropods.plan.beside import beside
+    from zeropods.plan.estimate import plan
+
+    made = plan(request_of(arguments))
+    return {**made.to_json(), "reference": [row.to_json() for row in beside(made)], "formulas": arguments.formulas}
+
+
+def readable(result: Result) -> str:
+    """One table, what to choose, and the published runs beside it; with `--formulas` every term."""
+    from zeropods.report import plan_tables
+
+    tables = [plan_tables.techniques(result), plan_tables.choice(result)]
+    if result["reference"]:
+        tables.append(plan_tables.reference(result))
+    if result["formulas"]:
+        tables.append(plan_tables.terms(result))
+    return "\n".join(str(table) for table in tables).rstrip()
+
+
+def request_of(arguments: argparse.Namespace) -> Any:
+    """What was asked, checked."""
+    from zeropods.plan.machines import Machines
+    from zeropods.plan.request import Request
+    from zeropods.plan.zero_settings import ZeroSettings
+
+    given = vars(arguments)
+    machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
+    zero = ZeroSettings(reduce_elements=given["bucket_size"]) if "bucket_size" in given else ZeroSettings()
+    asked = {field.name: given[field.name] for field in fields(Request) if field.name in given}
+    memory = {f"{name}_bytes": given[name] for name in ("gpu_memory", "host_memory") if name in given}
+    latency = {"latency_seconds": given["latency"]} if "latency" in given else {}
+    asked["techniques"] = tuple(arguments.techniques)
+    return Request(**asked, **memory, machines=Machines(**machines, **latency), zero=zero)
+
+
+def number(text: str) -> float:
+    """A finite number, `5e8` as well."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text}; expected a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = number(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text}; expected a whole number")
+    return int(value)
+
+
+def _gibibytes(text: str) -> int:
+    return round(GIB * number(text))
+
+
+def _giga(text: str) -> float:
+    return GIGA * number(text)
+
+
+def _tera(text: str) -> float:
+    return TERA * number(text)
+
+
+def _truth(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False")
+    return text == "True"
+
+
+FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
+    ("--model", str, "ID", "t5-large, google-t5/t5-large ...: the last part names the shape (t5-small)"),
+    ("--pods", _whole, "N", "pods, alike (3)"),
+    ("--slots", _whole, "N", "processes a pod, each with a GPU (1)"),
+    ("--gpu-memory", _gibibytes, "GIB", "of one GPU (40)"),
+    ("--host-memory", _gibibytes, "GIB", "of one pod, for all its processes; not checked if not given"),
+    ("--batch-size", _whole, "ROWS", "of a process and pass (32)"),
+    ("--source-length", _whole, "TOKENS", "a row, padding included (96)"),
+    ("--target-length", _whole, "TOKENS", "a row, padding included (96)"),
+    ("--precision", str, "P", "fp32 or bf16 (fp32)"),
+    ("--gradient-checkpointing", _truth, "True|False", "compute each layer twice, keep its input only (False)"),
+    ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (1e7, as in dsconfig/)"),
+    ("--bandwidth", _giga, "GB/S", "of a pod's link, each way (1.1, as in the published runs)"),
+    ("--latency", number, "SECONDS", "of a message between two pods (5e-5)"),
+    ("--gpu", str, "NAME", "gives the published peak of arithmetic (A100-40GB)"),
+    ("--flops", _tera, "TFLOP/S", "that a GPU reaches, in place of a share of its peak"),
+    ("--pcie-bandwidth", _giga, "GB/S", "between a GPU and its host, each way (12)"),
+    ("--price-per-hour", number, "PRICE", "of one pod"),
+    ("--steps", _whole, "N", "of the whole training, for its time and cost"),
+    ("--samples", _whole, "N", "of the training set, in place of --steps"),
+    ("--epochs", number, "N", "over --samples (1)"),
+)
+"""Flag, how it is read, its unit, what it says; names in Python are those of `Request` and `Machines`."""

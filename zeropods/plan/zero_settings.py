@@ -1,0 +1,49 @@
+"""The keys of a DeepSpeed configuration that its memory and traffic depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSettings:
+    """Those keys; the defaults are those of the files in `dsconfig/`, which are equal in every stage."""
+
+    reduce_elements: int = 10_000_000
+    """`reduce_bucket_size`."""
+    overlap: bool = True
+    """`overlap_comm`: gradients are reduced while the backward pass goes on, from two buckets in turn."""
+    multi_rank_all_reduce: bool = True
+    """`use_multi_rank_bucket_allreduce` (DeepSpeed's default): stages 1 and 2 send a gradient to every rank, not only
+    to its owner. DeepSpeed before 0.12 did not have it."""
+    prefetch_elements: int = 10_000_000
+    live_elements: int = 100_000_000
+    """Parameters that stage 3 keeps gathered: the smaller of `stage3_max_live_parameters` and
+    `stage3_max_reuse_distance`."""
+    persistent_elements: int = 100_000
+    """`stage3_param_persistence_threshold`: stage 3 keeps tensors of at most so many whole on every rank."""
+    pins: bool = True
+    """`pin_memory` of what is offloaded."""
+
+
+def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
+    """Those of an effective DeepSpeed configuration; DeepSpeed's own default where it does not say (zero/config.py)."""
+    zero = config.get("zero_optimization") or {}
+    overlap = zero.get("overlap_comm")
+    live = (_of_stage3(zero, name, 1e9) for name in ("max_live_parameters", "max_reuse_distance"))
+    return ZeroSettings(
+        reduce_elements=int(zero.get("reduce_bucket_size", 5e8)),
+        overlap=zero.get("stage") == 3 if overlap is None else bool(overlap),
+        multi_rank_all_reduce=zero.get("use_multi_rank_bucket_allreduce", True),
+        prefetch_elements=_of_stage3(zero, "prefetch_bucket_size", 5e7),
+        live_elements=min(live),
+        persistent_elements=_of_stage3(zero, "param_persistence_threshold", 1e5),
+        pins=bool((zero.get("offload_optimizer") or {}).get("pin_memory", False)),
+    )
+
+
+def _of_stage3(zero: Mapping[str, Any], name: str, default: float) -> int:
+    """Such a key may be written with `stage3_` before it, and without."""
+    return int(zero.get(f"stage3_{name}", zero.get(name, default)))
