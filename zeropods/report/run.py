@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeropods.errors import UserError
 from zeropods.measure.records import read_record
 from zeropods.report.columns import shown
 from zeropods.report.entry import read_entry
 from zeropods.report.plot import Plot, loss_plot
+from zeropods.report.profile_report import ProfileReport
 from zeropods.report.table import Table
 
 
@@ -26,12 +26,9 @@ class Run:
         return read_record(self.folder)
 
     @property
-    def profile(self) -> str:
-        """The report of DeepSpeed's flops profiler; `UserError` where the profiler was off."""
-        path = self.folder / "profile.txt"
-        if not path.is_file():
-            raise UserError(f"{path}: not there; train with dsconfig/zero1profiler.json or another profiled one")
-        return path.read_text(encoding="utf-8")
+    def profile(self) -> ProfileReport:
+        """The report of DeepSpeed's flops profiler, read and checked; `UserError` where the profiler was off."""
+        return ProfileReport.read(self.folder)
 
     def summary(self) -> Table:
         """What the summary's columns say of this run, one a line."""

@@ -1,0 +1,176 @@
+"""A profiler report for people: tables, plots, the command line."""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fast.test_profile_read import ZERO1, ZERO3
+from tests.made_profile import Model
+from zeropods import cli_profile
+from zeropods.errors import UserError
+from zeropods.measure.profile.report import Module
+from zeropods.report.icicle import cells
+from zeropods.report.profile_report import ProfileReport
+from zeropods.report.profile_words import MEANING, scaled, told_apart, written
+from zeropods.report.run import Run
+
+PNG = b"\x89PNG"
+
+
+@cache
+def zero1() -> ProfileReport:
+    return ProfileReport.read(ZERO1)
+
+
+@cache
+def zero3() -> ProfileReport:
+    return ProfileReport.read(ZERO3)
+
+
+def root_of(report: ProfileReport) -> Module:
+    assert report.checked.mended.root is not None
+    return report.checked.mended.root
+
+
+def profile(*arguments: str | Path) -> tuple[dict[str, Any], str]:
+    """What the verb answers to programs and to people."""
+    parser = argparse.ArgumentParser()
+    verbs = parser.add_subparsers()
+
+    def add(verbs: Any, name: str, help_: str, run: Any) -> Any:
+        verb = verbs.add_parser(name, help=help_)
+        verb.set_defaults(run=run)
+        return verb
+
+    cli_profile.add_verb(verbs, add)
+    given = parser.parse_args(["profile", *map(str, arguments)])
+    result = given.run(given)
+    return result, given.readable(result)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.05598, "s", "55.98 ms"),
+        (602_280_000, "MACs", "602.28 MMACs"),
+        (1_050_000, "parameters", "1.05 M parameters"),
+        (21.54e9, "FLOP/s", "21.54 GFLOP/s"),
+        (0, "MACs", "0 MACs"),
+        (3, "", "3"),
+        (316.94, "samples/s", "316.94 samples/s"),
+        (None, "s", ""),
+    ],
+)
+def test_a_figure_is_written_for_people(value: float | None, unit: str, text: str) -> None:
+    assert written(value, unit) == text
+
+
+def test_two_figures_are_written_in_one_unit() -> None:
+    assert scaled(1.17e9, 602.3e6, "MACs") == ("1170", "MMACs")
+
+
+def test_names_are_told_apart_by_whole_words() -> None:
+    assert told_apart(["a-tiny-zero1-3-pods", "a-tiny-zero3-3-pods"]) == ["zero1-3-pods", "zero3-3-pods"]
+
+
+def test_every_figure_of_a_summary_has_a_meaning() -> None:
+    assert set(MEANING) == set(vars(zero1().checked.report.summary))
+
+
+def test_the_summary_is_explained_line_by_line() -> None:
+    rows = zero3().line_by_line().rows
+    assert len(rows) == len(zero3().checked.report.lines) + 1  # and the heading
+    assert {row[0]: row[3] for row in rows}["fwd MACs per GPU"] == "602.27 MMACs"
+
+
+def test_a_line_that_is_right_has_nothing_beside_it() -> None:
+    rows = {row[0]: row[2] for row in zero1().summary().rows}
+    assert set(rows.values()) == {""}
+
+
+def test_classes_with_most_macs_and_with_most_time_are_shown() -> None:
+    names = [row[0] for row in zero3().classes(top=2).rows]
+    assert names == ["Linear", "T5Attention"]
+
+
+def test_the_tree_goes_down_to_its_depth() -> None:
+    modules = [row[0] for row in zero1().tree(1).rows]
+    assert modules == ["(root)", "shared", "encoder", "decoder", "lm_head"]
+
+
+def test_cells_of_children_are_as_wide_as_their_shares_and_lie_in_their_parent() -> None:
+    root = root_of(zero1())
+    first, *others = cells(root, "macs")
+    level = [cell for cell in others if cell.depth == 1]
+    assert (first.left, first.width) == (0.0, 1.0)
+    assert [cell.label for cell in level] == ["encoder", "decoder", "lm_head"]
+    assert level[0].width == pytest.approx(349.31 / 602.28) and level[1].left == pytest.approx(level[0].width)
+
+
+def test_a_list_of_modules_has_no_cell_of_its_own() -> None:
+    root = root_of(zero1())
+    assert [cell.label for cell in cells(root, "macs") if cell.depth == 2][:2] == ["block.0", "block.1"]
+
+
+def test_the_icicle_says_in_words_what_it_shows() -> None:
+    plot = zero3().icicle()
+    assert plot.png.startswith(PNG)
+    assert "MACs: encoder 58 %, decoder 35 %, lm_head 7 %; latency: encoder 46 %" in plot.text
+
+
+def test_two_reports_are_drawn_beside_one_another() -> None:
+    plot = zero1().against(zero3()).plot()
+    assert plot.png.startswith(PNG) and "forward 364.2 ms" in plot.text
+
+
+def test_a_ratio_is_of_corrected_figures() -> None:
+    table = zero1().against(zero3()).table()
+    ratios = {row[0]: row[3] for row in table.rows}
+    assert (ratios["forward MACs"], ratios["iteration seconds"]) == ("1", "4.72")  # 714.12 / 151.45
+
+
+def test_reports_of_other_settings_say_why_there_is_no_ratio(tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(Model().report())
+    table = zero1().against(ProfileReport.read(other)).table()
+    assert table.title == "no ratios: world_size 3, 1; batch_size_per_gpu 16, 2"
+
+
+def test_a_run_has_its_profile_and_the_text_of_it(tmp_path: Path) -> None:
+    (tmp_path / "profile.txt").write_text(Model().report())
+    assert Run(tmp_path).profile.text.splitlines()[1] == "Profile Summary at step 2:"
+
+
+def test_the_verb_answers_plain_numbers() -> None:
+    result, _ = profile(ZERO3)
+    assert result["summary"]["forward_macs"] == 1.17e9
+    assert result["corrected"]["forward_macs"] == pytest.approx(602_276_000, rel=1e-5)
+    assert result["tree"]["children"][1]["name"] == "encoder"
+
+
+def test_the_verb_shows_tables_and_names_each_fault() -> None:
+    _, text = profile(ZERO3, "--top", 3, "--depth", 1)
+    assert "| fwd MACs per GPU        | 1170   | 602.27    | MMACs        |" in text
+    assert "linear counted twice, line 17:" in text and "| encoder | T5Stack" in text
+
+
+def test_the_verb_compares_two_reports() -> None:
+    result, text = profile(ZERO1, "--against", ZERO3)
+    assert (result["against"]["differences"], "| ratio |" in text) == ([], True)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--depth", "-1"), ("--top", "0")])
+def test_a_number_out_of_range_is_refused(flag: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"^{flag} {value}; expected at least"):
+        profile(ZERO1, flag, value)
+
+
+def test_a_report_without_a_tree_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "profile.txt").write_text(Model().report(detailed=False))
+    with pytest.raises(UserError, match=r'profile\.txt: no module tree; profile with "detailed": true'):
+        ProfileReport.read(tmp_path).icicle()

@@ -1,0 +1,1 @@
+"""A report of DeepSpeed's flops profiler: read into numbers, checked, mended."""
