@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zeropods import __version__, cli_launch, cli_pods
+from zeropods import __version__, cli_launch, cli_plan, cli_pods, cli_profile, cli_summary, cli_sweep
 from zeropods.errors import guarded
 from zeropods.threads import wait_passively
 
@@ -42,10 +42,10 @@ def parser() -> argparse.ArgumentParser:
     _prepare(verbs)
     _predict(verbs)
     _score(verbs)
-    _summary(verbs)
     pods = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
     cli_pods.add_verbs(pods, _verb)
-    cli_launch.add_verb(verbs, _verb)
+    for verb in (cli_launch, cli_plan, cli_profile, cli_sweep, cli_summary):
+        verb.add_verb(verbs, _verb)
     return root
 
 
@@ -164,24 +164,6 @@ def _run_score(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.score import score_predictions
 
     return score_predictions(arguments.predictions, arguments.data, arguments.split, rouge=arguments.rouge).to_json()
-
-
-def _summary(verbs: Any) -> None:
-    verb = _verb(verbs, "summary", "runs side by side: table, plots, HTML", _run_summary)
-    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders; all below runs/ if none is given")
-    verb.add_argument("--out", type=Path, required=True)
-    verb.set_defaults(readable=_summary_text)
-
-
-def _run_summary(arguments: argparse.Namespace) -> Result:
-    from zeropods.report.summary import summarize
-
-    return {"out": str(arguments.out), **summarize(arguments.runs or [Path("runs")], arguments.out).to_json()}
-
-
-def _summary_text(result: Result) -> str:
-    out = Path(result["out"])
-    return f"{(out / 'summary.md').read_text(encoding='utf-8')}\nreport: {out / 'index.html'}"
 
 
 @contextmanager

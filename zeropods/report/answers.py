@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from zeropods.data.wikisql import Cell, Example
-from zeropods.report.columns import tables
-from zeropods.report.entry import Entry
+from zeropods.report.accuracy import score_lines
+from zeropods.report.columns import ACCURACY
 from zeropods.report.table import Table
 from zeropods.sql.execute import Execution, Rows
 from zeropods.sql.query import Query
@@ -38,9 +38,8 @@ def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example],
 
 def accuracy_table(score: Score, split: str) -> Table:
     """Accuracies with their 95 % intervals, for all tables, and for known and unseen ones."""
-    entry = Entry(name=split, status="ok", split=split, score=score.to_json())
-    *_, table = tables([entry])
-    return Table(table.header[1:], tuple(row[1:] for row in table.rows))
+    lines = list(score_lines(split, [score.to_json()]))
+    return Table(tuple(c.heading for c in ACCURACY), tuple(tuple(c.show(one) for c in ACCURACY) for one in lines))
 
 
 def cells_text(cells: Sequence[Cell] | None) -> str:

@@ -1,149 +1,157 @@
-"""The columns of a summary: each has one name, one unit, one formula."""
+"""The columns of a summary: how each figure is called and written for people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeropods.measure.rank import PHASES
 from zeropods.report.entry import Entry
+from zeropods.report.groups import Group, Run
 from zeropods.report.table import Table
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
+GIGA = 1e9
 NOT_MEASURED = "n/a"
+Values = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
-    """What is shown of a run in one place."""
+    """How people read one figure."""
 
     key: str
-    """Name in JSON and CSV, with the unit of the raw value."""
     title: str
-    section: str
-    """The table in which people read it: `Runs`, `Training` or `Accuracy`."""
-    value: Callable[[Entry], Any]
-    """The raw value; None where it was not measured."""
     unit: str = ""
-    """Of what people read."""
     form: Callable[[Any], str] = str
-    interval: Callable[[Entry], Sequence[float] | None] = lambda entry: None
-    """95 % interval of the value, shown behind it."""
 
     @property
     def heading(self) -> str:
         """Title and unit."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def show(self, entry: Entry) -> str:
-        """The value as people read it."""
-        value = self.value(entry)
+    def show(self, values: Values) -> str:
+        """The value as people read it, with its 95 % interval where it has one."""
+        value = values.get(self.key)
         if value is None:
             return NOT_MEASURED
-        interval = self.interval(entry)
+        interval = values.get(f"{self.key}_interval")
         span = f" [{', '.join(map(self.form, interval))}]" if interval else ""
         return self.form(value) + span
 
 
-def _fact(key: str) -> Callable[[Entry], Any]:
-    return lambda entry: entry.facts.get(key)
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.2g}"
 
 
-def _scored(key: str) -> Callable[[Entry], Any]:
-    return lambda entry: None if entry.score is None else entry.score[key]
+def _mib(size: float) -> str:
+    return f"{size / MIB:,.1f}"
 
 
-def _interval(key: str) -> Callable[[Entry], Sequence[float] | None]:
-    return lambda entry: None if entry.score is None else entry.score["intervals"].get(key)
+def _pods(sizes: Sequence[float]) -> str:
+    low, high = _gib(min(sizes)), _gib(max(sizes))
+    return low if low == high else f"{low}-{high}"
 
 
-def _final_eval_loss(entry: Entry) -> float | None:
-    return entry.eval_losses[-1]["loss"] if entry.eval_losses else None
+def _giga(rate: float) -> str:
+    return f"{rate / GIGA:,.1f}"
 
 
-def _memory_kind(entry: Entry) -> str | None:
-    """`allocated` on GPUs, `resident` on CPUs: different things, never in one comparison."""
-    ranks = entry.facts.get("ranks", [])
-    for kind in ("allocated", "resident"):
-        if ranks and all(rank[f"peak_{kind}_bytes"] is not None for rank in ranks):
-            return kind
-    return None
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
-def _peak_memory_bytes(entry: Entry) -> int | None:
-    """Of the rank that needed most."""
-    kind = _memory_kind(entry)
-    return max(rank[f"peak_{kind}_bytes"] for rank in entry.facts["ranks"]) if kind else None
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f}"
+_ONE, _TWO, _THREE, _FOUR = "{:,.1f}".format, "{:,.2f}".format, "{:.3f}".format, "{:.4f}".format
+LABEL = Column("label", "row")
+RESULTS = (
+    Column("model_id", "model"),
+    Column("technique", "technique"),
+    Column("pods", "pods"),
+    Column("duration_seconds", "duration", "s", _ONE),
+    Column("inference_text", "inference result"),
+    Column("pod_memory_bytes", "memory of each pod", "GiB", _pods),
+    Column("memory_kind", "kind of memory"),
+    Column("status", "status"),
+)
+SPEED = (
+    Column("steps", "steps", "", _count),
+    Column("train_seconds", "training", "s", _ONE),
+    Column("samples_per_second", "throughput", "samples/s", _ONE),
+    Column("tokens_per_second", "real tokens/s", "", _count),
+    Column("padding_share", "padding", "%", _percent),
+    Column("evaluation_samples_per_second", "evaluation", "samples/s", _ONE),
+    Column("start_seconds", "start", "s", _ONE),
+    Column("save_seconds", "saving", "s", _TWO),
+)
+SCALING = (
+    Column("processes", "processes"),
+    Column("speed_up", "speed-up", "", _TWO),
+    Column("scaling_efficiency", "scaling efficiency", "", _TWO),
+    Column("base", "against row"),
+    Column("sharing", "pods on machines"),
+    Column("model_flops_per_second", "model", "GFLOP/s", _giga),
+    Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
+    Column("peak_flops_kind", "kind of peak"),
+    Column("model_flops_utilization", "MFU", "%", _percent),
+)
+MEMORY = (
+    Column("phase_kind", "kind of peaks"),
+    *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
+    Column("planned_kind", "kind of plan"),
+    Column("planned_bytes", "planned", "MiB", _mib),
+    Column("measured_bytes", "measured", "MiB", _mib),
+    Column("measured_to_planned", "measured/planned", "", _TWO),
+)
+LOSSES = (
+    Column("train_loss", "final training loss", "nats/token", _FOUR),
+    Column("eval_loss", "final eval loss", "nats/token", _FOUR),
+)
+ACCURACY = (
+    Column("split", "split"),
+    Column("tables", "tables"),
+    Column("examples", "examples", "", _count),
+    Column("exact_match", "exact match", "", _THREE),
+    Column("logical_form_accuracy", "logical form", "", _THREE),
+    Column("execution_accuracy", "execution", "", _THREE),
+    Column("executable", "executable", "", _count),
+)
+COST = (
+    Column("energy_joules", "energy", "J", _count),
+    Column("energy_kwh", "energy", "kWh", "{:.3g}".format),
+    Column("cost", "cost", "at the price given", "{:,.4g}".format),
+)
+RUNS = (
+    Column("name", "run"),
+    Column("init", "weights"),
+    Column("prompt", "prompt"),
+    Column("precision", "precision"),
+    Column("effective_batch_size", "batch", "samples", _count),
+    Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
+    Column("repeats", "repeats"),
+)
 
 
-def _count(value: int) -> str:
-    return f"{value:,}"
+def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
+    """Lines under their headings, each beginning with its row's label.
 
-
-COLUMNS = (
-    Column(key="run", title="run", section="Runs", value=lambda entry: entry.name),
-    Column(key="model_id", title="model", section="Runs", value=_fact("model_id")),
-    Column(key="init", title="weights", section="Runs", value=_fact("init")),
-    Column(key="technique", title="technique", section="Runs", value=_fact("technique")),
-    Column(key="pods", title="pods", section="Runs", value=_fact("pods")),
-    Column(key="prompt", title="prompt", section="Runs", value=_fact("prompt")),
-    Column(key="precision", title="precision", section="Runs", value=_fact("precision")),
-    Column(key="effective_batch_size", title="batch", unit="samples", section="Runs",
-           value=_fact("effective_batch_size"), form=_count),
-    Column(key="status", title="status", section="Runs", value=lambda entry: entry.status),
-    Column(key="reason", title="reason", section="", value=lambda entry: entry.reason),
-    Column(key="steps", title="steps", section="Training", value=_fact("steps"), form=_count),
-    Column(key="train_seconds", title="training", unit="s", section="Training",
-           value=_fact("train_seconds"), form="{:,.1f}".format),
-    Column(key="samples_per_second", title="throughput", unit="samples/s", section="Training",
-           value=_fact("samples_per_second"), form="{:,.1f}".format),
-    Column(key="eval_loss", title="final eval loss", unit="nats/token", section="Training",
-           value=_final_eval_loss, form="{:.4f}".format),
-    Column(key="peak_memory_bytes", title="peak memory", unit="GiB", section="Training",
-           value=_peak_memory_bytes, form=_gib),
-    Column(key="memory_kind", title="kind of memory", section="Training", value=_memory_kind),
-    Column(key="split", title="split", section="Accuracy", value=lambda entry: entry.split),
-    Column(key="tables", title="tables", section="Accuracy",
-           value=lambda entry: None if entry.score is None else entry.tables),
-    Column(key="examples", title="examples", section="Accuracy", value=_scored("examples"), form=_count),
-    Column(key="exact_match", title="exact match", section="Accuracy", value=_scored("exact_match"),
-           interval=_interval("exact_match"), form="{:.3f}".format),
-    Column(key="logical_form_accuracy", title="logical form", section="Accuracy",
-           value=_scored("logical_form_accuracy"), interval=_interval("logical_form_accuracy"),
-           form="{:.3f}".format),
-    Column(key="execution_accuracy", title="execution", section="Accuracy",
-           value=_scored("execution_accuracy"), interval=_interval("execution_accuracy"),
-           form="{:.3f}".format),
-    Column(key="executable", title="executable", section="Accuracy", value=_scored("executable"),
-           form=_count),
-)  # fmt: skip
-"""Accuracy is a share of 1, on the first of test and dev that was scored."""
-
-SECTIONS = ("Runs", "Training", "Accuracy")
-NAME = COLUMNS[0]
-
-
-def tables(entries: Sequence[Entry]) -> list[Table]:
-    """The sections, each row beginning with the run's name; accuracy has a row for each group of tables."""
-    return [_table(section, entries) for section in SECTIONS]
-
-
-def raw(entry: Entry) -> dict[str, Any]:
-    """All columns of a run by key, raw."""
-    return {column.key: column.value(entry) for column in COLUMNS}
+    Args:
+        whole: keep lines and columns that hold nothing measured.
+    """
+    found = [(line, [column.show(line) for column in columns]) for line in lines]
+    kept = [(line, cells) for line, cells in found if whole or any(cell != NOT_MEASURED for cell in cells)]
+    used = [i for i, _ in enumerate(columns) if whole or any(cells[i] != NOT_MEASURED for _, cells in kept)]
+    header = (LABEL.heading, *(columns[i].heading for i in used))
+    return Table(header, tuple((LABEL.show(line), *(cells[i] for i in used)) for line, cells in kept), title)
 
 
 def shown(entry: Entry) -> dict[str, str]:
     """What people read of a run, by heading."""
-    return {column.heading: column.show(entry) for column in COLUMNS if column.value(entry) is not None}
-
-
-def _table(section: str, entries: Sequence[Entry]) -> Table:
-    columns = [column for column in COLUMNS if column is NAME or column.section == section]
-    lines = [line for entry in entries for line in (entry.by_tables() if section == "Accuracy" else [entry])]
-    rows = tuple(tuple(column.show(line) for column in columns) for line in lines)
-    return Table(tuple(column.heading for column in columns), rows, section)
+    group = Group("A", (Run(entry),))
+    sections = (RUNS[:1], RESULTS, RUNS[1:], SPEED, SCALING, MEMORY, LOSSES, ACCURACY)
+    columns = [column for section in sections for column in section]
+    return {column.heading: column.show(group.values) for column in columns if group.values.get(column.key) is not None}

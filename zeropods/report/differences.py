@@ -1,60 +1,62 @@
-"""What runs differ in besides technique and pods, so that nobody compares what cannot be compared."""
+"""What rows differ in besides technique and pods, so that nobody compares what cannot be compared."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
-from zeropods.report.entry import Entry
+from zeropods.report.groups import Group
+from zeropods.report.settings import is_optional
 
-SHOWN_DIGITS = 12
-"""Of the prepared data's content key."""
 NOT_RECORDED = "not recorded"
-FACTS = (
-    "model_id",
-    "init",
-    "task",
-    "prompt",
-    "precision",
-    "effective_batch_size",
-    "gradient_checkpointing",
-    "train_rows",
-    "steps",
-)
-TECHNIQUE = {
-    "deepspeed",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-}
-"""Flags that a technique or a number of pods changes by itself; the effective batch size is compared."""
+SHOWN_VALUES = 5
+"""Of one setting; the rest is counted."""
+SHOWN_LETTERS = 60
+"""Of one value."""
 
 
-def differences(entries: Sequence[Entry]) -> list[str]:
-    """A line for each thing other than technique and pods in which the runs differ: `what: value (runs)`."""
-    known = {entry.name: dict(_compared(entry)) for entry in entries if entry.facts}
-    keys = dict.fromkeys(key for facts in known.values() for key in facts)
+def differences(groups: Sequence[Group]) -> list[str]:
+    """A line for each setting in which rows differ: `what: value (rows); value (rows)`.
+
+    Rows are named by their letters; `B-E` are all rows from B to E. Runs of which nothing is known are left out.
+    """
+    known = [(number, group) for number, group in enumerate(groups) if group.settings]
     lines = []
-    for key in keys:
-        runs: dict[str, list[str]] = {}
-        for name, facts in known.items():
-            runs.setdefault(_text(facts.get(key, NOT_RECORDED)), []).append(name)
-        if len(runs) > 1:
-            lines.append(f"{key}: " + "; ".join(f"{value} ({', '.join(names)})" for value, names in runs.items()))
+    for name in dict.fromkeys(name for _, group in known for name in group.settings):
+        values: dict[str, list[int]] = {}
+        for number, group in known:
+            if name in group.settings or not is_optional(name):
+                values.setdefault(_text(group.settings.get(name, NOT_RECORDED)), []).append(number)
+        if len(values) > 1:
+            lines.append(f"{name}: {_listed(values, groups)}")
     return lines
 
 
-def _compared(entry: Entry) -> Iterator[tuple[str, Any]]:
-    facts = entry.facts
-    yield from ((key, facts[key]) for key in FACTS if key in facts)
-    identity = facts.get("identity", {})
-    if "dataset_path" in identity:
-        yield "data", str(identity["dataset_path"])[:SHOWN_DIGITS]
-    yield from ((key, identity[key]) for key in sorted(identity.keys() - TECHNIQUE - {*FACTS, "dataset_path"}))
-    for group in ("hardware", "versions"):
-        yield from ((f"{group} {key}", value) for key, value in facts.get(group, {}).items())
+def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each unbroken run of rising numbers."""
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1]
+
+
+def _listed(values: dict[str, list[int]], groups: Sequence[Group]) -> str:
+    shown = [f"{value} ({_rows(numbers, groups)})" for value, numbers in list(values.items())[:SHOWN_VALUES]]
+    more = len(values) - len(shown)
+    return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+
+
+def _rows(numbers: Sequence[int], groups: Sequence[Group]) -> str:
+    return ", ".join(_span(groups[first].letter, groups[last].letter, last - first) for first, last in spans(numbers))
+
+
+def _span(first: str, last: str, length: int) -> str:
+    if length == 0:
+        return first
+    return f"{first}-{last}" if length > 1 else f"{first}, {last}"
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"

@@ -20,24 +20,22 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
-        for run in _below(folder):
-            name = folder.resolve().name if run == folder else run.relative_to(folder).as_posix()
-            found.setdefault(run.resolve(), name)
+        whole = folder.resolve()
+        for run in _below(whole):
+            found.setdefault(run, whole.name if run == whole else run.relative_to(whole).as_posix())
     if not found:
         raise UserError(f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one")
     names = list(found.values())
     return {name if names.count(name) == 1 else str(run): run for run, name in found.items()}
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's: it was opened by a writer, or holds a record."""
-    return (folder / LOCK).is_file() or (folder / RECORD).is_file()
-
-
 def _below(folder: Path) -> Iterator[Path]:
-    """Runs at or below a folder in the order of their paths; nothing inside a run is looked at."""
-    for place, children, _ in os.walk(folder):
+    """Runs at or below a folder in the order of their paths; nothing inside a run is looked at.
+
+    A folder is a run's if it was opened by a writer, or holds a record.
+    """
+    for place, children, files in os.walk(folder):
         children.sort()
-        if is_run(Path(place)):
+        if LOCK in files or RECORD in files:
             children.clear()
             yield Path(place)

@@ -2,47 +2,57 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import os
-import tempfile
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zeropods.data.writing import writing
-from zeropods.report.columns import COLUMNS, raw, tables
+from zeropods.report.columns import Values
 from zeropods.report.differences import differences
+from zeropods.report.documents import csv_text, json_text, markdown_list, write_files
 from zeropods.report.entry import Entry, read_entry
 from zeropods.report.find import find_runs
+from zeropods.report.gate import SCHEMA_VERSION
+from zeropods.report.groups import Group, group_runs
+from zeropods.report.memory_plot import SHOWN_RUNS, Timeline, memory_over_time, read_timeline
 from zeropods.report.page import html_list, html_plot, page
-from zeropods.report.plot import Plot, loss_plot, throughput_plot
-from zeropods.report.table import markdown_text
+from zeropods.report.plot import Plot, loss_plot
+from zeropods.report.reference import NOTE, reference, reference_table
+from zeropods.report.remarks import remarks
+from zeropods.report.row_plots import planned_plot, scaling_plot, throughput_plot
+from zeropods.report.rows import line, row_json, row_labels, tables
+from zeropods.report.scaling import Scaling, scalings
+from zeropods.report.table import Table
 
-SCHEMA_VERSION = 1
 TITLE = "Runs side by side"
-REMARKS = "Runs that are not complete:"
-DIFFER = "These runs differ in more than technique and pods, so their figures do not compare techniques:"
+REMARKS = "To know before reading the tables:"
+DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between rows that do:"
 
 
-def summarize(runs: Sequence[Path], out: Path) -> Summary:
-    """Read runs and write `summary.{md,json,csv}`, `losses.png`, `throughput.png`, `index.html` into `out`.
+def summarize(
+    runs: Sequence[Path], out: Path, *, price_per_hour: float | None = None, allow_differences: bool = False
+) -> Summary:
+    """Read runs and write `summary.{md,json,csv}`, `index.html` and a PNG for each plot into `out`.
 
     Args:
         runs: run folders, or folders that hold some below them. A run without a good record is listed
             with the reason; a folder without any run raises `UserError`.
+        price_per_hour: of a pod, in any currency.
+        allow_differences: draw ratios between rows that differ in more than technique and pods, marked.
     """
-    summary = read_runs(runs)
-    _write(Path(out), summary.files())
+    summary = read_runs(runs, price_per_hour=price_per_hour, allow_differences=allow_differences)
+    write_summary(summary, out)
     return summary
 
 
-def read_runs(runs: Sequence[Path]) -> Summary:
+def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allow_differences: bool = False) -> Summary:
     """The summary of runs, without its files."""
-    return Summary(tuple(read_entry(folder, name) for name, folder in find_runs(runs).items()))
+    with _uncollected():
+        entries = tuple(read_entry(folder, name) for name, folder in find_runs(runs).items())
+    return Summary(entries, price_per_hour, allow_differences)
 
 
 @dataclass(frozen=True)
@@ -50,72 +60,155 @@ class Summary:
     """What a notebook shows and a report holds of some runs."""
 
     entries: tuple[Entry, ...]
+    price_per_hour: float | None = None
+    allow_differences: bool = False
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """The rows: repeats together."""
+        return group_runs(self.entries, self.price_per_hour)
+
+    @cached_property
+    def scalings(self) -> dict[str, Scaling]:
+        """Rows against their bases, by letter."""
+        return scalings(self.groups, allow_differences=self.allow_differences)
+
+    @cached_property
+    def lines(self) -> list[Values]:
+        """Rows as tables and plots take them."""
+        labels = row_labels(self.groups)
+        return [line(group, labels[group.letter], self.scalings.get(group.letter)) for group in self.groups]
+
+    @cached_property
+    def timelines(self) -> list[Timeline]:
+        """Memory over time of the first run of each row, of as many rows as are drawn."""
+        with_samples = (pair for pair in zip(self.lines, self.groups, strict=True) if _is_sampled(pair[1].first))
+        chosen = [pair for pair, _ in zip(with_samples, range(SHOWN_RUNS), strict=False)]
+        return [read_timeline(group.first, of_row["label"]) for of_row, group in chosen]
 
     @cached_property
     def losses(self) -> Plot:
-        """Training and validation loss by step of each run."""
-        return loss_plot(self.entries)
+        """Training and validation loss by step, of the first run of each row."""
+        return loss_plot([group.first for group in self.groups], [of_row["label"] for of_row in self.lines])
 
     @cached_property
     def throughput(self) -> Plot:
-        """Training samples a second of each run."""
-        return throughput_plot(self.entries)
+        """Training samples a second of each row."""
+        return throughput_plot(self.lines)
+
+    @cached_property
+    def memory(self) -> Plot:
+        """Peak memory of each row, and the plan beside what is measured against it."""
+        return planned_plot(self.lines)
+
+    @cached_property
+    def memory_over_time(self) -> Plot:
+        """Memory of each rank by time, of the first run of each row."""
+        return memory_over_time(self.timelines, sum(_is_sampled(group.first) for group in self.groups))
+
+    @cached_property
+    def scaling(self) -> Plot:
+        """Scaling efficiency by processes."""
+        return scaling_plot(self.lines)
+
+    @property
+    def plots(self) -> dict[str, Plot]:
+        """Every plot by the name of its file."""
+        return {
+            "memory_over_time": self.memory_over_time,
+            "losses": self.losses,
+            "throughput": self.throughput,
+            "memory": self.memory,
+            "scaling": self.scaling,
+        }
+
+    @property
+    def reference(self) -> Table:
+        """The published rows."""
+        return reference_table()
 
     def remarks(self) -> list[str]:
-        """A line for each run that did not end well, or of which something could not be read."""
-        return [f"{e.name}: {e.status}: {e.reason}" for e in self.entries if e.status != "ok" or e.reason]
+        """A line for each thing to know about a run: how it ended, what of it could not be read, what is a copy."""
+        return remarks(self.groups, self.scalings, self.timelines)
+
+    def differences(self) -> list[str]:
+        """A line for each setting besides technique and pods in which rows differ."""
+        return differences(self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """Raw values of every column by run, and what the runs differ in."""
-        runs = [{**raw(entry), "accuracy": entry.score} for entry in self.entries]
-        return {"schema_version": SCHEMA_VERSION, "runs": runs, "differences": differences(self.entries)}
+        """Raw values by run and by row, and what to know about them."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "runs": [
+                {"row": group.letter, **run.values, "accuracy": run.entry.score}
+                for group in self.groups
+                for run in group.runs
+            ],
+            "groups": [row_json(group, self.scalings.get(group.letter)) for group in self.groups],
+            "differences": self.differences(),
+            "reference": list(reference()),
+            "remarks": self.remarks(),
+        }
 
     def to_markdown(self) -> str:
         """The tables, and below them what to know before reading them."""
-        parts = [table.to_markdown() for table in tables(self.entries)]
-        parts += [_markdown_list(REMARKS, self.remarks()), _markdown_list(DIFFER, differences(self.entries))]
-        return "\n".join(part for part in parts if part)
+        parts = [table.to_markdown() for table in tables(self.groups, self.scalings)]
+        parts += [markdown_list(REMARKS, self.remarks()), markdown_list(DIFFER, self.differences())]
+        return "\n".join(part for part in [*parts, self.reference.to_markdown(), f"{NOTE}\n"] if part)
 
     def to_csv(self) -> str:
-        """A row for each run, raw values, empty where nothing was measured."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [column.key for column in COLUMNS], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(raw, self.entries))
-        return text.getvalue()
+        """A line for each run, raw values, empty where nothing was measured."""
+        return csv_text([{"row": group.letter, **run.values} for group in self.groups for run in group.runs])
 
     def to_page(self) -> str:
         """The whole report as one HTML page."""
-        plots = html_plot(self.losses) + html_plot(self.throughput)
-        return page(TITLE, f"<h1>{TITLE}</h1>{self._repr_html_()}<h2>Plots</h2>{plots}")
+        plots = "".join(html_plot(plot) for plot in self.plots.values())
+        return page(TITLE, f"<h1>{TITLE}</h1>{self._repr_html_()}<h2>Plots</h2>{plots}{self._html_reference()}")
 
-    def files(self) -> dict[str, bytes]:
-        """Every file of the report by name."""
-        document = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+    def files(self, document: dict[str, Any] | None = None) -> dict[str, bytes]:
+        """Every file of the report by name.
+
+        Args:
+            document: what `to_json` has given, where it is there already.
+        """
         return {
             "summary.md": self.to_markdown().encode(),
-            "summary.json": f"{document}\n".encode(),
+            "summary.json": json_text(document or self.to_json()).encode(),
             "summary.csv": self.to_csv().encode(),
-            "losses.png": self.losses.png,
-            "throughput.png": self.throughput.png,
+            **{f"{name}.png": plot.png for name, plot in self.plots.items()},
             "index.html": self.to_page().encode(),
         }
 
+    def _html_reference(self) -> str:
+        return f"{self.reference.to_html()}<p>{NOTE}</p>"
+
     def _repr_html_(self) -> str:
-        parts = [table.to_html() for table in tables(self.entries)]
-        return "".join([*parts, html_list(REMARKS, self.remarks()), html_list(DIFFER, differences(self.entries))])
+        parts = [table.to_html() for table in tables(self.groups, self.scalings)]
+        return "".join([*parts, html_list(REMARKS, self.remarks()), html_list(DIFFER, self.differences())])
 
 
-def _markdown_list(title: str, items: Sequence[str]) -> str:
-    return f"{title}\n\n" + "".join(f"- {markdown_text(item)}\n" for item in items) if items else ""
+def write_summary(summary: Summary, out: Path) -> dict[str, Any]:
+    """Put the report's files into a folder: each of them whole, none before all are written.
+
+    Returns:
+        What `summary.json` holds.
+    """
+    document = summary.to_json()
+    write_files(Path(out), summary.files(document))
+    return document
 
 
-def _write(out: Path, files: dict[str, bytes]) -> None:
-    """Put files into a folder: each of them whole, none before all are written."""
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".summary.") as staging:
-        for name, content in files.items():
-            with writing(out / name):
-                (Path(staging) / name).write_bytes(content)
-        for name in files:
-            os.replace(Path(staging) / name, out / name)
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from walking, again and again, through records that are all kept."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _is_sampled(entry: Entry) -> bool:
+    return (entry.folder / "memory").is_dir()

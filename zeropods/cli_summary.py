@@ -1,0 +1,64 @@
+"""`zeropods summary`: runs side by side, and a gate that says what became worse."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Result = dict[str, Any]
+
+
+def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+    """The verb and its flags; `add(verbs, name, help, run)` makes it."""
+    verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
+    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders; all below runs/ if none is given")
+    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument(
+        "--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse"
+    )
+    verb.add_argument("--price-per-hour", type=_price, metavar="P", help="of a pod, in any currency: adds the cost")
+    verb.add_argument(
+        "--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked"
+    )
+    verb.set_defaults(readable=readable, status=exit_status)
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """Write the report; return what `summary.json` holds, and what the gate has found."""
+    from zeropods.report.gate import compare, read_old
+    from zeropods.report.summary import read_runs, write_summary
+
+    # Before anything is written: it may lie where the new one goes.
+    old = None if arguments.against is None else read_old(arguments.against)
+    summary = read_runs(
+        arguments.runs or [Path("runs")],
+        price_per_hour=arguments.price_per_hour,
+        allow_differences=arguments.allow_differences,
+    )
+    document = write_summary(summary, arguments.out)
+    against = None if old is None else compare(old, document).to_json()
+    return {"out": str(arguments.out), **document, "against": against}
+
+
+def readable(result: Result) -> str:
+    """The report as Markdown, what the gate has found, and where the page lies."""
+    from zeropods.report.gate import gate_text
+
+    out = Path(result["out"])
+    gate = "" if result["against"] is None else f"\n{gate_text(result['against'])}"
+    return f"{(out / 'summary.md').read_text(encoding='utf-8')}{gate}\nreport: {out / 'index.html'}"
+
+
+def exit_status(result: Result) -> int:
+    """1 where a row got worse, else 0."""
+    return 1 if result["against"] is not None and result["against"]["worse"] else 0
+
+
+def _price(text: str) -> float:
+    price = float(text)
+    if not math.isfinite(price) or price < 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a price of at least 0")
+    return price

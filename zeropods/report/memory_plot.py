@@ -1,0 +1,154 @@
+"""Memory over time: a small plot for each run, a line for each rank, its phases behind them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from zeropods.errors import UserError
+from zeropods.report.columns import GIB
+from zeropods.report.entry import Entry, one_line
+from zeropods.report.frame import Margins, listed, literal, nothing, of_all
+from zeropods.report.plot import Plot, drawn, new_axes
+from zeropods.report.series import Series, read_series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN_RUNS = 12
+SHOWN_RANKS = 4
+"""In the legend; further ones go on with its colours."""
+COLUMNS = 3
+PANEL_INCHES, MARGIN_INCHES = 2.1, 1.2
+PHASE_COLORS = {
+    "load": "#e8e8e8",
+    "first_step": "#fde9c8",
+    "steady": "#ffffff",
+    "evaluate": "#d9ecd9",
+    "save": "#d6e4f5",
+}
+KINDS = ("device-used", "allocated", "resident")
+"""The first that has samples is drawn."""
+SLACK_SECONDS = 1.0
+"""Between the clock that a run is timed by and the one that samples have."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The samples of one run."""
+
+    label: str
+    ranks: dict[int, Series]
+    """Of its last attempt."""
+    faults: tuple[str, ...]
+    """What of it could not be read."""
+
+    @property
+    def kind(self) -> str | None:
+        """Of the memory that is drawn."""
+        found = (kind for kind in KINDS for one in self.ranks.values() if any(one.bytes_by_kind[kind]))
+        return next(found, None)
+
+    def peak_bytes(self) -> float:
+        """The highest sample of all ranks."""
+        values = [value for one in self.ranks.values() for value in one.bytes_by_kind[self.kind or KINDS[-1]]]
+        return max((value for value in values if value is not None), default=0.0)
+
+
+def read_timeline(entry: Entry, label: str) -> Timeline:
+    """The samples of a run's ranks; what is damaged is named, not raised."""
+    ranks, faults = {}, []
+    paths = [path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()]
+    for path in sorted(paths, key=lambda path: int(path.stem)):
+        try:
+            series = read_series(path).since(_began(entry, int(path.stem)))
+        except (UserError, OSError) as error:
+            faults.append(one_line(error, entry.folder))
+            continue
+        if series.fault is not None:
+            faults.append(one_line(series.fault, entry.folder))
+        if series.unix_seconds:
+            ranks[int(path.stem)] = series
+    return Timeline(label, ranks, tuple(faults))
+
+
+def memory_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
+    """Small plots of at most twelve runs, of one scale where they are of one kind of memory.
+
+    Args:
+        found: how many runs there are; the title says if not all are drawn.
+    """
+    shown = [timeline for timeline in timelines if timeline.kind]
+    columns = max(1, min(COLUMNS, len(shown)))
+    rows = max(1, math.ceil(len(shown) / columns))
+    height = MARGIN_INCHES + PANEL_INCHES * rows
+    margins = Margins(left=0.65, top=0.45, bottom=0.75, between_columns=0.14)
+    figure, axes = new_axes(9, height, columns=columns, rows=rows, margins=margins)
+    for number, (one, timeline) in enumerate(zip(axes, shown, strict=False)):
+        _draw(one, timeline)
+        _outer_labels(one, timeline.kind, number % columns == 0, number + columns >= len(shown))
+        one.set_ylim(0, 1.1 * max(other.peak_bytes() for other in shown if other.kind == timeline.kind) / GIB)
+    for empty in axes[len(shown) :]:
+        nothing(empty, "" if shown else "no run has samples of its memory")
+        empty.set_axis_off()
+    title = f"Memory of each rank over time{of_all(len(shown), found)}"
+    figure.suptitle(title, fontsize="medium", y=1 - 0.08 / height)
+    if shown:
+        _legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
+    return drawn(figure, f"memory over time of {listed([timeline.label for timeline in shown])}")
+
+
+def _began(entry: Entry, number: int) -> float:
+    """When the rank's last attempt began, by its clock; from the beginning where it did not say."""
+    ranks = (entry.record or {}).get("ranks", [])
+    rank = next((rank for rank in ranks if rank["rank"] == number), None)
+    if rank is None or rank["ended_unix_seconds"] is None or rank["wall_seconds"] is None:
+        return 0.0
+    return float(rank["ended_unix_seconds"] - rank["wall_seconds"] - SLACK_SECONDS)
+
+
+def _draw(axes: Axes, timeline: Timeline) -> None:
+    kind = timeline.kind or KINDS[-1]
+    for number, (rank, series) in enumerate(timeline.ranks.items()):
+        seconds = [one - series.unix_seconds[0] for one in series.unix_seconds]
+        if number == 0:
+            _shade(axes, seconds, series.phases)
+        sizes = [math.nan if size is None else size / GIB for size in series.bytes_by_kind[kind]]
+        axes.plot(seconds, sizes, linewidth=1.2, color=f"C{rank % 10}")
+    axes.set_title(literal(timeline.label), fontsize="small", y=1.0)
+
+
+def _outer_labels(axes: Axes, kind: str | None, is_left: bool, is_lowest: bool) -> None:
+    """Few ticks; what they count is said at the edges. Places are given, so that none has to be found."""
+    axes.locator_params(nbins=4)
+    axes.xaxis.set_label_coords(0.5, -0.14)
+    axes.yaxis.set_label_coords(-0.15, 0.5)
+    axes.tick_params(labelsize="small")
+    if is_left:
+        axes.set_ylabel(f"GiB {kind}", fontsize="small")
+    if is_lowest:
+        axes.set_xlabel("s", fontsize="small")
+
+
+def _shade(axes: Axes, seconds: Sequence[float], phases: Sequence[str]) -> None:
+    """Colour behind the samples of each phase, up to the first sample of the next one."""
+    for phase, members in groupby(range(len(phases)), lambda i: phases[i]):
+        places = list(members)
+        end = seconds[min(places[-1] + 1, len(seconds) - 1)]
+        axes.axvspan(seconds[places[0]], end, color=PHASE_COLORS.get(phase, "white"), linewidth=0, zorder=0)
+
+
+def _legend(figure: Figure, ranks: int) -> None:
+    """One for all panels: what the colours behind the lines mean, and which line is which rank."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(min(ranks, SHOWN_RANKS))]
+    patches = [Patch(facecolor=color, edgecolor="0.8", label=phase) for phase, color in PHASE_COLORS.items()]
+    figure.legend(
+        handles=[*patches, *lines], loc="lower center", ncols=len(patches) + len(lines), fontsize="small", frameon=False
+    )
