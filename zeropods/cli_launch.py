@@ -35,6 +35,7 @@ def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument(
         "--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here"
     )
+    verb.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer")
     verb.add_argument("--dry-run", action="store_true", help="print what would be run")
     verb.add_argument("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
     verb.set_defaults(readable=readable, status=exit_status)
@@ -42,8 +43,11 @@ def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
+    from zeropods.launch.child import check_timeout
+
     if arguments.num_pods is not None and arguments.num_pods < 1:
         raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
+    check_timeout(arguments.timeout)
     if arguments.launcher == "none":
         return _alone(arguments)
     with _cluster(arguments) as cluster:
@@ -76,7 +80,7 @@ def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
     planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
     if arguments.dry_run:
         return _dry(planned)
-    record = run_launch(planned, cluster, show=_show)
+    record = run_launch(planned, cluster, show=_show, timeout_seconds=arguments.timeout)
     return {**record, "folder": str(planned.folder)}
 
 
@@ -91,7 +95,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     planned = plan_alone(arguments.command[0], arguments.command[1:])
     if arguments.dry_run:
         return _dry(planned)
-    run = run_here(runner_argv(planned, Path()), planned.folder)
+    run = run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout)
     return {**run.record, "folder": str(planned.folder)}
 
 
@@ -111,7 +115,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
             raise UserError(f"--ssh-config {arguments.ssh_config}: is for hosts of your own; give their --hostfile too")
         yield pods.find(arguments.name)
         return
-    known = _known(arguments.hostfile)
+    known = known_cluster(arguments.hostfile)
     if known is not None:
         yield known
         return
@@ -128,7 +132,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
         cluster.down()
 
 
-def _known(hostfile: Path) -> Cluster | None:
+def known_cluster(hostfile: Path) -> Cluster | None:
     """A cluster whose own hostfile this is, or one that was brought up on these hosts and is not another launch's."""
     from zeropods import pods
     from zeropods.pods.hostfile import read_hostfile

@@ -19,6 +19,7 @@ from zeropods.threads import wait_passively
 
 if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
+    from zeropods.sweep.matrix import Matrix
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLE, WIKISQL = "sample", "wikisql"
@@ -45,6 +46,9 @@ PUBLISHED: dict[str, Any] = {"init": "pretrained", "epochs": 3, "logging_steps":
 PODS_OF_A_BATCH = 3
 TINY_ON_PODS: dict[str, Any] = {"max_steps": 40, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
 """The embedded model on pods: a few steps, to be seen and compared; clocks of several pods differ."""
+MEASURED: dict[str, Any] = {"max_steps": 30, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
+"""A run of the matrix: long enough for a rate."""
+MATRIX_PODS, MATRIX_REPEATS, MATRIX_SECONDS = 2, 2, 600
 PROFILED = {"zero1": "zero1profiler", "zero2": "zero2profiler", "zero3_offload": "zero3profiler"}
 """Configurations with the flops profiler, by technique."""
 
@@ -130,6 +134,12 @@ class Workshop:
         return self.area / "summary"
 
     @property
+    def sweep_folder(self) -> Path:
+        """The runs of the matrix in 03."""
+        steps = f"-{self.steps}-steps" if self.steps else ""
+        return self.area / f"{self.prepared.name}-sweep{steps}"
+
+    @property
     def split(self) -> str:
         """The split whose questions are answered: `test` where there is one."""
         return "test" if (self.data / "test.jsonl").is_file() else "dev"
@@ -176,6 +186,27 @@ class Workshop:
             "deepspeed": ROOT / "dsconfig" / f"{PROFILED[technique]}.json",
             "outputdir": folder,
         }
+
+    @property
+    def matrix(self) -> Matrix:
+        """One process beside ZeRO-1 and ZeRO-2 on two pods, each twice, with the effective batch of `on_pods`."""
+        from zeropods.pods.this_pod import slots
+        from zeropods.sweep.reading import matrix_of
+
+        flags = self.training | MEASURED | ({} if self.steps is None else {"max_steps": self.steps})
+        effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
+        pods = min(MATRIX_PODS, self.pods)
+        document = {
+            "model": flags.pop("model_id"),
+            "prompt": self.prompt,
+            "cells": [{"technique": "none", "pods": 1}, {"technique": ["zero1", "zero2"], "pods": pods}],
+            "repeats": MATRIX_REPEATS,
+            "slots": slots(),
+            "timeout_seconds": MATRIX_SECONDS,
+            "dataset_path": str(flags.pop("dataset_path")),
+            "flags": {**flags, "effective_batch_size": effective},
+        }
+        return matrix_of(document, "workshop.matrix")
 
     def get_data(self) -> Path:
         """Generate or fetch the raw data set where it is not there yet; returns its folder."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.made import a_rank
 from zeropods.launch.heartbeat import SILENT_SECONDS, Pulse
+from zeropods.launch.outcome import record_run
 from zeropods.launch.output import Output
+from zeropods.launch.ranks import Ranks
 from zeropods.launch.verdict import (
     ABSENT_SECONDS,
     FAILED_SECONDS,
@@ -114,6 +118,50 @@ def test_ranks_that_never_come_anywhere_end_the_run() -> None:
     late = judge(Sight(pulses=pulses, since_start=FIRST_SECONDS + 1))
     assert late is not None and (late.status, late.pod) == ("failed", None)
     assert judge(Sight(pulses=pulses, since_start=5.0)) is None
+
+
+def test_a_run_that_takes_too_long_has_timed_out() -> None:
+    verdict = judge(Sight(pulses=[pulse(1)], since_start=61.0, timeout_seconds=60.0))
+    assert verdict == Verdict("timeout", "took longer than 60 s")
+
+
+def test_a_run_within_its_time_goes_on() -> None:
+    assert judge(Sight(pulses=[pulse(1)], since_start=60.0, since_first_rank=50.0, timeout_seconds=60.0)) is None
+
+
+def test_a_run_that_has_ended_in_its_last_moment_has_not_timed_out() -> None:
+    assert judge(Sight(pulses=[pulse(1)], launcher_status=0, since_start=61.0, timeout_seconds=60.0)) == Verdict()
+
+
+def test_a_lost_pod_is_told_before_the_time_that_it_cost() -> None:
+    verdict = judge(Sight(pulses=[pulse(1, silent=SILENT_SECONDS + 1)], since_start=61.0, timeout_seconds=60.0))
+    assert verdict is not None and verdict.status == "pod_lost"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status"),
+    [
+        (["interrupted", "interrupted"], "timeout"),
+        (["interrupted", "failed"], "timeout"),
+        (["interrupted", None], "timeout"),
+        (["oom", "interrupted"], "oom"),
+        (["ok", "ok"], "ok"),
+    ],
+)
+def test_what_ranks_say_because_their_time_was_over_is_no_cause(
+    ranks: list[str | None], status: str, tmp_path: Path
+) -> None:
+    written = {number: a_rank(number, status=each) for number, each in enumerate(ranks) if each is not None}
+    launched = Ranks(tmp_path, ["pod1", "pod2"])
+    (tmp_path / "ranks").mkdir()
+    for number, rank in written.items():
+        (tmp_path / "ranks" / f"{number}.json").write_text(json.dumps(rank))
+    (tmp_path / "config.json").write_text(json.dumps({"world_size": 2, "effective_batch_size": 64}))
+    reading, writing = os.pipe()
+    os.close(writing)
+    output = Output(os.fdopen(reading, "rb"), tmp_path / "log", {}, lambda line: None)
+    record = record_run(tmp_path, Verdict("timeout", "took longer than 60 s"), output, launched)
+    assert record["status"] == status
 
 
 def test_lines_carry_the_pods_names(tmp_path: Path) -> None:

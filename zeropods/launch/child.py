@@ -11,11 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from zeropods.errors import UserError
 from zeropods.launch.bound import bound_argv
+from zeropods.launch.verdict import overdue
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0
 """From SIGTERM to SIGKILL: time for a run to write its record."""
+
+
+class OverdueError(Exception):
+    """A command took longer than it was given."""
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Refuse a time that ends a run at once, or never."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UserError(f"timeout of {seconds:g} seconds; expected more than 0")
 
 
 def run_child(
@@ -23,16 +35,20 @@ def run_child(
     output: IO[bytes],
     tick: Callable[[], object] = lambda: None,
     grace_seconds: float = GRACE_SECONDS,
+    timeout_seconds: float | None = None,
 ) -> int:
     """Run a command to its end and return its exit status, negative for a signal.
 
-    Where the caller is interrupted the command gets SIGTERM, then SIGKILL; either way nothing of its
-    process group is left when this returns or raises.
+    Where the caller is interrupted, or the command's time is over, it gets SIGTERM, then SIGKILL; either
+    way nothing of its process group is left when this returns or raises.
 
     Args:
         output: takes what the command writes on stdout and stderr.
         tick: called some times a second while the command runs.
+        timeout_seconds: a command that takes longer is ended, and `OverdueError` raised.
     """
+    check_timeout(timeout_seconds)
+    started = time.monotonic()
     process = subprocess.Popen(
         bound_argv(argv),
         stdin=subprocess.DEVNULL,
@@ -43,6 +59,8 @@ def run_child(
     )
     try:
         while not has_ended(process):
+            if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
+                raise OverdueError(overdue(timeout_seconds))
             tick()
             time.sleep(POLL_SECONDS)
         tick()

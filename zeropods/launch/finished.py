@@ -25,10 +25,10 @@ def record_of(launch: Launch) -> dict[str, Any] | None:
     record = read_record(launch.folder)
     if record["status"] != "ok":
         return None
-    path = launch.folder / LAUNCH
-    if path.is_file() and read_json(path) == _identity(launch):
+    before = remembered(launch.folder)
+    if before == identity(launch):
         return record
-    other = "with other arguments or data" if path.is_file() else "that was not launched over pods"
+    other = "that was not launched over pods" if before is None else "with other arguments or data"
     raise UserError(
         f"{launch.folder}: holds a finished run on {record['pods']} pods {other}; choose another --outputdir"
     )
@@ -36,10 +36,16 @@ def record_of(launch: Launch) -> dict[str, Any] | None:
 
 def remember(launch: Launch) -> None:
     """Keep what was launched beside its record."""
-    atomic.write_json(launch.folder / LAUNCH, _identity(launch))
+    atomic.write_json(launch.folder / LAUNCH, identity(launch))
 
 
-def _identity(launch: Launch) -> dict[str, Any]:
+def remembered(folder: Path) -> dict[str, Any] | None:
+    """The identity of what was launched last into a run folder; None where nothing was."""
+    path = folder / LAUNCH
+    return read_json(path) if path.is_file() else None
+
+
+def identity(launch: Launch) -> dict[str, Any]:
     """What makes two launches the same run: not the port, nor the lease."""
     flags = flag_values(launch.arguments)
     return {

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from zeropods.errors import UserError
 from zeropods.launch.heartbeat import LEASE_SECONDS
 from zeropods.launch.output import Output
 from zeropods.launch.ranks import Ranks
@@ -16,6 +17,17 @@ from zeropods.measure.run_folder import LOCK, is_held, locked
 
 PATIENCE_SECONDS, POLL_SECONDS = 5.0, 0.2
 UNSAID = "it was killed, or ended without saying why"
+NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
+"""By the supervisor's verdict, what ranks say because of it: those that are ended later miss the others."""
+
+
+class UnopenedError(UserError):
+    """A run that ended before its ranks had opened its folder: there is nothing to record."""
+
+    def __init__(self, folder: Path, status: str, reason: str, lines: list[str], log: str) -> None:
+        super().__init__("\n".join([f"{folder}: {status}: {reason}; last lines of {log}:", *lines]))
+        self.status = status
+        self.reason = reason
 
 
 def record_run(folder: Path, verdict: Verdict, output: Output, ranks: Ranks) -> dict[str, Any]:
@@ -49,7 +61,8 @@ def _of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
     if verdict.status == "pod_lost":
         return verdict
     here = [rank for rank in measured if verdict.pod in (None, pods[rank["rank"]])]
-    cause = first_failure([rank for rank in here if rank["status"] != "interrupted"])
+    follows = NEVER_A_CAUSE.get(verdict.status or "", ("interrupted",))
+    cause = first_failure([rank for rank in here if rank["status"] not in follows])
     if cause is not None:
         return Verdict(cause["status"], f"rank {cause['rank']}: {cause['reason']}", pods[cause["rank"]])
     if verdict.status is not None:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.launch import finished
-from zeropods.launch.child import child_environment
+from zeropods.launch.alone import LOG
+from zeropods.launch.child import check_timeout, child_environment
 from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.ending import end_marked
 from zeropods.launch.exported import RUN, write_environment
 from zeropods.launch.follow import following
 from zeropods.launch.heartbeat import Heartbeat
-from zeropods.launch.outcome import record_run
+from zeropods.launch.outcome import UnopenedError, record_run
 from zeropods.launch.output import Output
 from zeropods.launch.planning import check_pods, plan_launch
-from zeropods.launch.process import LOG, train_arguments
+from zeropods.launch.process import train_arguments
 from zeropods.launch.ranks import Ranks
 from zeropods.launch.supervise import supervise
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
@@ -39,6 +40,7 @@ def launch(
     *,
     pods: int | None = None,
     export: Sequence[str] = (),
+    timeout_seconds: float | None = None,
     **flags: Any,
 ) -> Run:
     """Run a training script on the pods of a cluster, and return its run.
@@ -49,10 +51,11 @@ def launch(
     Args:
         pods: on how many of them; all if not given.
         export: names of environment variables that the ranks need as they are here.
+        timeout_seconds: a run that takes longer, from the launcher's start, is ended.
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
-    record = run_launch(planned, cluster)
+    record = run_launch(planned, cluster, timeout_seconds=timeout_seconds)
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))
     return Run(planned.folder)
@@ -63,13 +66,16 @@ def run_launch(
     cluster: Cluster,
     show: Callable[[str], object] = lambda line: None,
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
+    timeout_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Run it to its end, supervised, and return its record.
 
     Args:
         show: gets every line that the ranks write, from another thread.
         argv: makes the launcher's command from the launch and its hostfile.
+        timeout_seconds: a run that takes longer, from the launcher's start, is ended.
     """
+    check_timeout(timeout_seconds)
     earlier = finished.record_of(planned)
     if earlier is not None:
         print(f"{planned.folder}: this run is finished; nothing to do", file=sys.stderr)
@@ -80,7 +86,7 @@ def run_launch(
         marked = replace(planned, exported={**planned.exported, RUN: run})
         chosen = cluster.pods[: len(planned.hosts)]
         with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
-            return _supervised(marked, cluster, chosen, heartbeat, show, argv)
+            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds)
 
 
 def _supervised(
@@ -90,6 +96,7 @@ def _supervised(
     heartbeat: Heartbeat,
     show: Callable[[str], object],
     argv: Callable[[Launch, Path], list[str]],
+    timeout_seconds: float | None,
 ) -> dict[str, Any]:
     finished.remember(planned)
     ranks = Ranks(
@@ -107,13 +114,14 @@ def _supervised(
             ranks,
             lambda pipe: Output(pipe, planned.folder / LOG, names, show),
             tick,
+            timeout_seconds,
         )
     if cluster.network == "loopback":
         end_marked(heartbeat.run)
     if not ranks.have_opened_the_run():
-        lines = "\n".join(output.tail(verdict.pod) or output.tail())
+        lines = output.tail(verdict.pod) or output.tail()
         reason = verdict.reason or "it ended before the ranks had opened the run"
-        raise UserError(f"{planned.folder}: {verdict.status or 'failed'}: {reason}; last lines of {LOG}:\n{lines}")
+        raise UnopenedError(planned.folder, verdict.status or "failed", reason, lines, LOG)
     return record_run(planned.folder, verdict, output, ranks)
 
 

@@ -25,12 +25,14 @@ class Sighting:
         ranks: Ranks,
         written: Output,
         signals: list[str],
+        timeout_seconds: float | None = None,
     ) -> None:
         self._process = process
         self._heartbeat = heartbeat
         self._ranks = ranks
         self._written = written
         self._signals = signals
+        self._timeout_seconds = timeout_seconds
         self._started = self._looked = time.monotonic()
         self._first_rank: float | None = None
         self._measured: float | None = None
@@ -54,6 +56,7 @@ class Sighting:
             failed_sessions=self._written.failed_sessions(),
             done=self._ranks.done() if quiet else frozenset(),
             since_start=now - self._started,
+            timeout_seconds=self._timeout_seconds,
             since_first_rank=0.0 if self._first_rank is None else now - self._first_rank,
             since_measured=0.0 if self._measured is None else now - self._measured,
         )

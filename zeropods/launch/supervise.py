@@ -36,6 +36,7 @@ def supervise(
     ranks: Ranks,
     output: Callable[[IO[bytes]], Output],
     tick: Callable[[], object] = lambda: None,
+    timeout_seconds: float | None = None,
 ) -> tuple[Verdict, Output]:
     """Run a launcher over pods whose lease `heartbeat` holds; returns how it ended and what it wrote.
 
@@ -46,13 +47,14 @@ def supervise(
     Args:
         command: DeepSpeed's launcher, or pdsh itself; every process that it starts on a pod carries the mark.
         tick: called some times a second.
+        timeout_seconds: from the launcher's start; a run that takes longer is ended.
     """
     with _noted_signals() as signals, _runner(command, environment) as process:
         assert process.stdout is not None
         written = output(process.stdout)
         verdict = None
         try:
-            sighting = Sighting(process, heartbeat, ranks, written, signals)
+            sighting = Sighting(process, heartbeat, ranks, written, signals, timeout_seconds)
             verdict = _watch(sighting, tick)
         finally:
             unanswered = _stop(process, heartbeat, verdict)

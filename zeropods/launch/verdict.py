@@ -44,6 +44,8 @@ class Sight:
     """Pods whose ranks have all ended well."""
     since_start: float = 0.0
     """Seconds since the launcher's start."""
+    timeout_seconds: float | None = None
+    """How many of them the run may take; None for as many as it likes."""
     since_first_rank: float = 0.0
     """Seconds since the first process of the run was seen on any pod."""
     since_measured: float = 0.0
@@ -54,7 +56,8 @@ def judge(sight: Sight) -> Verdict | None:
     """The verdict on a run, None while it may go on."""
     if sight.signal is not None:
         return Verdict("interrupted", sight.signal)
-    return _refused(sight.pulses) or _lost(sight) or _ended(sight) or _failed(sight) or _alone(sight) or _late(sight)
+    found = _refused(sight.pulses) or _lost(sight) or _ended(sight) or _failed(sight) or _alone(sight)
+    return found or _overdue(sight) or _late(sight)
 
 
 def _refused(pulses: Sequence[Pulse]) -> Verdict | None:
@@ -105,6 +108,18 @@ def _alone(sight: Sight) -> Verdict | None:
         if gone and pulse.pod.name not in sight.done:
             return Verdict(None, f"its ranks ended {pulse.absent_seconds:.0f} s before the others'", pulse.pod.name)
     return None
+
+
+def _overdue(sight: Sight) -> Verdict | None:
+    """The run has had its time."""
+    if sight.timeout_seconds is None or sight.since_start <= sight.timeout_seconds:
+        return None
+    return Verdict("timeout", overdue(sight.timeout_seconds))
+
+
+def overdue(seconds: float) -> str:
+    """The reason of a run that was ended because it took too long."""
+    return f"took longer than {seconds:g} s"
 
 
 def _late(sight: Sight) -> Verdict | None:

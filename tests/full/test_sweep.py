@@ -1,0 +1,170 @@
+"""Sweeps over real pods that end in every way: each run has a result, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.launches import ROOT, left, processes, until
+from zeropods import pods
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.state import names
+
+WAIT_SECONDS = 120
+OVER_PODS, ALONE = {"technique": "ddp", "pods": 2}, {"technique": "none", "pods": 1}
+EVERY_END = [{"model": ["well", "oom", "slow", "broken"], **OVER_PODS}, {"model": ["well", "oom", "killed"], **ALONE}]
+ENDS = {
+    "well-ddp-2-pods-schema": ("ok", None),
+    "oom-ddp-2-pods-schema": ("oom", "pod1: rank 0: no memory left"),
+    "slow-ddp-2-pods-schema": ("timeout", "took longer than 5 s"),
+    "broken-ddp-2-pods-schema": ("failed", "left no measurement"),
+    "well-none-1-pod-schema": ("ok", None),
+    "oom-none-1-pod-schema": ("oom", "no memory left"),
+    "killed-none-1-pod-schema": ("failed", "killed by SIGKILL"),
+}
+
+
+def matrix(folder: Path, cells: list[dict[str, Any]], **keys: Any) -> Path:
+    """A file of `sweep_rank.py`, whose model says how a run ends. YAML takes JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {"script": "tests/full/sweep_rank.py", "cells": cells, "flags": {"effective_batch_size": 2}, **keys}
+    (folder / "m.yaml").write_text(json.dumps(document))
+    return folder / "m.yaml"
+
+
+def begun(file: Path, *cluster: str) -> subprocess.Popen[str]:
+    """A sweep in a process of its own; its runs are beside its matrix."""
+    command = [sys.executable, "-m", "tests.full.sweep_over_pdsh", str(file), str(file.parent / "out"), *cluster]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=WAIT_SECONDS)[1]
+
+
+def rows(file: Path) -> dict[str, dict[str, Any]]:
+    document = json.loads((file.parent / "out" / "sweep.json").read_text())
+    return {row["cell"]: row for row in document["cells"]}
+
+
+def trains(file: Path, cell: str) -> None:
+    """Wait until a run of a cell is trained."""
+    until(lambda: (file.parent / "out" / cell / "1" / "pid.0").is_file())
+
+
+@pytest.fixture(scope="module")
+def measured(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int, str]]:
+    """A sweep whose runs end in every way: its file, its exit status, what it said."""
+    file = matrix(tmp_path_factory.mktemp("sweep"), EVERY_END, timeout_seconds=5)
+    process = begun(file, cluster.name)
+    said = ended(process)
+    yield file, process.returncode, said
+
+
+def test_a_matrix_is_measured_whatever_its_runs_come_to(measured: tuple[Path, int, str]) -> None:
+    file, status, said = measured
+    assert status == 0, said
+    assert {cell: row["status"] for cell, row in rows(file).items()} == {cell: end[0] for cell, end in ENDS.items()}
+
+
+@pytest.mark.parametrize("cell", sorted(ENDS))
+def test_a_run_s_reason_is_in_its_row_and_its_record(cell: str, measured: tuple[Path, int, str]) -> None:
+    row, reason = rows(measured[0])[cell], ENDS[cell][1]
+    record = json.loads((measured[0].parent / "out" / row["folder"] / "record.json").read_text())
+    assert record["status"] == row["status"]
+    assert row["reason"] is None if reason is None else (reason in row["reason"] and record["reason"] in row["reason"])
+
+
+def test_runs_begin_in_the_balanced_order(measured: tuple[Path, int, str]) -> None:
+    cells = list(ENDS)
+    order = [cells[place] for place in (0, 1, 6, 2, 5, 3, 4)]
+    begins = [line.split()[4] for line in measured[2].splitlines() if line.endswith("begins")]
+    assert begins == [f"{cell}/1" for cell in order]
+
+
+def test_nothing_is_left_of_a_sweep(measured: tuple[Path, int, str]) -> None:
+    assert not left(measured[0].parent)
+
+
+def test_a_second_call_starts_nothing(measured: tuple[Path, int, str], cluster: Cluster) -> None:
+    before = rows(measured[0])
+    process = begun(measured[0], cluster.name)
+    said = ended(process)
+    assert process.returncode == 0 and said == "7 of 7 runs have a result already\n"
+    assert rows(measured[0]) == before
+
+
+def test_a_second_sweep_at_once_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    file = matrix(tmp_path, [{"model": "slow", **ALONE}], timeout_seconds=15)
+    first = begun(file, cluster.name)
+    trains(file, "slow-none-1-pod-schema")
+    second = begun(file, cluster.name)
+    said = ended(second)
+    first.send_signal(signal.SIGINT)
+    ended(first)
+    assert second.returncode == 1 and f"in use by process {first.pid}" in said
+
+
+@pytest.mark.parametrize("place", [OVER_PODS, ALONE])
+def test_an_interrupted_sweep_goes_on_where_it_was(place: dict[str, Any], cluster: Cluster, tmp_path: Path) -> None:
+    well, slow = (f"{end}-{place['technique']}-{'2-pods' if place['pods'] == 2 else '1-pod'}-schema"
+                  for end in ("well", "slow"))  # fmt: skip
+    cells = [{"model": ["well", "slow"], **place}]
+    file = matrix(tmp_path, cells)
+    process = begun(file, cluster.name)
+    trains(file, slow)
+    process.send_signal(signal.SIGINT)
+    ended(process)
+    record = json.loads((tmp_path / "out" / slow / "1" / "record.json").read_text())
+    assert (process.returncode, record["status"]) == (130, "interrupted") and not left(tmp_path)
+    assert {cell: row["status"] for cell, row in rows(file).items()} == {well: "ok", slow: "interrupted"}
+
+    process = begun(matrix(tmp_path, cells, timeout_seconds=3), cluster.name)
+    said = ended(process)
+    assert process.returncode == 0 and "1 of 2 runs have a result already" in said
+    assert {cell: row["status"] for cell, row in rows(file).items()} == {well: "ok", slow: "timeout"}
+
+
+def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
+    file = matrix(tmp_path, [{"model": "slow", **ALONE}], timeout_seconds=3)
+    process = begun(file)
+    trains(file, "slow-none-1-pod-schema")
+    process.kill()
+    ended(process)
+    until(lambda: not left(tmp_path / "out" / "slow-none-1-pod-schema"))
+    assert rows(file)["slow-none-1-pod-schema"]["status"] is None
+    process = begun(file)
+    said = ended(process)
+    assert process.returncode == 0, said
+    assert rows(file)["slow-none-1-pod-schema"]["status"] == "timeout"
+
+
+def test_pods_of_a_sweep_s_own_are_renewed_and_end_with_it(home: Path, tmp_path: Path) -> None:
+    file = matrix(tmp_path, [{"model": ["slow", "well"], **OVER_PODS}])
+    process = begun(file)
+    trains(file, "slow-ddp-2-pods-schema")
+    (name,) = names()
+    lost = pods.find(name).pods[1]
+    for pid in processes("worker_p.py"):
+        if f"={lost.address}\0" in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
+            os.kill(pid, signal.SIGKILL)
+    said = ended(process)
+    assert process.returncode == 0, said
+    ends = {cell: row["status"] for cell, row in rows(file).items()}
+    assert ends == {"slow-ddp-2-pods-schema": "pod_lost", "well-ddp-2-pods-schema": "ok"}
+    assert not names() and not left(tmp_path)
+
+
+def test_a_cluster_of_too_few_pods_is_refused_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
+    file = matrix(tmp_path, [{"model": "well", "technique": "ddp", "pods": 4}], flags={})
+    process = begun(file, cluster.name)
+    assert "cluster shared: 3 pods, the matrix needs 4" in ended(process) and process.returncode == 1
+    assert not (tmp_path / "out" / "well-ddp-4-pods-schema").exists()

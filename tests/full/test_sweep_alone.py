@@ -1,0 +1,146 @@
+"""A run in one process that takes too long, or is killed: a record says so, whoever writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.made import a_rank, a_record
+from zeropods.errors import UserError
+from zeropods.launch.command import Launch
+from zeropods.launch.finished import remembered
+from zeropods.launch.outcome import UnopenedError
+from zeropods.launch.process import run_one, train
+from zeropods.measure.records import read_record
+from zeropods.measure.run_folder import LAUNCH_LOCK, is_held, open_run
+from zeropods.pods.hostfile import Host
+
+RESULT = ("status", "reason", "steps", "samples_per_second", "losses", "eval_losses", "ranks", "train_seconds")
+CONFIG = {key: value for key, value in a_record().items() if key not in (*RESULT, "pod", "last_lines")}
+RANK = a_rank(status="interrupted", reason="SIGTERM")
+OPENING = f"""
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+def write(name, document):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(document))
+def config():
+    write("config.json", {CONFIG!r})
+def record(status, reason, rank={RANK!r}):
+    rank = rank | {{"status": status, "reason": reason}}
+    write("ranks/0.json", rank)
+    write("record.json", {a_record(ranks=[RANK])!r} | {{"ranks": [rank], "status": status, "reason": reason}})
+def until_told(status, reason):
+    signal.signal(signal.SIGTERM, lambda *_: (record(status, reason), os._exit(1)))
+    print("waits", flush=True)
+    time.sleep(60)
+"""
+SECONDS = 1.5
+
+Script = Callable[[str], Path]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Makes a training script that ends as its body says."""
+
+    def write(body: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(OPENING + body)
+        return path
+
+    return write
+
+
+def ended(script: Path, folder: Path, timeout_seconds: float | None = None) -> dict[str, Any]:
+    launch = Launch(
+        script=script,
+        arguments=("--outputdir", str(folder)),
+        folder=folder,
+        hosts=(Host("here", 1),),
+        master_port=0,
+        launcher="none",
+    )
+    return run_one(launch, timeout_seconds)
+
+
+def test_a_run_that_takes_too_long_is_recorded_with_what_it_measured(script: Script, tmp_path: Path) -> None:
+    record = ended(script("config(); until_told('interrupted', 'SIGTERM')"), tmp_path / "run", SECONDS)
+    assert (record["status"], record["reason"]) == ("timeout", "took longer than 1.5 s")
+    assert record["samples_per_second"] == pytest.approx(32 / 0.8)
+    assert record["last_lines"] == ["waits"] and read_record(tmp_path / "run") == record
+
+
+def test_a_run_that_ran_out_of_memory_meanwhile_says_so(script: Script, tmp_path: Path) -> None:
+    record = ended(script("config(); until_told('oom', 'no memory left')"), tmp_path / "run", SECONDS)
+    assert (record["status"], record["reason"]) == ("oom", "no memory left")
+
+
+def test_a_run_within_its_time_is_left_alone(script: Script, tmp_path: Path) -> None:
+    assert ended(script("config(); record('ok', None)"), tmp_path / "run", 60.0)["status"] == "ok"
+
+
+def test_a_run_that_was_killed_gets_its_record_from_outside(script: Script, tmp_path: Path) -> None:
+    record = ended(script("config(); os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "run")
+    assert (record["status"], record["reason"]) == ("failed", "killed by SIGKILL (out of memory?)")
+    assert read_record(tmp_path / "run") == record
+
+
+def test_a_run_that_was_killed_can_be_resumed(script: Script, tmp_path: Path) -> None:
+    ended(script("config(); os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "run")
+    opening = open_run(tmp_path / "run", CONFIG["identity"], again=False)
+    assert (opening.attempt, opening.resume, opening.finished) == (1, True, False)
+    assert "SIGKILL" in json.loads((tmp_path / "run" / "attempts" / "0.json").read_text())["reason"]
+
+
+def test_a_run_that_never_began_has_no_record(script: Script, tmp_path: Path) -> None:
+    with pytest.raises(UnopenedError, match="bad flag") as caught:
+        ended(script("print('bad flag'); sys.exit(3)"), tmp_path / "run")
+    assert (caught.value.status, "status 3" in caught.value.reason) == ("failed", True)
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_a_run_that_took_too_long_to_begin_has_timed_out(script: Script, tmp_path: Path) -> None:
+    with pytest.raises(UnopenedError) as caught:
+        ended(script("time.sleep(60)"), tmp_path / "run", SECONDS)
+    assert (caught.value.status, caught.value.reason) == ("timeout", "took longer than 1.5 s")
+
+
+def test_an_older_record_is_none_of_this_attempt(script: Script, tmp_path: Path) -> None:
+    ended(script("config(); record('failed', 'long ago')"), tmp_path / "run")
+    with pytest.raises(UnopenedError):
+        ended(script("sys.exit(1)"), tmp_path / "run")
+
+
+def test_what_was_launched_is_remembered(script: Script, tmp_path: Path) -> None:
+    ended(script("config(); record('ok', None)"), tmp_path / "run")
+    before = remembered(tmp_path / "run")
+    assert before is not None and before["arguments"] == ["--outputdir", str(tmp_path / "run")]
+
+
+def test_a_launch_holds_its_folder_while_it_runs(script: Script, tmp_path: Path) -> None:
+    body = "import fcntl; lock = open(folder / 'launch.lock'); config(); record('ok', None)\n"
+    test = "try: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\nexcept BlockingIOError: print('held')"
+    ended(script(body + test), tmp_path / "run")
+    assert (tmp_path / "run" / "launch.log").read_text() == "held\n"
+    assert not is_held(tmp_path / "run" / LAUNCH_LOCK)
+
+
+def test_a_notebook_s_run_is_ended_too(script: Script, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"timeout: took longer than 1.5 s; last lines of launch.log:\nwaits"):
+        train(
+            script("config(); until_told('interrupted', 'SIGTERM')"),
+            outputdir=tmp_path / "run",
+            timeout_seconds=SECONDS,
+        )
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_ends_nothing_is_refused(seconds: float, script: Script, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"timeout of .* seconds; expected more than 0"):
+        train(script(""), outputdir=tmp_path / "run", timeout_seconds=seconds)

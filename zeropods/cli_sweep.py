@@ -1,0 +1,84 @@
+"""`zeropods sweep`: every run of a matrix, with whatever came of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError
+
+Result = dict[str, Any]
+
+
+def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+    """The verb and its flags; `add(verbs, name, help, run)` makes it."""
+    verb = add(verbs, "sweep", "run a matrix of models, techniques, pods and prompts, with repeats", run)
+    verb.add_argument("matrix", type=Path, metavar="MATRIX.yaml")
+    verb.add_argument("--out", type=Path, help="folder of the runs; runs/NAME of the matrix's file if not given")
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument("--name", help="a cluster that is up; pods of the sweep's own if not given")
+    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own for the pods")
+    verb.add_argument("--again", action="store_true", help="try once more what ran out of memory or time, or failed")
+    verb.add_argument("--dry-run", action="store_true", help="print the runs in their order with their commands")
+    verb.set_defaults(readable=readable, status=exit_status)
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """Run the matrix and return all of its results."""
+    from zeropods.sweep.reading import read_matrix
+
+    matrix = read_matrix(arguments.matrix)
+    out = (arguments.out or Path("runs") / arguments.matrix.stem).resolve()
+    if arguments.dry_run:
+        return _planned(matrix, out)
+    from zeropods.sweep.run import run_sweep
+
+    cluster, hostfile = _pods(arguments)
+    sweep = run_sweep(matrix, out, cluster, hostfile=hostfile, again=arguments.again)
+    return {"out": str(out), **sweep.to_json()}
+
+
+def readable(result: Result) -> str:
+    """A line for each cell, or for each run that would be."""
+    if "runs" in result:
+        left_out = [f"# left out: {left['cell']}: {left['reason']}" for left in result["left_out"]]
+        return "\n".join([*(f"{run['command']}" for run in result["runs"]), *left_out])
+    from zeropods.sweep.results import FILE, read_sweep
+
+    out = Path(result["out"])
+    return f"{read_sweep(out).table().to_markdown()}\nsweep: {out / FILE}"
+
+
+def exit_status(result: Result) -> int:
+    """0 where every run has a result, of whatever kind: the matrix was measured."""
+    from zeropods.sweep.results import RESULTS
+
+    return 0 if all(row["status"] in RESULTS for row in result.get("cells", ())) else 1
+
+
+def _planned(matrix: Any, out: Path) -> Result:
+    from zeropods.sweep.trial import trials
+
+    return {
+        "out": str(out),
+        "runs": [
+            {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
+            for trial in trials(matrix, out)
+        ],
+        "left_out": [{"cell": left.cell.name, "reason": left.reason} for left in matrix.left_out],
+    }
+
+
+def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:
+    """A cluster that is up, or a hostfile for one."""
+    from zeropods import pods
+    from zeropods.cli_launch import known_cluster
+
+    if arguments.hostfile is not None:
+        if not arguments.hostfile.is_file():
+            raise UserError(f"--hostfile {arguments.hostfile}: no such file; zeropods pods up writes one")
+        known = known_cluster(arguments.hostfile)
+        return known, None if known is not None else arguments.hostfile
+    return (pods.find(arguments.name) if arguments.name else None), None

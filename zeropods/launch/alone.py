@@ -1,0 +1,98 @@
+"""A command that trains on this machine, from its start to a record, whether it can write one or not."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from zeropods.launch.child import OverdueError, run_child
+from zeropods.launch.follow import following
+from zeropods.launch.outcome import NEVER_A_CAUSE
+from zeropods.measure.records import compose_record, read_record, write_record
+from zeropods.measure.run_folder import CONFIG, RECORD, locked
+
+LOG = "launch.log"
+"""What the script wrote on stdout and stderr, attempt after attempt; stands in the run folder."""
+LAST_LINES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a command ended that trains on this machine."""
+
+    status: int | None
+    """Its exit status, negative for a signal; None where its time was over."""
+    reason: str
+    """Why it ended, as seen from outside."""
+    lines: list[str]
+    """The last lines that it wrote on stdout and stderr."""
+    record: dict[str, Any] | None
+    """Of the attempt that it made; None where it made none."""
+
+
+def run_to_end(argv: list[str], folder: Path, timeout_seconds: float | None = None) -> Ended:
+    """Run a command that trains into a run folder, and see to it that an attempt has a record.
+
+    The command writes its own. Where it was killed, nobody else would write one; and where its time was
+    over, it can only say that it was interrupted.
+    """
+    opened, recorded = _stamp(folder / CONFIG), _stamp(folder / RECORD)
+    status: int | None = None
+    with tempfile.TemporaryFile() as output:
+        try:
+            with following(folder) as tick:
+                status = run_child(argv, output, tick, timeout_seconds=timeout_seconds)
+        except OverdueError as error:
+            reason = str(error)
+        finally:
+            lines = _keep(output, folder)[-LAST_LINES:]
+    if status is not None:
+        reason = _how_it_ended(status, lines)
+    record = None
+    if _stamp(folder / RECORD) != recorded:
+        record = _of_command(folder, status, reason, lines)
+    elif _stamp(folder / CONFIG) != opened:
+        record = _of_caller(folder, "timeout" if status is None else "failed", reason, lines)
+    return Ended(status=status, reason=reason, lines=lines, record=record)
+
+
+def _of_command(folder: Path, status: int | None, reason: str, lines: list[str]) -> dict[str, Any]:
+    """The record that the command wrote, unless it ended as it did because its time was over."""
+    record = read_record(folder)
+    if status is None and record["status"] in NEVER_A_CAUSE["timeout"]:
+        return _of_caller(folder, "timeout", reason, lines)
+    return record
+
+
+def _of_caller(folder: Path, status: str, reason: str, lines: list[str]) -> dict[str, Any]:
+    with locked(folder):
+        record = compose_record(folder, status=status, reason=reason, last_lines=lines)
+        write_record(folder, record)
+    return record
+
+
+def _how_it_ended(status: int, lines: list[str]) -> str:
+    if status >= 0:
+        said = f"; its last word: {lines[-1]}" if lines else ""
+        return f"ended with status {status} and left no record{said}"
+    name = signal.Signals(-status).name
+    # The kernel's own end of a process for which there is no memory; nothing else is seen of it from here.
+    return f"killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+
+
+def _stamp(path: Path) -> int | None:
+    """What changes when a file is written anew."""
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _keep(output: IO[bytes], folder: Path) -> list[str]:
+    """Append the output to the run's log, where there is a run; returns its lines."""
+    output.seek(0)
+    text = output.read().decode("utf-8", "replace")
+    if (folder / CONFIG).is_file():
+        with open(folder / LOG, "a", encoding="utf-8") as log:
+            log.write(text)
+    return text.strip().splitlines()
