@@ -18,7 +18,19 @@ from zeropods.errors import guarded
 from zeropods.measure import environment
 from zeropods.threads import wait_passively
 
-NAMES = ("preparing", "training", "prediction", "embedded", "rendezvous", "agent", "launching")
+NAMES = (
+    "preparing",
+    "training",
+    "prediction",
+    "embedded",
+    "rendezvous",
+    "agent",
+    "launching",
+    "planning",
+    "profiling",
+    "sampling",
+    "summarizing",
+)
 
 
 def main() -> None:

@@ -28,7 +28,15 @@ from zeropods.atomic import write_text
 from zeropods.errors import UserError, guarded
 from zeropods.workshop import ROOT, Workshop
 
-NOTEBOOKS = ("01_prepare_dataset", "02_train_single_pod", "03_train_pods", "05_inference", "06_summary")
+NOTEBOOKS = (
+    "00_plan",
+    "01_prepare_dataset",
+    "02_train_single_pod",
+    "03_train_pods",
+    "04_read_profiler",
+    "05_inference",
+    "06_summary",
+)
 """What the demo runs, in this order."""
 FOLDER = ROOT / "notebooks"
 RUNS = "runs/demo"

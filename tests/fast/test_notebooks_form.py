@@ -15,7 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LINES_A_CELL, LINES_A_NOTEBOOK = 10, 40
-REQUIRED = {"01_prepare_dataset", "02_train_single_pod", "05_inference", "06_summary"}
+REQUIRED = {
+    "00_plan",
+    "01_prepare_dataset",
+    "02_train_single_pod",
+    "03_train_pods",
+    "04_read_profiler",
+    "05_inference",
+    "06_summary",
+}
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zeropods import cli_plan
+from zeropods.cli import plan as cli_plan
 from zeropods.errors import UserError
 from zeropods.plan.estimate import plan
 from zeropods.plan.machines import Machines
@@ -26,7 +26,7 @@ def result(*argv: str) -> dict[str, Any]:
         verb.set_defaults(run=run)
         return verb
 
-    cli_plan.add_verb(verbs, add)
+    cli_plan.add_verbs(verbs, add)
     arguments = parser.parse_args(["plan", *argv])
     found = json.loads(json.dumps(arguments.run(arguments), allow_nan=False))
     return {**found, "text": arguments.readable(found)}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fast.test_profile_read import ZERO1, ZERO3
 from tests.made_profile import Model
-from zeropods import cli_profile
+from zeropods.cli import profile as cli_profile
 from zeropods.errors import UserError
 from zeropods.measure.profile.report import Module
 from zeropods.report.icicle import cells
@@ -47,7 +47,7 @@ def profile(*arguments: str | Path) -> tuple[dict[str, Any], str]:
         verb.set_defaults(run=run)
         return verb
 
-    cli_profile.add_verb(verbs, add)
+    cli_profile.add_verbs(verbs, add)
     given = parser.parse_args(["profile", *map(str, arguments)])
     result = given.run(given)
     return result, given.readable(result)

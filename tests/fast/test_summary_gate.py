@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
-from zeropods import cli_summary
+from zeropods.cli import summary as cli_summary
 from zeropods.errors import UserError
 from zeropods.report.gate import compare, gate_text, read_old
 from zeropods.report.summary import read_runs
@@ -143,7 +143,7 @@ def verb(*argv: str) -> tuple[dict[str, Any], int]:
         parser.set_defaults(run=run)
         return parser
 
-    cli_summary.add_verb(root.add_subparsers(), add)
+    cli_summary.add_verbs(root.add_subparsers(), add)
     arguments = root.parse_args(["summary", *argv])
     result = arguments.run(arguments)
     return result, arguments.status(result)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from zeropods import cli_sweep
+from zeropods.cli import sweep as cli_sweep
 from zeropods.errors import UserError
 from zeropods.sweep.reading import read_matrix
 from zeropods.sweep.results import Row, Sweep
@@ -44,7 +44,7 @@ def called(*words: object) -> tuple[argparse.Namespace, dict[str, Any]]:
         return verb
 
     root = argparse.ArgumentParser()
-    cli_sweep.add_verb(root.add_subparsers(), add)
+    cli_sweep.add_verbs(root.add_subparsers(), add)
     arguments = root.parse_args(["sweep", *map(str, words)])
     return arguments, arguments.run(arguments)
 
@@ -101,7 +101,7 @@ def test_a_hostfile_that_is_not_there_is_named(file: Path, tmp_path: Path) -> No
 def test_planning_a_sweep_loads_no_library_of_training(file: Path) -> None:
     code = (
         "import argparse, pathlib, sys\n"
-        "from zeropods.cli_sweep import run\n"
+        "from zeropods.cli.sweep import run\n"
         "run(argparse.Namespace(matrix=pathlib.Path(sys.argv[1]), out=None, dry_run=True))\n"
         "import zeropods.sweep.run\n"
         "print([name for name in ('torch', 'transformers', 'datasets', 'matplotlib') if name in sys.modules])"

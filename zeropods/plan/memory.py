@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zeropods.plan.activations import activation_terms
 from zeropods.plan.buffers import backward_buffers, released_before_step, step_temporaries
@@ -50,6 +51,7 @@ class PlannedMemory:
         return {part: total(self.terms, part) for part in PARTS} | {"total": self.device_bytes}
 
 
+@lru_cache(maxsize=1024)
 def plan_memory(
     job: Job, technique: Technique, ranks: int, zero: ZeroSettings | None = None, *, context_bytes: int = CONTEXT_BYTES
 ) -> PlannedMemory:

@@ -13,7 +13,7 @@ GIB = 1 << 30
 GIGA, TERA = 1e9, 1e12
 
 
-def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it. What is not given is left to the plan."""
     verb = add(verbs, "plan", "memory and time of each technique, before running", run)
     for flag, read, metavar, text in FLAGS:

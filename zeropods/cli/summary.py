@@ -11,7 +11,7 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
     verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders; all below runs/ if none is given")

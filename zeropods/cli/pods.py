@@ -21,16 +21,17 @@ NAME_HELP = "the cluster; 'pods' if not given, or the only one"
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
-    _up(add(verbs, "up", "start pods and wait until all of them are ready", run_up))
-    check = add(verbs, "check", "look at every pod before something is started there", run_check)
+    kinds = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
+    _up(add(kinds, "up", "start pods and wait until all of them are ready", run_up))
+    check = add(kinds, "check", "look at every pod before something is started there", run_check)
     where = check.add_mutually_exclusive_group()
     where.add_argument("--name", help=NAME_HELP)
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, reached as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
     check.set_defaults(readable=readable_check, status=lambda result: 0 if result["ok"] else 1)
-    add(verbs, "list", "clusters and their pods, asked now", run_list).set_defaults(readable=readable_list)
-    down = add(verbs, "down", "end pods and remove their keys", run_down)
+    add(kinds, "list", "clusters and their pods, asked now", run_list).set_defaults(readable=readable_list)
+    down = add(kinds, "down", "end pods and remove their keys", run_down)
     chosen = down.add_mutually_exclusive_group()
     chosen.add_argument("--name", help=NAME_HELP)
     chosen.add_argument("--all", action="store_true", help="every cluster")

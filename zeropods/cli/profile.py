@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 
-def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run)
     verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")

@@ -12,7 +12,7 @@ from zeropods.errors import UserError
 Result = dict[str, Any]
 
 
-def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "sweep", "run a matrix of models, techniques, pods and prompts, with repeats", run)
     verb.add_argument("matrix", type=Path, metavar="MATRIX.yaml")
@@ -74,7 +74,7 @@ def _planned(matrix: Any, out: Path) -> Result:
 def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:
     """A cluster that is up, or a hostfile for one."""
     from zeropods import pods
-    from zeropods.cli_launch import known_cluster
+    from zeropods.cli.launch import known_cluster
 
     if arguments.hostfile is not None:
         if not arguments.hostfile.is_file():

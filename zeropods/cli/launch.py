@@ -21,7 +21,7 @@ INTERRUPTED = 130
 """As a shell has it of a command that Ctrl-C has ended."""
 
 
-def add_verb(verbs: Any, add: Callable[..., Any]) -> None:
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
     verb.add_argument("--num-pods", type=int, metavar="N", help="on the first N pods; all of them if not given")

@@ -1,0 +1,100 @@
+"""What sampling a rank's memory costs: the time of its steps with the sampler on, over that with it off.
+
+Blocks of steps of both kinds alternate in one process, and neighbours are compared, so that a noisy neighbour slows
+both. The sampler runs a hundred times as often as by default, so that what it costs can be told from the noise; a
+hundredth of that is the figure.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.figure import Figure
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.sample import write_sample
+from zeropods.measure.sampler import Sampler
+from zeropods.plan.shapes import t5_shape
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.dataset import collate, load_split
+from zeropods.train.device import MemoryReader
+from zeropods.train.t5 import random_t5
+
+INTERVAL = TextToSQLArguments.memory_interval
+FASTER = 100
+BLOCKS, SECONDS = 30, 0.5
+"""Pairs of blocks, and how long a block lasts at least."""
+
+
+def measure(work: Path) -> list[Figure]:
+    """The sampler's share of a step of t5-tiny: the least work that a run can have between two samples."""
+    step = _training_step(work)
+    for _ in range(10):
+        step()
+    reader, often = MemoryReader(None), INTERVAL / FASTER
+    shares = []
+    for number in range(BLOCKS):
+        times = {}
+        for interval in (0.0, often) if number % 2 else (often, 0.0):
+            with Sampler(work / "memory.csv", interval, reader, lambda: "steady"):
+                times[interval] = _seconds_a_step(step)
+        shares.append(100 * (times[often] / times[0.0] - 1) / FASTER)
+    low, high = _interval(shares)
+    reading = 1e6 * _seconds_a_read(reader)
+    note = f"a reading takes {reading:.0f} us; sampled {FASTER} times as often, divided by it; {BLOCKS} pairs of blocks"
+    return [
+        Figure(
+            name=f"sampler's cost, t5-tiny, a sample each {INTERVAL:g} s",
+            value=statistics.median(shares),
+            unit="% of step time",
+            asked="under 1",
+            interval=(low, high),
+            note=note,
+        )
+    ]
+
+
+def _training_step(work: Path) -> Callable[[], None]:
+    write_sample(work / "sample")
+    prepare(Preparation(data=work / "sample", tokenizer="t5-tiny", limit=64), work / "prepared")
+    rows = load_split(work / "prepared", "train")
+    assert rows is not None
+    batch = collate([rows[i] for i in range(8)])
+    model = random_t5(t5_shape("t5-tiny"), seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step() -> None:
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _seconds_a_step(step: Callable[[], None]) -> float:
+    """Mean over a block; the sampler's beginning and end are outside."""
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS:
+        step()
+        steps += 1
+    return (time.perf_counter() - began) / steps
+
+
+def _seconds_a_read(reader: MemoryReader) -> float:
+    began = time.perf_counter()
+    for _ in range(1_000):
+        reader()
+    return (time.perf_counter() - began) / 1_000
+
+
+def _interval(shares: Sequence[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    generator = np.random.default_rng(0)
+    medians = [np.median(generator.choice(shares, len(shares))) for _ in range(2_000)]
+    low, high = np.percentile(medians, [2.5, 97.5])
+    return float(low), float(high)
