@@ -13,18 +13,21 @@ import os
 import sys
 
 from zeropods.errors import guarded
+from zeropods.own_programs import own_programs_first
 from zeropods.threads import wait_passively
 
 
 def main() -> int:
     """Parse the flags, run, and say nothing more; an error that all ranks share is said by one of them."""
     wait_passively()
+    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
+    from zeropods.measure.environment import process_age_seconds
     from zeropods.train.arguments import parse_arguments
     from zeropods.train.processes import SharedError
     from zeropods.train.run import fine_tune
 
     try:
-        fine_tune(parse_arguments(sys.argv[1:]), sys.argv)
+        fine_tune(parse_arguments(sys.argv[1:]), sys.argv, process_age_seconds())
     except SharedError:
         if os.environ.get("RANK", "0") == "0":
             raise

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import time
 from pathlib import Path
+
+from zeropods.own_programs import own_programs_first
 
 OPERATIONS = ("CPUAdamBuilder", "ShareMemCommBuilder")
 STALE_SECONDS = 600
 
 
 def main() -> int:
-    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     from deepspeed.accelerator import get_accelerator
 
     for name in OPERATIONS:

@@ -96,6 +96,9 @@ def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(flags: l
         left = measurement(run, 0)
     assert (left["status"], left["reason"]) == ("interrupted", "SIGTERM while waiting for other ranks")
     assert len(left["losses"]) >= 5
+    assert left["step"] == len(left["step_seconds"]) >= left["losses"][-1]["step"]
+    assert left["peak_resident_bytes"] >= left["phases"]["steady"]["peak_resident_bytes"] > 0
+    assert left["sampled"]["resident_bytes"]["samples"] > 0
 
 
 def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(

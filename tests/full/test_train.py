@@ -161,6 +161,9 @@ def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: 
     assert child.wait(timeout=60) == 130
     record = read_record(folder)
     assert (record["status"], record["reason"]) == ("interrupted", "SIGTERM")
+    left = record["ranks"][0]
+    assert left["live_bytes"] is not None and left["phases"]["steady"]["seconds"] > 0
+    assert left["padded_tokens"] >= left["source_tokens"] + left["target_tokens"] > 0
     again = train(folder, prepared, *steps)
     assert again["attempt"] == 1
     assert again["ranks"][0]["first_step"] >= 10
@@ -174,6 +177,32 @@ def wait_for(path: Path, child: subprocess.Popen[bytes], seconds: float = 120) -
         assert child.poll() is None, f"the run ended with {child.returncode} before {path} was there"
         assert time.monotonic() < deadline, f"{path} was not there within {seconds} s"
         time.sleep(0.05)
+
+
+def test_a_later_attempt_goes_on_in_the_file_of_its_memory(prepared: Path, tmp_path: Path) -> None:
+    steps = ("--max_steps", 2, "--eval_steps", 0)
+    train(tmp_path / "run", prepared, *steps)
+    first = (tmp_path / "run" / "memory" / "0.csv").read_text()
+    (tmp_path / "run" / "record.json").unlink()
+    train(tmp_path / "run", prepared, *steps)
+    assert (tmp_path / "run" / "memory" / "0.csv").read_text().startswith(first)
+
+
+def test_a_run_whose_loss_is_no_number_fails_and_says_at_which_step(
+    capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path
+) -> None:
+    run = ("--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", 8, "--eval_steps", 0)
+    assert "loss nan; lower --learning_rate" in refused(capsys, *run, "--learning_rate", 1e30, "--max_grad_norm", 0)
+    assert read_record(tmp_path / "run")["status"] == "failed"
+
+
+def test_memory_is_not_sampled_where_that_was_asked_and_no_loss_changes(prepared: Path, tmp_path: Path) -> None:
+    common = ("--max_steps", 3, "--eval_steps", 0, "--dropout", 0.1)
+    sampled = train(tmp_path / "sampled", prepared, *common, "--memory_interval", 0.01)
+    unsampled = train(tmp_path / "unsampled", prepared, *common, "--memory_interval", 0)
+    assert losses(unsampled) == losses(sampled)
+    assert not (tmp_path / "unsampled" / "memory").exists()
+    assert unsampled["ranks"][0]["sampled"] == {} != sampled["ranks"][0]["sampled"]
 
 
 def test_training_ends_when_its_time_is_up(prepared: Path, tmp_path: Path) -> None:
@@ -247,6 +276,7 @@ def test_abbreviated_and_unknown_flags_fail(flag: str) -> None:
     [
         (("--precision", "fp16"), "overflow"),
         (("--max_steps", 0), "--max_steps 0; expected at least 1"),
+        (("--memory_interval", "nan"), "--memory_interval nan; expected at least 0"),
         (("--dropout", 1.5), "--dropout 1.5"),
         (("--deepspeed", "nowhere.json"), "nowhere.json: no such file"),
         (("--deepspeed", __file__), "not JSON"),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO
 
 from zeropods.errors import UserError
 from zeropods.launch.bound import bound_argv
 from zeropods.launch.verdict import overdue
+from zeropods.own_programs import own_programs_first
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0
@@ -70,9 +69,8 @@ def run_child(
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, with the programs of its Python first: DeepSpeed calls `ninja`."""
-    programs = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])}
+    """This process's environment, with the programs of its Python first."""
+    return {**os.environ, "PATH": own_programs_first(os.environ.get("PATH"))}
 
 
 def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:

@@ -38,11 +38,16 @@ def _processes(record: dict[str, Any]) -> Iterator[str]:
         yield f"ranks {ranks}, world_size {world}"
     if record["status"] == "ok" and len(ranks) != world:
         yield f"status ok with {len(ranks)} of {world} ranks"
+    for rank in record["ranks"]:
+        if record["status"] == "ok" != rank["status"]:
+            yield f"status ok, rank {rank['rank']} says {rank['status']}"
 
 
 def _steps(record: dict[str, Any]) -> Iterator[str]:
     for rank in record["ranks"]:
-        timed = len(rank["step_seconds"])
+        timed, shortest = len(rank["step_seconds"]), min(rank["step_seconds"], default=0.0)
+        if shortest < 0:
+            yield f"rank {rank['rank']}: a step took {shortest} s"
         if rank["step"] - rank["first_step"] != timed:
             yield f"rank {rank['rank']}: steps {rank['first_step']} to {rank['step']}, {timed} times"
         if rank["padded_tokens"] < rank["source_tokens"] + rank["target_tokens"]:

@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,23 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def peak_resident_bytes() -> int | None:
-    """The kernel's peak of this process's resident memory (VmHWM); None where there is no /proc."""
+def machine() -> str | None:
+    """Differs between machines, not between pods of one: the kernel's boot id; None where there is no /proc."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
         return None
-    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
-    return int(peak.split()[1]) * 1024 if peak else None
+
+
+def process_age_seconds() -> float:
+    """Seconds since this process began, interpreter and imports included; 0 where there is no /proc."""
+    try:
+        # The name, in parentheses, may hold blanks; the start is field 22, in clock ticks since boot (proc(5)).
+        after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
 
 def _version(name: str) -> str | None:

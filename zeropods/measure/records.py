@@ -63,21 +63,16 @@ def read_record(folder: Path) -> dict[str, Any]:
     path = Path(folder) / "record.json"
     if not path.is_file():
         raise UserError(f"{folder}: no record.json: no run there, or one that is running or was killed")
-    record = read_json(path)
-    check_form(path, record)
+    text = _read(path)
+    record = _parsed(path, text)
+    check_form(path, record, text)
     check_arithmetic(path, record)
     return record
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder; `UserError` if the file is damaged."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: damaged: {error}; put the run folder aside") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object")
-    return document
+    return _parsed(path, _read(path))
 
 
 def first_failure(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -94,3 +89,20 @@ def _status(ranks: list[dict[str, Any]], world_size: int) -> tuple[str, str | No
     if len(ranks) < world_size:
         return "failed", f"{world_size - len(ranks)} of {world_size} ranks left no measurement"
     return "ok", None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: damaged: {error}; put the run folder aside") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: damaged: {error}; put the run folder aside") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object")
+    return document

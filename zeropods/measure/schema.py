@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -68,8 +67,11 @@ class Record:
     ranks: list[RankMeasurement]
 
 
-def check_form(path: Path, record: dict[str, Any]) -> None:
+def check_form(path: Path, record: dict[str, Any], text: str) -> None:
     """Refuse a record of another version, with a key missing or unknown, or with a value of another kind.
+
+    Args:
+        text: the JSON that `record` was read from.
 
     Raises:
         UserError: the first fault: file, key, value, remedy.
@@ -81,7 +83,7 @@ def check_form(path: Path, record: dict[str, Any]) -> None:
         raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: run it again")
     try:
         # JSON, since a strict dataclass takes no dictionary from Python.
-        _adapter().validate_json(json.dumps(record))
+        _adapter().validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

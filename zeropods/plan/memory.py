@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from zeropods.plan.activations import activation_terms
@@ -28,7 +28,8 @@ class PlannedMemory:
     """Of the GPU."""
     host_terms: tuple[Term, ...]
     state_bytes: int
-    """Parameters, gradients and optimizer states on whatever device: between a backward pass and the step."""
+    """Parameters, gradients and optimizer states on whatever device, just before the optimizer's step: gradients that
+    added up over several passes are reduced to a rank's share by then."""
     peak_allocated_bytes: int
     """The most that tensors take at one time: `torch.cuda.max_memory_allocated`."""
 
@@ -71,7 +72,7 @@ def plan_memory(
     return PlannedMemory(
         terms=(*held.device, *buffers, *step, *saved, *((context,) if context_bytes else ())),
         host_terms=host_terms(job, technique, ranks, zero, held),
-        state_bytes=_state_bytes(held),
+        state_bytes=_state_bytes(states(replace(job, accumulates=False), technique, ranks, zero)),
         peak_allocated_bytes=peak_allocated(job, technique, ranks, zero),
     )
 

@@ -28,6 +28,8 @@ COUNTS = (
     "logging_steps",
 )
 """Flags whose value is at least 1."""
+NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval")
+"""Flags that change where and how a run is written down, not what it does."""
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -68,6 +70,7 @@ class TextToSQLArguments:
     early_stopping_threshold: float = _flag(0.0, "how much lower the loss must be to count as better")
     load_best_model: bool = _flag(False, "True | False: end with the checkpoint of the lowest evaluation loss")
     resume: str = _flag("auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint")
+    memory_interval: float = _flag(0.5, "seconds between two samples of memory (memory/N.csv); 0: none")
     threads: int = _flag(0, "CPU threads of a process; 0: as many as cores")
     seed: int = _flag(42, "seed of weights, order and dropout")
     local_rank: int = _flag(-1, "given by the DeepSpeed launcher")
@@ -83,6 +86,7 @@ class TextToSQLArguments:
             "max_train_seconds",
             "learning_rate",
             "threads",
+            "memory_interval",
         ):
             _at_least(name, getattr(self, name), 0)
         for name in ("eval_steps", "save_steps"):
@@ -111,7 +115,7 @@ class TextToSQLArguments:
 
     def comparable(self) -> dict[str, Any]:
         """What must be equal for two calls to mean the same run."""
-        return {k: v for k, v in asdict(self).items() if k not in ("local_rank", "resume", "outputdir")}
+        return {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
 
 
 def parse_arguments(argv: list[str]) -> TextToSQLArguments:
@@ -155,5 +159,5 @@ def _one_of(flag: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _at_least(name: str, value: float, least: int) -> None:
-    if value < least:
+    if not value >= least:
         raise UserError(f"--{name} {value}; expected at least {least}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,39 +17,47 @@ from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.run_folder import Opening, checkpoints
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.callbacks import LossCurves, Recorder, TimeLimit
+from zeropods.train.callbacks import TimeLimit
+from zeropods.train.curves import Curves
 from zeropods.train.dataset import collate
 from zeropods.train.dropout import cheapen_dropout
 from zeropods.train.interrupt import heard_while_waiting
 from zeropods.train.job import Job
 from zeropods.train.master import MasterAdamW
-from zeropods.train.model import load_model
+from zeropods.train.matmul_peak import matmul_flops_per_second
+from zeropods.train.meter import Meter
+from zeropods.train.model import load_model, parameters_of
 from zeropods.train.outcome import conclude, outcome, write_interrupted
+from zeropods.train.recorder import LiveBytesRecorder, Recorder
+from zeropods.train.t5 import shape_of
+from zeropods.train.train_log import train_log
 from zeropods.train.trainer import TextToSQLTrainer
 
 log = logging.getLogger(__name__)
 
 
-def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, began: float) -> None:
+def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, age_seconds: float) -> None:
     """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
 
     Where a supervisor started the ranks (`ZEROPODS_RUN` is set) it composes the record: it knows of pods that
     are gone.
 
     Args:
-        began: `time.time()` at the start of the process.
+        age_seconds: how long ago the process began.
     """
     measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=_warmup_steps(job))
-    with _train_log(job.folder):
+    interval = job.arguments.memory_interval
+    with train_log(job.folder):
+        meter = Meter(job.folder, measured, interval=interval, age_seconds=age_seconds)
         try:
-            with heard_while_waiting(lambda name: write_interrupted(job.folder, measured, name)):
-                _train(job, settings, opening, measured, began)
+            with meter, heard_while_waiting(lambda name: write_interrupted(job.folder, measured, meter, name)):
+                _train(job, settings, opening, measured, meter)
             measured.status = "ok"
         except BaseException as error:
             measured.status, measured.reason = outcome(error)
             raise
         finally:
-            conclude(job.folder, measured)
+            conclude(job.folder, measured, meter)
 
 
 def _warmup_steps(job: Job) -> int:
@@ -60,23 +67,23 @@ def _warmup_steps(job: Job) -> int:
 
 
 def _train(
-    job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, measured: RankMeasurement, began: float
+    job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, measured: RankMeasurement, meter: Meter
 ) -> None:
-    trainer = _trainer(job, settings, measured, began)
+    measured.matmul_flops_per_second = processes.alone_on_rank_zero(lambda: matmul_flops_per_second(job.precision))
+    trainer = _trainer(job, settings, measured, meter)
     trainer.train(resume_from_checkpoint=_checkpoint(job, opening))
     measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
     last = measured.eval_losses[-1].step if measured.eval_losses else None
     if job.dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
     trainer.save_model(str(job.folder / "model"))
-    for name, count in trainer.counted_tokens().items():
-        setattr(measured, name, count)
 
 
-def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasurement, began: float) -> TextToSQLTrainer:
+def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasurement, meter: Meter) -> TextToSQLTrainer:
     arguments = job.arguments
     tokenizer = AutoTokenizer.from_pretrained(Path(arguments.dataset_path) / "tokenizer")
     model = cheapen_dropout(load_model(arguments, tokenizer, job.manifest.prompt))
+    measured.parameters, measured.shape = parameters_of(model), shape_of(model.config)
     masters = job.precision == "bf16" and job.deepspeed is None
     trainer = TextToSQLTrainer(
         model=model.to(torch.bfloat16) if masters else model,
@@ -85,14 +92,14 @@ def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasure
         eval_dataset=job.dev,
         data_collator=collate,
         processing_class=tokenizer,
-        callbacks=[Recorder(measured, began)],
+        recorder=Recorder(measured, meter),
         seconds=arguments.max_train_seconds,
         scaled_rates=arguments.scaled_rates,
     )
     if job.deepspeed is None:
         trainer.optimizer_cls_and_kwargs = _optimizer(arguments, masters)
     trainer.remove_callback(PrinterCallback)
-    for callback in _optional_callbacks(job, trainer, measured):
+    for callback in _callbacks(job, trainer, measured, meter):
         trainer.add_callback(callback)
     return trainer
 
@@ -105,10 +112,11 @@ def _adamw(arguments: TextToSQLArguments) -> dict[str, Any]:
     return {"lr": arguments.learning_rate, "betas": (0.9, arguments.adam_beta2), "fused": True}
 
 
-def _optional_callbacks(job: Job, trainer: TextToSQLTrainer, measured: RankMeasurement) -> Iterator[Any]:
+def _callbacks(job: Job, trainer: TextToSQLTrainer, measured: RankMeasurement, meter: Meter) -> Iterator[Any]:
     arguments = job.arguments
+    yield LiveBytesRecorder(measured, trainer.engine)
     if processes.rank() == 0:
-        yield LossCurves(job.folder / "tensorboard")
+        yield Curves(job.folder / "tensorboard", meter, job.effective_batch_size())
     if arguments.max_train_seconds:
         yield TimeLimit(trainer, measured)
     if arguments.early_stopping_patience:
@@ -129,23 +137,3 @@ def _checkpoint(job: Job, opening: Opening) -> str | None:
 
 def _stopped_by(trainer: TextToSQLTrainer) -> str:
     return "steps" if trainer.state.global_step >= trainer.state.max_steps else "early_stopping"
-
-
-@contextlib.contextmanager
-def _train_log(folder: Path) -> Iterator[None]:
-    """Lines of this package and warnings of others go to `train.log` of the run; rank 0 writes it."""
-    if processes.rank() != 0:
-        yield
-        return
-    handler = logging.FileHandler(folder / "train.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logger = logging.getLogger("zeropods")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        handler.close()

@@ -44,6 +44,11 @@ class Job:
         """The configuration that is in effect: its output goes into the run folder."""
         return None if self.template is None else effective_config(self.template, self.folder)
 
+    def effective_batch_size(self) -> int:
+        """Rows of an optimizer step, over all ranks; to be asked once processes have met."""
+        rows = self.arguments.per_device_train_batch_size * self.arguments.gradient_accumulation_steps
+        return rows * processes.world_size()
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for two calls to mean the same run."""
         return {
@@ -77,7 +82,6 @@ def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) ->
     """
     arguments, ranks = job.arguments, processes.world_size()
     slots = processes.slots()
-    batch = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": opening.run_id,
@@ -94,7 +98,7 @@ def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) ->
         "prompt": job.manifest.prompt,
         "per_device_train_batch_size": arguments.per_device_train_batch_size,
         "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-        "effective_batch_size": batch,
+        "effective_batch_size": job.effective_batch_size(),
         "gradient_checkpointing": arguments.gradient_checkpointing,
         "train_rows": len(job.train),
         "dev_rows": None if job.dev is None else len(job.dev),

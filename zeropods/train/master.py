@@ -8,10 +8,11 @@ update, and gradients are BF16, as in mixed precision training (Micikevicius et 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 
@@ -68,3 +69,13 @@ class MasterAdamW(AdamW):
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         masters = [p for group in self.param_groups for p in group["params"]]
         return masters, [copy for group in self.copies for copy in group]
+
+
+@torch.no_grad()
+def load_masters(masters: dict[int, Tensor], model: nn.Module, weights: Path) -> None:
+    """Set the masters of a model's parameters, by `id(parameter)`, to the FP32 weights in a safetensors file."""
+    from safetensors.torch import load_file
+
+    named = model.state_dict(keep_vars=True)
+    for name, saved in load_file(weights).items():
+        masters[id(named[name])].copy_(saved)

@@ -13,6 +13,7 @@ from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.t5 import T5ForTextToSQL, random_t5
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedTokenizerBase
 
 
@@ -37,6 +38,11 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
     model.generation_config.max_new_tokens = arguments.generation_max_length
     model.generation_config.num_beams = arguments.generation_num_beams
     return model
+
+
+def parameters_of(model: nn.Module) -> int:
+    """How many parameters a model has: tied ones once, and one that ZeRO-3 has divided whole."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
 
 def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:

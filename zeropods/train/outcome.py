@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from zeropods.measure import environment
 from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.records import compose_record, write_record
 from zeropods.train import processes
+from zeropods.train.meter import Meter
 
 
 def outcome(error: BaseException) -> tuple[str, str]:
@@ -26,9 +26,9 @@ def outcome(error: BaseException) -> tuple[str, str]:
     return "failed", text.split("\n")[0]
 
 
-def conclude(folder: Path, measured: RankMeasurement) -> None:
+def conclude(folder: Path, measured: RankMeasurement, meter: Meter) -> None:
     """Write this rank's measurement; rank 0 waits for the others where all went well, and composes."""
-    _measure_end(measured)
+    _measure_end(measured, meter)
     measured.write(folder)
     if measured.status == "ok" and processes.world_size() > 1:
         torch.distributed.barrier()
@@ -36,16 +36,13 @@ def conclude(folder: Path, measured: RankMeasurement) -> None:
         write_record(folder, compose_record(folder))
 
 
-def write_interrupted(folder: Path, measured: RankMeasurement, signal_name: str) -> None:
+def write_interrupted(folder: Path, measured: RankMeasurement, meter: Meter, signal_name: str) -> None:
     """Write what was measured so far, for a main thread that cannot."""
     waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
-    _measure_end(waiting)
+    _measure_end(waiting, meter)
     waiting.write(folder)
 
 
-def _measure_end(measured: RankMeasurement) -> None:
+def _measure_end(measured: RankMeasurement, meter: Meter) -> None:
+    meter.fill(measured)
     measured.ended_unix_seconds = time.time()
-    measured.peak_resident_bytes = environment.peak_resident_bytes()
-    if torch.cuda.is_available():
-        measured.peak_allocated_bytes = torch.cuda.max_memory_allocated()
-        measured.peak_reserved_bytes = torch.cuda.max_memory_reserved()

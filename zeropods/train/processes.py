@@ -68,6 +68,15 @@ def on_rank_zero(action: Callable[[], Any]) -> Any:
     return told[0]
 
 
+def alone_on_rank_zero(measure: Callable[[], float]) -> float | None:
+    """Measure on rank 0 while the others wait, so that ranks of one machine do not share it; None on the others."""
+    if not dist.is_initialized():
+        return measure()
+    measured = measure() if rank() == 0 else None
+    dist.barrier()
+    return measured
+
+
 def leave() -> None:
     """End the process group after everyone is done.
 

@@ -21,9 +21,13 @@ from zeropods.train.job import Job, check_call, run_config
 from zeropods.train.settings import training_arguments
 
 
-def fine_tune(arguments: TextToSQLArguments, argv: list[str]) -> None:
-    """Train, evaluate, save, and leave a record; `UserError` and Ctrl-C leave one too."""
-    began = time.time()
+def fine_tune(arguments: TextToSQLArguments, argv: list[str], age_seconds: float = 0.0) -> None:
+    """Train, evaluate, save, and leave a record; `UserError` and Ctrl-C leave one too.
+
+    Args:
+        age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
+    """
+    began = time.monotonic() - age_seconds
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     job = check_call(arguments)
@@ -33,7 +37,7 @@ def fine_tune(arguments: TextToSQLArguments, argv: list[str]) -> None:
             hosts = list(dict.fromkeys(processes.gathered(environment.host())))
             opening = processes.on_rank_zero(lambda: _open(job, argv, hosts))
             if not opening.finished:
-                attempt(job, settings, opening, began)
+                attempt(job, settings, opening, time.monotonic() - began)
             elif processes.rank() == 0:
                 print(f"{job.folder}: this run is finished; nothing to do", file=sys.stderr)
     except processes.SharedError:

@@ -62,6 +62,8 @@ def _arguments(job: Job) -> Seq2SeqTrainingArguments:
         ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
         logging_first_step=True,
+        # It would wait for the device in each step, and log another number in place of NaN.
+        logging_nan_inf_filter=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -84,6 +85,23 @@ def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:
         eos_token_id=1,
         tie_word_embeddings=True,
         scale_decoder_outputs=True,
+    )
+
+
+def shape_of(config: T5Config) -> dict[str, int] | None:
+    """The numbers of `plan.shapes.T5Shape`; None for a variant that it does not describe (T5 v1.1, untied weights)."""
+    plain = config.feed_forward_proj == "relu" and config.tie_word_embeddings
+    if not plain or config.num_layers != config.num_decoder_layers:
+        return None
+    return asdict(
+        T5Shape(
+            d_model=config.d_model,
+            d_kv=config.d_kv,
+            d_ff=config.d_ff,
+            layers=config.num_layers,
+            heads=config.num_heads,
+            vocabulary=config.vocab_size,
+        )
     )
 
 

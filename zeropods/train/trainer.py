@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +14,12 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.train.callbacks import EpochOrder
 from zeropods.train.dataset import TokenizedSplit, collate
-from zeropods.train.master import MasterAdamW
+from zeropods.train.evaluation_batches import evaluation_batches
+from zeropods.train.master import MasterAdamW, load_masters
 from zeropods.train.rates import rate_groups
+from zeropods.train.recorder import Recorder
 from zeropods.train.sampler import LengthGroupedSampler
+from zeropods.train.token_count import TokenCount
 from zeropods.train.whole_weights import whole_weights
 
 
@@ -28,10 +32,18 @@ class TextToSQLTrainer(Seq2SeqTrainer):
     lr_scheduler: Any
     optimizer: Any
 
-    def __init__(self, *args: Any, seconds: float = 0.0, scaled_rates: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        recorder: Recorder | None = None,
+        seconds: float = 0.0,
+        scaled_rates: bool = False,
+        **kwargs: Any,
+    ) -> None:
         """Like `Seq2SeqTrainer`.
 
         Args:
+            recorder: measures the run; it takes this trainer's tokens.
             seconds: training time by which the learning rate reaches 0; 0: by the last step.
             scaled_rates: learning rates by kind of weight, as in `rates.rate_groups`.
         """
@@ -41,8 +53,11 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None
         self.add_callback(EpochOrder(self))
-        self.token_counts = {"source_tokens": 0, "target_tokens": 0, "padded_tokens": 0}
-        self._source_tokens = torch.zeros((), dtype=torch.int64, device=self.args.device)
+        self.tokens = TokenCount()
+        self.recorder = recorder
+        if recorder is not None:
+            recorder.tokens = self.tokens
+            self.add_callback(recorder)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
         rows = self.train_dataset if train_dataset is None else train_dataset
@@ -52,15 +67,12 @@ class TextToSQLTrainer(Seq2SeqTrainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
-        # Summed on the device and read at the end: reading it here would wait for the device.
-        self._source_tokens += inputs["attention_mask"].sum().to(self._source_tokens.device)
-        self.token_counts["target_tokens"] += inputs["label_positions"].numel()
-        self.token_counts["padded_tokens"] += inputs["input_ids"].numel() + inputs["labels"].numel()
+        self.tokens.add(inputs)
         return super().training_step(model, inputs, *args, **kwargs)
 
-    def counted_tokens(self) -> dict[str, int]:
-        """Real and padded tokens that this rank trained on."""
-        return {**self.token_counts, "source_tokens": int(self._source_tokens)}
+    def engine(self) -> Any:
+        """DeepSpeed's engine; None where there is none, or not yet."""
+        return self.model_wrapped if self.is_deepspeed_enabled and self.model_wrapped is not self.model else None
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer, with groups of different rates where that was asked for."""
@@ -93,9 +105,10 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         transformers' own `eval_loss` is a mean of means, and depends on the number of processes.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        began = time.perf_counter()
-        total, tokens = self._summed_loss(rows)
-        seconds = time.perf_counter() - began
+        with self._within("evaluate"):
+            began = time.perf_counter()
+            total, tokens = self._summed_loss(rows)
+            seconds = time.perf_counter() - began
         metrics = {
             f"{metric_key_prefix}_loss": total / tokens,
             f"{metric_key_prefix}_runtime": seconds,
@@ -110,7 +123,8 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         was_training = self.model.training
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        for indices, weight in self._eval_batches(rows):
+        mine = evaluation_batches(rows, self.args.eval_batch_size, self.args.process_index, self.args.world_size)
+        for indices, weight in mine:
             batch = self._prepare_inputs(collate([rows[i] for i in indices]))
             loss = self.model(**batch, num_items_in_batch=1).loss
             sums += weight * torch.stack([loss.double(), torch.tensor(batch["label_positions"].numel())])
@@ -118,23 +132,21 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         total, tokens = self.accelerator.reduce(sums, "sum").tolist()
         return total, int(tokens)
 
-    def _eval_batches(self, rows: TokenizedSplit) -> list[tuple[list[int], int]]:
-        """This rank's batches with weight 1; a rank with one batch fewer repeats one with weight 0.
-
-        Every rank makes the same number of forward passes: under ZeRO-3 each one is collective.
-        """
-        order = sorted(range(len(rows)), key=lambda i: (len(rows.sources[i]), len(rows.targets[i])))
-        size, ranks = self.args.eval_batch_size, self.args.world_size
-        batches = [order[start : start + size] for start in range(0, len(order), size)]
-        mine = [(batch, 1) for batch in batches[self.args.process_index :: ranks]]
-        return mine + [(batches[0], 0)] * (math.ceil(len(batches) / ranks) - len(mine))
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights in FP32; every rank takes part."""
-        if self.is_deepspeed_enabled:
-            self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
-        else:
-            super().save_model(output_dir, _internal_call)
+        with self._within("save"):
+            if self.is_deepspeed_enabled:
+                self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
+            else:
+                super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save what a later attempt goes on from."""
+        with self._within("save"):
+            super()._save_checkpoint(model, trial)
+
+    def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.recorder is None else self.recorder.within(phase)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
@@ -150,17 +162,11 @@ class TextToSQLTrainer(Seq2SeqTrainer):
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint into the model, and into the masters where there are any."""
-        super()._load_best_model()
-        masters = self._masters()
-        if masters is None:
-            return
-        from safetensors.torch import load_file
-
-        saved = load_file(f"{self.state.best_model_checkpoint}/{SAFE_WEIGHTS_NAME}")
-        named = self.model.state_dict(keep_vars=True)
-        with torch.no_grad():
-            for name in saved:
-                masters[id(named[name])].copy_(saved[name])
+        with self._within("load"):
+            super()._load_best_model()
+            masters = self._masters()
+            if masters is not None:
+                load_masters(masters, self.model, Path(self.state.best_model_checkpoint) / SAFE_WEIGHTS_NAME)
 
     def _masters(self) -> dict[int, Tensor] | None:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import sys
 from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.own_programs import own_programs_first
 from zeropods.pods.this_pod import interface
 
 HOST_KEY, AUTHORIZED_KEYS = "host_key", "authorized_keys"
@@ -62,8 +62,7 @@ def config_text(folder: Path, address: str, port: int, environment: dict[str, st
 
 def session_environment(address: str) -> dict[str, str]:
     """What every ssh session of this pod has: this Python and its programs come first, then what the agent has."""
-    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
-    found = {"PATH": os.pathsep.join(dict.fromkeys(filter(None, folders))), "ZEROPODS_POD": address}
+    found = {"PATH": own_programs_first(os.environ.get("PATH")), "ZEROPODS_POD": address}
     # gloo would take the interface of the host's name, which on Debian is loopback.
     kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
     kept["GLOO_SOCKET_IFNAME"] = interface(address)

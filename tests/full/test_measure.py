@@ -1,0 +1,204 @@
+"""What a run measures of itself: steps, phases, memory, the bytes of its tensors."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.full.conftest import ROOT, TINY
+from zeropods.measure.rank import PHASES
+from zeropods.measure.records import read_record
+from zeropods.plan.recorded import planned
+from zeropods.plan.shapes import t5_shape
+from zeropods.train.matmul_peak import matmul_flops_per_second
+from zeropods.train.step_clock import HostMark, StepClock, TimedStep, Tokens
+from zeropods.train.t5 import shape_of, t5_config
+from zeropods.train.token_count import TokenCount
+
+EMBEDDING = 1_024 * 128
+P = EMBEDDING + 2 * (196_864 + 262_528) + 512
+"""Parameters of t5-tiny by hand: two layers of encoder and decoder (attention 4 x 128 x 128, feed-forward
+2 x 128 x 512, norms), two last norms and two tables of position biases (32 x 4)."""
+KEPT = P - EMBEDDING
+"""Elements that ZeRO-3 keeps gathered: those of parameters of at most 100,000 (dsconfig/zero3.json)."""
+LIVE = {
+    "none": (1, "none", 4 * P, 4 * P, 8 * P),
+    "zero1": (2, "zero1", 4 * P, 4 * P // 2, 12 * P // 2),
+    "zero2": (2, "zero2", 4 * P, 4 * P // 2, 12 * P // 2),
+    "zero3": (2, "zero3", 4 * P // 2 + 4 * KEPT, 4 * P // 2, 12 * P // 2),
+    "zero3_offload": (1, "zero3_offload", 4 * P, 4 * P + 4 * P, 12 * P),
+}
+"""Ranks, configuration, and FP32 bytes of parameters, gradients, and optimizer on each rank.
+
+DeepSpeed keeps an FP32 master beside FP32 weights: 12 bytes instead of Adam's 8. ZeRO-3 offload has the gradients of
+a backward pass and, for the optimizer, the gradients of its master."""
+
+
+@pytest.fixture(scope="module")
+def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps for each row of `LIVE`."""
+    folder = tmp_path_factory.mktemp("measured")
+    common = [*TINY, "--dataset_path", prepared, "--max_steps", 3, "--eval_steps", 0, "--precision", "fp32",
+              "--per_device_train_batch_size", 4]  # fmt: skip
+    arguments: list[object] = [*common]
+    for name, (ranks, technique, *_) in LIVE.items():
+        arguments += ["--", ranks, folder / name, "--threads", 2 // ranks]
+        arguments += [] if technique == "none" else ["--deepspeed", ROOT / "dsconfig" / f"{technique}.json"]
+    command = [sys.executable, str(ROOT / "tests" / "full" / "several.py"), *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_live_bytes_are_those_of_the_technique_s_arithmetic(runs: Path, name: str) -> None:
+    ranks, _, parameters, gradients, optimizer = LIVE[name]
+    measured = read_record(runs / name)["ranks"]
+    assert len(measured) == ranks
+    for rank in measured:
+        assert rank["live_bytes"] == {
+            "parameters": pytest.approx(parameters, rel=0.02),
+            "gradients": pytest.approx(gradients, rel=0.02),
+            "optimizer": pytest.approx(optimizer, rel=0.02),
+        }
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_the_plan_says_what_was_measured(runs: Path, name: str) -> None:
+    record = read_record(runs / name)
+    plan = planned(record)
+    assert plan is not None
+    assert plan.state_bytes == pytest.approx(sum(record["ranks"][0]["live_bytes"].values()), rel=0.02)
+
+
+def test_a_rank_says_what_it_trained(runs: Path) -> None:
+    first, second = read_record(runs / "zero3")["ranks"]
+    assert first["parameters"] == second["parameters"] == P
+    assert first["shape"] == asdict(t5_shape("t5-tiny"))
+    assert first["largest_batch"]["rows"] == 4
+    assert first["machine"] == second["machine"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert (first["gpu"], first["peak_allocated_bytes"], first["energy_joules"]) == (None, None, None)
+
+
+def test_only_rank_zero_measures_the_machine_s_peak(runs: Path) -> None:
+    first, second = read_record(runs / "zero2")["ranks"]
+    assert first["matmul_flops_per_second"] > 1e9
+    assert second["matmul_flops_per_second"] is None
+
+
+def test_the_phases_fill_the_time_of_the_run(trained: Path) -> None:
+    rank = read_record(trained)["ranks"][0]
+    phases = rank["phases"]
+    assert set(phases) == set(PHASES)
+    assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(rank["wall_seconds"])
+    assert phases["load"]["seconds"] == pytest.approx(rank["start_seconds"])
+    assert phases["first_step"]["seconds"] == pytest.approx(rank["step_seconds"][0], rel=0.2)
+    assert phases["evaluate"]["seconds"] == pytest.approx(sum(rank["evaluate_seconds"]), rel=0.2)
+    assert phases["save"]["seconds"] == pytest.approx(sum(rank["save_seconds"]), rel=0.2)
+
+
+def test_a_run_that_writes_no_checkpoint_still_says_how_long_its_model_took_to_save(trained: Path) -> None:
+    assert len(read_record(trained)["ranks"][0]["save_seconds"]) == 1
+
+
+def test_the_peak_is_the_largest_of_the_phases(trained: Path) -> None:
+    rank = read_record(trained)["ranks"][0]
+    peaks = [phase["peak_resident_bytes"] for phase in rank["phases"].values()]
+    if None in peaks:
+        pytest.skip("this kernel does not reset VmHWM")
+    assert rank["peak_resident_bytes"] == max(peaks)
+
+
+def test_samples_of_memory_agree_with_the_kernel_s_peaks(trained: Path) -> None:
+    rank = read_record(trained)["ranks"][0]
+    with open(trained / "memory" / "0.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    resident = [int(line["resident_bytes"]) for line in lines]
+    assert rank["sampled"]["resident_bytes"]["peak"] == max(resident) <= 1.02 * rank["peak_resident_bytes"]
+    assert rank["sampled"]["resident_bytes"]["samples"] == len(lines)
+    assert {line["phase"] for line in lines} <= set(PHASES)
+    assert set(rank["sampled"]) == {"resident_bytes"}
+
+
+class Later(HostMark):
+    """A moment that the device reaches when a test says so."""
+
+    reached = 0
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.at = float(type(self).made)
+
+    def is_past(self) -> bool:
+        return self.at <= type(self).reached
+
+
+def test_steps_are_told_when_the_device_has_done_them_and_not_before() -> None:
+    clock = StepClock(Later, lambda: setattr(Later, "reached", Later.made))
+    for target in (10, 20, 30):
+        clock.lap(Tokens(torch.tensor(7), target, 100))
+    assert clock.steps() == []
+    Later.reached = 3
+    assert clock.steps() == [TimedStep(1.0, Tokens(7, 10, 100)), TimedStep(1.0, Tokens(7, 20, 100))]
+    clock.settle()
+    assert [step.tokens.target for step in clock.steps()] == [10, 20, 30]
+
+
+def test_what_lies_between_steps_belongs_to_none() -> None:
+    Later.made = Later.reached = 0
+    clock = StepClock(Later, lambda: setattr(Later, "reached", Later.made))
+    clock.lap(Tokens(0, 0, 0))
+    Later.made += 50
+    clock.restart()
+    clock.lap(Tokens(0, 0, 0))
+    clock.settle()
+    assert [step.seconds for step in clock.steps()] == [1.0, 1.0]
+
+
+def batch(rows: int, source: int, target: int, real: int) -> dict[str, torch.Tensor]:
+    """A batch of `dataset.collate`'s form with so many real tokens on each side in all."""
+    mask = torch.zeros(rows * source, dtype=torch.int64)
+    mask[:real] = 1
+    return {
+        "input_ids": torch.zeros(rows, source), "attention_mask": mask.view(rows, source),
+        "labels": torch.zeros(rows, target), "label_positions": torch.arange(real),
+    }  # fmt: skip
+
+
+def test_tokens_are_counted_by_step_and_the_largest_pass_is_kept() -> None:
+    count = TokenCount()
+    count.add(batch(2, 5, 3, real=6))
+    count.add(batch(2, 4, 3, real=4))
+    taken = count.take()
+    assert (int(taken.source), taken.target, taken.padded) == (10, 10, 2 * 8 + 2 * 7)
+    assert int(count.take().source) == 0
+    assert count.largest is not None and asdict(count.largest) == {"rows": 2, "source_tokens": 5, "target_tokens": 3}
+
+
+def test_the_machine_s_peak_disturbs_neither_threads_nor_random_numbers() -> None:
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    assert matmul_flops_per_second("fp32") > 1e9
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_t5_that_is_no_version_one_has_no_known_shape() -> None:
+    config = t5_config(t5_shape("t5-base"))
+    assert shape_of(config) == asdict(t5_shape("t5-base"))
+    config.feed_forward_proj = "gated-gelu"
+    assert shape_of(config) is None
+
+
+def test_sampling_is_no_setting_of_the_run(trained: Path) -> None:
+    config = json.loads((trained / "config.json").read_text())
+    identity: dict[str, Any] = config["identity"]
+    assert "memory_interval" not in identity and "max_steps" in identity

@@ -1,0 +1,147 @@
+"""TensorBoard: what a run leaves for it, and the application that shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY, script
+from zeropods.measure.records import read_record
+
+APPLICATION = ROOT / "cml" / "run_tensorboard.py"
+SECONDS = 60.0
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values by tag, as TensorBoard reads an event folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture(scope="module")
+def zero1(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with a configuration of dsconfig/, whose TensorBoard is on."""
+    folder = tmp_path_factory.mktemp("runs") / "zero1"
+    script([
+        *TINY, "--dataset_path", prepared, "--outputdir", folder, "--max_steps", "2", "--eval_steps", "0",
+        "--precision", "fp32", "--deepspeed", ROOT / "dsconfig" / "zero1.json",
+    ])  # fmt: skip
+    return folder
+
+
+def test_training_and_validation_loss_are_the_record_s_in_one_chart(trained: Path) -> None:
+    record = read_record(trained)
+    for run, key in (("train", "losses"), ("validation", "eval_losses")):
+        drawn = scalars(trained / "tensorboard" / run)["loss"]
+        assert drawn == [(point["step"], pytest.approx(point["loss"])) for point in record[key]]
+
+
+def test_step_time_speed_padding_and_memory_stand_beside_the_loss(trained: Path) -> None:
+    drawn = scalars(trained / "tensorboard" / "train")
+    rank = read_record(trained)["ranks"][0]
+    assert [value for _, value in drawn["step_seconds"]] == pytest.approx(rank["step_seconds"], rel=1e-5)
+    assert [value for _, value in drawn["samples_per_second"]] == pytest.approx(
+        [32 / seconds for seconds in rank["step_seconds"]], rel=1e-5
+    )
+    assert len(drawn["padding_share"]) == 6 and all(0 <= share < 1 for _, share in drawn["padding_share"])
+    assert all(50e6 < value <= 1.02 * rank["peak_resident_bytes"] for _, value in drawn["resident_bytes"])
+
+
+def test_deepspeed_s_own_scalars_are_in_the_run_folder(zero1: Path) -> None:
+    drawn = scalars(zero1 / "tensorboard" / "train_t5")
+    # Its steps are samples, 32 rows each; beside the rate it writes times where its profiler is on.
+    assert [step for step, _ in drawn["Train/Samples/lr"]] == [32, 64]
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def application(trained: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "CDSW_APP_PORT": str(port)}
+    command = [sys.executable, str(APPLICATION), "--runs", str(trained.parent)]
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def served_runs(port: int, child: subprocess.Popen[bytes]) -> list[str]:
+    """What TensorBoard's API lists, as soon as it lists anything."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        assert child.poll() is None
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs", timeout=5) as answer:
+                if runs := json.load(answer):
+                    return runs
+        except (urllib.error.URLError, ConnectionError):
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"no runs within {SECONDS} s")
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_the_application_shows_the_runs_and_leaves_nothing(
+    application: subprocess.Popen[bytes], port: int, end: signal.Signals
+) -> None:
+    runs = served_runs(port, application)
+    assert {"tiny/tensorboard/train", "tiny/tensorboard/validation"} <= set(runs)
+    application.send_signal(end)
+    assert application.wait(timeout=20) == (0 if end == signal.SIGTERM else -end)
+    deadline = time.monotonic() + 10
+    while listens(port) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not listens(port)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def said(*arguments: object, **environment: str) -> str:
+    """What the application says where it cannot start."""
+    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
+    command = [sys.executable, str(APPLICATION), *map(str, arguments)]
+    done = subprocess.run(
+        command, env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_without_a_port_it_says_so_in_one_line() -> None:
+    assert said() == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
+
+
+def test_a_port_in_use_is_named_in_one_line() -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        taken = str(busy.getsockname()[1])
+        assert (
+            said(CDSW_APP_PORT=taken) == f"zeropods: port {taken}: Address already in use; give another with --port\n"
+        )
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, port: int) -> None:
+    assert "no such folder" in said("--runs", tmp_path / "none", "--port", port)
