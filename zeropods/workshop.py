@@ -48,7 +48,7 @@ TINY_ON_PODS: dict[str, Any] = {"max_steps": 40, "max_train_seconds": None, "eva
 """The embedded model on pods: a few steps, to be seen and compared; clocks of several pods differ."""
 MEASURED: dict[str, Any] = {"max_steps": 30, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
 """A run of the matrix: long enough for a rate."""
-MATRIX_PODS, MATRIX_REPEATS, MATRIX_SECONDS = 2, 2, 600
+MATRIX_PODS, MATRIX_SECONDS = 2, 600
 PROFILED = {"zero1": "zero1profiler", "zero2": "zero2profiler", "zero3_offload": "zero3profiler"}
 """Configurations with the flops profiler, by technique."""
 
@@ -89,6 +89,8 @@ class Workshop:
     """Training rows a step and pod."""
     pods: int = field(default_factory=_setting("pods", 3, int))
     """How many pods 03 starts."""
+    repeats: int = field(default_factory=_setting("repeats", 2, int))
+    """How often the matrix of 03 runs each of its cells."""
     questions: int = field(default_factory=_setting("questions", 600, int))
     """How many questions the trained model answers."""
     runs: Path = field(default_factory=_setting("runs", Path("runs/notebooks"), Path))
@@ -189,7 +191,7 @@ class Workshop:
 
     @property
     def matrix(self) -> Matrix:
-        """One process beside ZeRO-1 and ZeRO-2 on two pods, each twice, with the effective batch of `on_pods`."""
+        """One process beside ZeRO-1 and ZeRO-2 on two pods, `repeats` times, with the batch of `on_pods`."""
         from zeropods.pods.this_pod import slots
         from zeropods.sweep.reading import matrix_of
 
@@ -200,7 +202,7 @@ class Workshop:
             "model": flags.pop("model_id"),
             "prompt": self.prompt,
             "cells": [{"technique": "none", "pods": 1}, {"technique": ["zero1", "zero2"], "pods": pods}],
-            "repeats": MATRIX_REPEATS,
+            "repeats": self.repeats,
             "slots": slots(),
             "timeout_seconds": MATRIX_SECONDS,
             "dataset_path": str(flags.pop("dataset_path")),

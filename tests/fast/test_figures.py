@@ -245,6 +245,11 @@ def test_every_figure_is_defined_in_the_documentation() -> None:
     assert len(keys) > 30 and [key for key in keys if key not in kinds and f"`{key}`" not in text] == []
 
 
+def test_an_interval_of_rates_ends_at_zero() -> None:
+    # Half of it is 12.7062 x 8.4853 / sqrt(2) = 76.24.
+    assert t_interval([10.0, 22.0]) == pytest.approx([0.0, 92.2372], abs=1e-3)
+
+
 def test_the_interval_of_a_mean_is_students() -> None:
     # Mean 12, standard deviation 2, t(0.975, 2) = 4.303 from tables: 12 +- 4.303 x 2 / sqrt(3).
     assert t_interval([10.0, 12.0, 14.0]) == pytest.approx([7.0317, 16.9683], abs=1e-3)

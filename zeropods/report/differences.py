@@ -42,12 +42,13 @@ def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _listed(values: dict[str, list[int]], groups: Sequence[Group]) -> str:
-    shown = [f"{value} ({_rows(numbers, groups)})" for value, numbers in list(values.items())[:SHOWN_VALUES]]
+    shown = [f"{value} ({row_letters(numbers, groups)})" for value, numbers in list(values.items())[:SHOWN_VALUES]]
     more = len(values) - len(shown)
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
-def _rows(numbers: Sequence[int], groups: Sequence[Group]) -> str:
+def row_letters(numbers: Sequence[int], groups: Sequence[Group]) -> str:
+    """Rows by their letters, `A, C-F`."""
     return ", ".join(_span(groups[first].letter, groups[last].letter, last - first) for first, last in spans(numbers))
 
 

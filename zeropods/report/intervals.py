@@ -12,6 +12,8 @@ CONFIDENCE = 0.95
 def t_interval(values: Sequence[float]) -> list[float] | None:
     """95 % interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
 
+    For rates, which are never below 0: neither is the interval, which is wide for two repeats (t = 12.7).
+
     Returns:
         Its ends; None for fewer than two values, of whose spread nothing is known.
     """
@@ -22,4 +24,4 @@ def t_interval(values: Sequence[float]) -> list[float] | None:
 
     quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
     half = quantile * stdev(values) / math.sqrt(len(values))
-    return [mean(values) - half, mean(values) + half]
+    return [max(0.0, mean(values) - half), mean(values) + half]

@@ -8,6 +8,7 @@ from typing import Any
 from zeropods.report import columns
 from zeropods.report.accuracy import accuracy_lines
 from zeropods.report.columns import Column, Values, table
+from zeropods.report.differences import row_letters
 from zeropods.report.groups import Group
 from zeropods.report.scaling import NOT_SCALED, Scaling
 from zeropods.report.table import Table
@@ -29,11 +30,10 @@ def tables(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> list[Table
     """All tables of a summary: the original's columns first, then ours by what they are about."""
     labels = row_labels(groups)
     lines = [line(group, labels[group.letter], scaled.get(group.letter)) for group in groups]
-    scored = [one for group in groups if group.measured for one in _accuracy(group, labels[group.letter])]
     return [
         table("Results", columns.RESULTS, lines, whole=True),
         table("Runs", columns.RUNS, lines, whole=True),
-        table("Accuracy", columns.ACCURACY, scored, whole=True),
+        table("Accuracy", columns.ACCURACY, list(_accuracy(groups, labels)), whole=True),
         *(one for one in (table(title, section, lines) for title, section in SECTIONS) if one.rows),
     ]
 
@@ -73,9 +73,18 @@ def _label(values: Values, with_model: bool) -> str:
     return f"{values['row']} {model}{values['technique']} x{values['pods']}{of_slots}"
 
 
-def _accuracy(group: Group, label: str) -> Iterator[Values]:
-    entries = [run.entry for run in group.measured]
-    yield from ({**one, "label": label} for one in accuracy_lines(entries))
+def _accuracy(groups: Sequence[Group], labels: Mapping[str, str]) -> Iterator[Values]:
+    """Lines of the rows that were scored, then one for all that were not; a row that ended badly has none."""
+    measured = [number for number, group in enumerate(groups) if group.measured]
+    unscored = [number for number in measured if groups[number].values["split"] is None]
+    for number in measured:
+        entries = [run.entry for run in groups[number].measured]
+        if number not in unscored:
+            yield from ({**one, "label": labels[groups[number].letter]} for one in accuracy_lines(entries))
+    if unscored:
+        (nothing,) = accuracy_lines([])
+        label = row_letters(unscored, groups) if len(unscored) > 1 else labels[groups[unscored[0]].letter]
+        yield {**nothing, "label": label}
 
 
 def _result(values: Values) -> str | None:

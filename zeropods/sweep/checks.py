@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from zeropods.errors import UserError
@@ -12,6 +13,8 @@ from zeropods.sweep.flag_checks import A_PASS, EFFECTIVE, PASSES, flag_faults
 from zeropods.sweep.matrix import SCRIPT, Matrix
 
 TINY = "t5-tiny"
+MOST_RUNS = 10_000
+"""Of a matrix: a few years of them. More is a slip of the pen, and would be laid out in memory."""
 EACH = "*"
 """In the place of a model or prompt: every one that is not named."""
 
@@ -42,6 +45,7 @@ def rows_of_a_pass(matrix: Matrix, cell: Cell) -> int | None:
 
 def _faults(matrix: Matrix) -> Iterator[str]:
     yield from _axes(matrix)
+    yield from _size(matrix)
     yield from _cells(matrix)
     yield from _repeats(matrix)
     yield from _batch(matrix)
@@ -55,6 +59,12 @@ def _axes(matrix: Matrix) -> Iterator[str]:
         for axis in AXES:
             if axis not in matrix.axes and axis not in entry:
                 yield f"{axis}: is missing; give at least one value"
+
+
+def _size(matrix: Matrix) -> Iterator[str]:
+    cells = sum(prod(len(values) for values in {**matrix.axes, **entry}.values()) for entry in matrix.entries or ({},))
+    if cells * matrix.repeats > MOST_RUNS:
+        yield f"repeats: {matrix.repeats} of {cells} cells are more than {MOST_RUNS:,} runs; give fewer"
 
 
 def _cells(matrix: Matrix) -> Iterator[str]:
