@@ -95,3 +95,17 @@ def test_a_shape_without_a_number_is_refused() -> None:
 )
 def test_published_peaks_by_the_name_of_a_gpu(gpu: str, precision: str, peak: float | None) -> None:
     assert published_flops(gpu, precision) == (None if peak is None else pytest.approx(peak))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "tera"),
+    [
+        ("NVIDIA H800 PCIe", "bf16", 756.0),
+        ("NVIDIA H800", "bf16", 989.4),
+        ("NVIDIA GeForce RTX 3090", "fp32", 35.6),
+        ("NVIDIA GeForce RTX 3090 Ti", "fp32", None),
+        ("NVIDIA GeForce RTX 4090 D", "fp32", None),
+    ],
+)
+def test_a_peak_is_that_of_the_very_card(gpu: str, precision: str, tera: float | None) -> None:
+    assert published_flops(gpu, precision) == (None if tera is None else tera * 1e12)

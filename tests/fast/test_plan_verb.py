@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from zeropods.cli import plan as cli_plan
+from zeropods.cli import root
 from zeropods.errors import UserError
 from zeropods.plan.estimate import plan
 from zeropods.plan.machines import Machines
@@ -118,6 +119,11 @@ def test_a_published_run_is_planned_with_its_own_settings() -> None:
     assert one == other and one[0]["remark"] == "within 15%"
 
 
+def test_the_published_5_gb_of_t5_small_on_three_pods_are_within_15_percent() -> None:
+    found = result("--model", "t5-small", "--technique", "zero1")["reference"][0]
+    assert found["planned_gigabytes"] == pytest.approx(5, rel=0.15) and found["remark"] == "within 15%"
+
+
 def test_the_published_9_gb_of_zero3_offload_are_planned_as_5_and_a_half() -> None:
     found = result("--model", "t5-large", "--technique", "zero3_offload")["reference"][0]
     assert found["planned_gigabytes"] == pytest.approx(5.4, rel=0.05)
@@ -134,6 +140,9 @@ def test_every_formula_is_printed_where_asked() -> None:
         (("--model", "t5-small", "--pods", "0"), "--pods 0; expected more than 0"),
         (("--model", "t5-small", "--batch-size", "-1"), "--batch-size -1"),
         (("--model", "t5-small", "--gpu-memory", "0"), "--gpu-memory 0"),
+        (("--model", "t5-small", "--gpu-memory", "-1"), "--gpu-memory -1; expected more than 0"),
+        (("--model", "t5-small", "--flops", "-2.5"), "--flops -2.5; expected more than 0"),
+        (("--model", "t5-small", "--epochs", "2"), "--epochs 2 without --samples"),
         (("--model", "t5-small", "--bandwidth", "-2"), "--bandwidth"),
         (("--model", "t5-small", "--precision", "fp16"), "--precision fp16; expected fp32 or bf16"),
         (("--model", "t5-small", "--technique", "zero9"), "zero9.*zero3_offload"),
@@ -145,6 +154,25 @@ def test_bad_input_is_one_line(argv: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         result(*argv)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--pods", "many", "'many'; expected a number"),
+        ("--pods", "", "''; expected a number"),
+        ("--pods", "1.5", "1.5; expected a whole number"),
+        ("--gpu-memory", "nan", "nan; expected a finite number"),
+        ("--batch-size", "1e300", "1e300; expected 1e-15 to 1e+15"),
+        ("--flops", "1e-300", "1e-300; expected 1e-15 to 1e+15"),
+        ("--bandwidth", "9" * 400, "99; expected a finite number"),
+    ],
+)
+def test_what_is_no_number_is_one_line(flag: str, value: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        root.main(["plan", "--model", "t5-small", flag, value])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"zeropods plan: argument {flag}: ") and said in line
 
 
 @pytest.mark.parametrize("value", ["true", "1", "yes"])

@@ -45,6 +45,43 @@ def test_a_finished_run_is_a_row_of_its_record(tmp_path: Path, key: str, value: 
     assert row(tmp_path)[key] == (pytest.approx(value) if isinstance(value, float) else value)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"deepspeed": {"zero_optimization": "x"}}, "deepspeed.zero_optimization is 'x'; expected dict"),
+        ({"deepspeed": {"flops_profiler": 5}}, "deepspeed.flops_profiler is 5; expected dict"),
+        ({"hardware": {"gpus": "one"}}, "hardware.gpus is 'one'; expected list"),
+    ],
+)
+def test_a_part_of_another_kind_breaks_its_run_and_no_other(tmp_path: Path, values: dict[str, Any], said: str) -> None:
+    write_run(tmp_path / "a", a_record(**values))
+    write_run(tmp_path / "b", a_record(run_id="b" * 12, hardware={"gpus": None}))
+    broken, well = read_runs([tmp_path]).to_json()["runs"]
+    assert (broken["status"], well["status"]) == ("broken", "ok")
+    assert broken["reason"] == f"record.json: {said}: run it again"
+
+
+@pytest.mark.parametrize("text", ['{"identity": 5}', '{"hardware": []}', "[" * 100_000])
+def test_a_configuration_of_another_kind_breaks_its_run(tmp_path: Path, held: Path, text: str) -> None:
+    (held / "config.json").write_text(text)
+    assert row(tmp_path)["status"] == "broken"
+
+
+def test_a_record_nested_too_deeply_breaks_its_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "[" * 100_000)
+    assert row(tmp_path)["status"] == "broken"
+
+
+def test_a_score_whose_groups_are_none_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(), score_test=a_score(groups=5))
+    assert row(tmp_path)["reason"] == "score.test.json: groups is 5; expected an object: measure again"
+
+
+def test_a_reason_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_failed_record(reason="bad \x1b[31m\u202e end"))
+    assert row(tmp_path)["reason"] == "bad \ufffd[31m\ufffd end"
+
+
 def test_peak_memory_is_that_of_the_rank_that_needed_most(tmp_path: Path) -> None:
     ranks = [a_rank(peak_resident_bytes=GIB), a_rank(1, peak_resident_bytes=3 * GIB)]
     write_run(tmp_path / "a", a_record(ranks=ranks))

@@ -29,6 +29,34 @@ def a_document(folder: Path, seconds: tuple[float, ...] = (0.8,), **values: Any)
     return read_runs([folder]).to_json()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("samples_per_second", float("nan")),
+        ("samples_per_second", "fast"),
+        ("eval_loss", True),
+        ("samples_per_second_interval", [1, 2, 3]),
+        ("execution_accuracy_interval", [0.5, float("nan")]),
+        ("settings", None),
+        ("status", 5),
+        ("memory_kind", 1),
+    ],
+)
+def test_an_old_summary_that_cannot_be_judged_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    document = a_document(tmp_path / "old")
+    document["groups"][0][key] = value
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=rf"old\.json: groups\.0\.{key} is "):
+        read_old(tmp_path / "old.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
+def test_a_damaged_old_summary_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
+    (tmp_path / "old.json").write_text(text)
+    with pytest.raises(UserError, match=r"old\.json: no JSON object; .* summarize the old runs again"):
+        read_old(tmp_path / "old.json")
+
+
 def worse(old: Document, new: Document) -> list[str]:
     return [one["figure"] for one in compare(old, new).to_json()["worse"]]
 
@@ -118,7 +146,6 @@ def test_people_read_old_new_and_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "damaged"),
         ('{"schema_version": 1}', "schema_version 1"),
         ('{"schema_version": 2}', "groups are not those"),
     ],

@@ -155,6 +155,20 @@ def test_where_it_is_asked_for_a_ratio_is_drawn_and_marked(tmp_path: Path) -> No
     assert "* B is set against A although they differ in precision" in found.remarks()
 
 
+def test_a_row_that_is_a_base_for_others_has_itself_as_base(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    a_run(tmp_path / "b", 0.4, pods=2, precision="bf16")
+    groups = summary(tmp_path, allow_differences=True).to_json()["groups"]
+    assert [(row["base"], row["differs_in"]) for row in groups] == [("A", []), ("A", ["precision"])]
+
+
+def test_where_ratios_were_asked_for_it_is_not_said_that_there_are_none(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    a_run(tmp_path / "b", 0.4, pods=2, precision="bf16")
+    texts = [summary(tmp_path, allow_differences=allowed).to_markdown() for allowed in (False, True)]
+    assert ["No ratio is drawn between rows that do" in text for text in texts] == [True, False]
+
+
 def test_a_profiled_run_is_not_compared_with_one_that_was_not(tmp_path: Path) -> None:
     a_run(tmp_path / "a")
     a_run(tmp_path / "b", technique="zero1", deepspeed={"flops_profiler": {"enabled": True}})

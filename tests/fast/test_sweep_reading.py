@@ -110,6 +110,7 @@ def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], 
         ({"pods": True}, "pods: True; expected a whole number"),
         ({"model": 5}, "model: 5; expected text"),
         ({"repeats": 0}, "repeats: 0; expected a whole number, at least 1"),
+        ({"repeats": 10_001}, "repeats: 10001 of 1 cells are more than 10,000 runs; give fewer"),
         ({"repeats": "two"}, "repeats: 'two'; expected a whole number"),
         ({"timeout_seconds": -1}, "timeout_seconds: -1; expected seconds, more than 0"),
         ({"seeds": [1, 2, 3], "repeats": 2}, "seeds: 3 for 2 repeats; give one for each"),
@@ -156,6 +157,7 @@ def test_what_is_wrong_is_said_with_its_key_and_its_value(changes: dict[str, Any
         ("", "m.yaml: NoneType; expected keys with values"),
         ("model: !!python/object:os.system x\n", "m.yaml: line 1: "),
         ("a: \x07\n", "m.yaml: "),
+        ("[" * 50_000, "m.yaml: lists in lists"),
     ],
 )
 def test_a_file_that_is_no_yaml_of_a_matrix_is_refused_with_its_line(text: str, said: str, tmp_path: Path) -> None:

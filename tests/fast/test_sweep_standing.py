@@ -16,6 +16,7 @@ from zeropods.launch import finished
 from zeropods.sweep.matrix import Matrix
 from zeropods.sweep.reading import matrix_of
 from zeropods.sweep.results import Row, Sweep, earlier_rows, read_sweep
+from zeropods.sweep.run import run_sweep
 from zeropods.sweep.standing import held, refuse_other_runs, standing_row
 from zeropods.sweep.trial import Trial, trials
 
@@ -138,6 +139,14 @@ def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_
     other = trials(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
     with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate: 0.1, now 0.5\)"):
         refuse_other_runs(other)
+
+
+def test_a_refused_matrix_leaves_that_of_the_runs_where_it_was(trial: Trial, tmp_path: Path) -> None:
+    recorded(trial, a_record())
+    a_sweep(tmp_path).write()
+    with pytest.raises(UserError, match="was run with other settings"):
+        run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
+    assert read_sweep(tmp_path).matrix == a_matrix() and not (tmp_path / "matrix.yaml").exists()
 
 
 def test_runs_of_the_same_matrix_are_not_refused(trial: Trial, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 Result = dict[str, Any]
 GIB = 1 << 30
 GIGA, TERA = 1e9, 1e12
+LEAST, MOST = 1e-15, 1e15
+"""What a flag may say; products and quotients of such numbers are still finite."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -65,17 +67,22 @@ def request_of(arguments: argparse.Namespace) -> Any:
 
 
 def number(text: str) -> float:
-    """A finite number, `5e8` as well."""
-    value = float(text)
+    """A finite number, `5e8` as well, of a size that arithmetic can hold."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.40}; expected a number") from None
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text}; expected a finite number")
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected a finite number")
+    if value and not LEAST <= abs(value) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected {LEAST:g} to {MOST:g}")
     return value
 
 
 def _whole(text: str) -> int:
     value = number(text)
     if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text}; expected a whole number")
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected a whole number")
     return int(value)
 
 

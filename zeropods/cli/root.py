@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from zeropods import __version__
 from zeropods.cli import data, evaluate, launch, plan, pods, profile, summary, sweep
@@ -40,10 +40,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """No abbreviated flags, in verbs either."""
+    """No abbreviated flags, in verbs either; what is wrong with one is said in a line, as all else is."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:

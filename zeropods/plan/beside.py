@@ -22,7 +22,7 @@ TOLERANCE = 0.15
 GIGA = 1e9
 ROWS, TOKENS = 32, 96
 """Of a process; of source and of target."""
-STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, multi_rank_all_reduce=False)
+STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
 STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
 """What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
 
@@ -42,7 +42,7 @@ class Beside:
         if planned < (1 - TOLERANCE) * low:
             return f"{low - planned:.1f} GB more were published: the allocator's cache, which nvidia-smi counts as used"
         if planned > (1 + TOLERANCE) * high:
-            return f"{planned - high:.1f} GB fewer were published"
+            return f"{planned - high:.1f} GB fewer were published: this plan is too high there"
         return f"within {TOLERANCE:.0%}"
 
     def to_json(self) -> dict[str, Any]:

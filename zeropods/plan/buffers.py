@@ -19,6 +19,8 @@ def backward_buffers(job: Job, technique: Technique, ranks: int, zero: ZeroSetti
     if technique.stage == 3:
         return (*_buckets(job, zero, copies=2 if ranks > 1 else 1), *_gathered(job, technique, ranks, zero))
     if technique.stage:
+        if not (zero.contiguous or technique.offloads):
+            return (_copied_together(job, zero),)
         return (*_buckets(job, zero, copies=2 if zero.overlap else 1), *_offload_copy(job, technique))
     if technique.is_alone:
         return ()
@@ -52,6 +54,12 @@ def _buckets(job: Job, zero: ZeroSettings, copies: int) -> tuple[Term, ...]:
         return (buckets,)
     alone = "gradient that is larger than a bucket"
     return buckets, Term(alone, size * job.largest_tensor, elements(size, job.largest_tensor))
+
+
+def _copied_together(job: Job, zero: ZeroSettings) -> Term:
+    """Stages 1 and 2 without contiguous gradients (`buffered_reduce_fallback`)."""
+    size, number = job.element_bytes, min(job.parameters, max(zero.reduce_elements, job.largest_tensor))
+    return Term("reduce bucket, copied together", size * number, elements(size, number))
 
 
 def _offload_copy(job: Job, technique: Technique) -> tuple[Term, ...]:

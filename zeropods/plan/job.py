@@ -22,6 +22,8 @@ class Job:
     checkpointing: bool = False
     """Whether each layer's activations are computed again in the backward pass."""
     dropout: bool = True
+    own_rates: bool = False
+    """Whether the optimizer's parameter groups are those of `train.rates`, not Trainer's."""
     accumulates: bool = False
     """Whether gradients of several passes are added up before a step."""
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 TERA = 1e12
-SLICED = frozenset({"mig", "laptop", "d"})
-"""Words in a name that mark less than the whole card: a MIG slice, a mobile or a cut-down variant."""
+OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
+"""Words in a name that mark another card, or less than a whole one: a MIG slice, a mobile or a cut-down variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ PEAKS = (
     Peak(words="h100 pcie", fp32=51.2, half=756.0),
     Peak(words="h100 nvl", fp32=60.0, half=835.0),
     Peak(words="h100", fp32=66.9, half=989.4),
+    Peak(words="h800 pcie", fp32=51.2, half=756.0),
     Peak(words="h800", fp32=66.9, half=989.4),
     Peak(words="h200 nvl", fp32=60.0, half=835.0),
     Peak(words="h200", fp32=66.9, half=989.4),
@@ -63,6 +64,6 @@ def published_flops(gpu: str, precision: str) -> float | None:
     """
     words = frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
     peak = next((peak for peak in PEAKS if words.issuperset(peak.words.split())), None)
-    if peak is None or words & SLICED or (precision == "bf16" and not peak.has_bf16):
+    if peak is None or words & OTHER or (precision == "bf16" and not peak.has_bf16):
         return None
     return TERA * {"fp32": peak.fp32, "bf16": peak.half, "fp16": peak.half}[precision]

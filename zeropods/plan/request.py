@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from zeropods.errors import UserError
 from zeropods.plan.job import Job
-from zeropods.plan.machines import Machines
+from zeropods.plan.machines import GIGA, TERA, Machines
 from zeropods.plan.parameters import BYTES
 from zeropods.plan.shapes import t5_shape
 from zeropods.plan.technique import TECHNIQUES, Technique, technique_named
@@ -73,15 +73,20 @@ class Request:
                 yield f"--{flag} {value:g}; expected more than 0"
         if self.machines.latency_seconds < 0:
             yield f"--latency {self.machines.latency_seconds:g}; expected 0 seconds or more"
+        if self.samples is None and self.epochs != 1:
+            yield f"--epochs {self.epochs:g} without --samples; give both, or --steps"
         if self.steps is not None and self.samples is not None:
             yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
 
     def _numbers(self) -> Iterator[tuple[str, float | None]]:
+        """By flag, in the unit of the flag."""
         machines = self.machines
+        flops = None if machines.flops is None else machines.flops / TERA
+        host = None if self.host_memory_bytes is None else self.host_memory_bytes / GIB
         yield from (("pods", machines.pods), ("slots", machines.slots), ("batch-size", self.batch_size))
         yield from (("source-length", self.source_length), ("target-length", self.target_length))
-        yield from (("gpu-memory", self.gpu_memory_bytes), ("host-memory", self.host_memory_bytes))
-        yield from (("bucket-size", self.zero.reduce_elements), ("bandwidth", machines.bandwidth))
-        yield from (("pcie-bandwidth", machines.pcie_bandwidth), ("flops", machines.flops))
+        yield from (("gpu-memory", self.gpu_memory_bytes / GIB), ("host-memory", host))
+        yield from (("bucket-size", self.zero.reduce_elements), ("bandwidth", machines.bandwidth / GIGA))
+        yield from (("pcie-bandwidth", machines.pcie_bandwidth / GIGA), ("flops", flops))
         yield from (("price-per-hour", self.price_per_hour), ("steps", self.steps))
         yield from (("samples", self.samples), ("epochs", self.epochs))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from zeropods.plan.job import Job
 from zeropods.plan.parameters import in_small_tensors
+from zeropods.plan.partitions import touched
 from zeropods.plan.technique import Technique
 from zeropods.plan.term import Term, elements, share
 from zeropods.plan.zero_settings import ZeroSettings
@@ -68,8 +69,12 @@ def _small_weights(job: Job, technique: Technique, ranks: int, zero: ZeroSetting
 
 
 def _gradients(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> Term:
-    whole = gradients_are_whole(job, technique, zero)
-    return _term("gradients", "gradients", job.element_bytes, job, 1 if whole else ranks)
+    whole, size = gradients_are_whole(job, technique, zero), job.element_bytes
+    if whole or technique.stage == 3:
+        return _term("gradients", "gradients", size, job, 1 if whole else ranks)
+    count = touched(job.shape, ranks, job.own_rates)
+    formula = f"{elements(size, count)}: tensors that a share of 1 / {ranks} touches, whole"
+    return Term("gradients", size * count, formula, "gradients")
 
 
 def _master_gradients(job: Job, ranks: int) -> Term:

@@ -16,6 +16,14 @@ SCORED_SPLITS = ("test", "dev")
 """The first that has a score is shown."""
 Facts = dict[str, Any]
 
+PARTS: dict[type, tuple[str, ...]] = {
+    dict: (
+        *("identity", "versions", "hardware", "deepspeed"),
+        *("deepspeed.zero_optimization", "deepspeed.flops_profiler"),
+    ),
+    list: ("hardware.gpus", "ranks"),
+}
+"""By kind; what is nested comes after what it is in."""
 _NUMBER = (int, float)
 _ABSENT = type(None)
 SCORE_TYPES: dict[str, tuple[type, ...]] = {
@@ -61,32 +69,46 @@ def read_entry(folder: Path, name: str) -> Entry:
     """Read a run folder; what is wrong with it becomes a status and a reason."""
     try:
         entry = _entry(folder, name)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RecursionError) as error:
         return Entry(name=name, folder=folder, status="broken", reason=one_line(error, folder))
     try:
         split, score = _score(folder)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, RecursionError) as error:
         return replace(entry, reason=one_line(error, folder))
     return replace(entry, split=split, score=score)
 
 
 def one_line(what: object, folder: Path) -> str:
-    """A reason without line breaks, and without the place where the run happens to lie."""
-    return " ".join(str(what).replace(f"{folder}/", "").split())
+    """A reason without line breaks, letters that steer a terminal, and the place where the run happens to lie."""
+    words = " ".join(str(what).replace(f"{folder}/", "").split())
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
 
 
 def _entry(folder: Path, name: str) -> Entry:
     if (folder / RECORD).is_file():
         record = read_record(folder)
+        _check_parts(folder / RECORD, record)
         _check_shapes(folder / RECORD, record)
         reason = one_line(record["reason"], folder) if record["reason"] else None
         return Entry(name=name, folder=folder, status=record["status"], reason=reason, facts=record)
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    _check_parts(folder / CONFIG, config)
     if is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK):
         status, reason = "running", "no record yet"
     else:
         status, reason = "killed", "ended without a record; the same command resumes it"
     return Entry(name=name, folder=folder, status=status, reason=reason, facts=config)
+
+
+def _check_parts(path: Path, facts: Facts) -> None:
+    """Refuse parts that settings are compared by where they are not of the kind that a run writes."""
+    for kind, names in PARTS.items():
+        for name in names:
+            value: Any = facts
+            for key in name.split("."):
+                value = None if value is None else value.get(key)
+            if value is not None and not isinstance(value, kind):
+                raise UserError(f"{path}: {name} is {value!r:.60}; expected {kind.__name__}: run it again")
 
 
 def _check_shapes(path: Path, record: Facts) -> None:
@@ -103,7 +125,10 @@ def _score(folder: Path) -> tuple[str | None, Facts | None]:
         path = folder / f"score.{split}.json"
         if path.is_file():
             score = read_json(path)
-            for part in (score, *(score.get("groups") or {}).values()):
+            groups = score.get("groups") or {}
+            if not isinstance(groups, dict):
+                raise UserError(f"{path}: groups is {groups!r:.60}; expected an object: measure again")
+            for part in (score, *groups.values()):
                 _check(path, part)
             return split, score
     return None, None

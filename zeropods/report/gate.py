@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,22 @@ def read_old(path: Path) -> dict[str, Any]:
     """An earlier `summary.json`; `UserError` where it is none, or of another version."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a summary.json that `zeropods summary` wrote")
-    document = read_json(path)
+    try:
+        document = read_json(path)
+    except (UserError, RecursionError):
+        raise UserError(
+            f"{path}: no JSON object; expected a summary.json, whole: summarize the old runs again"
+        ) from None
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: summarize again")
     groups = document.get("groups")
     if not isinstance(groups, list) or not all(isinstance(row, dict) and row.keys() >= NEEDED for row in groups):
         raise UserError(f"{path}: its groups are not those of a summary; summarize the old runs again")
+    for number, row in enumerate(groups):
+        fault = next((key for key, is_sound in SOUND.items() if key in row and not is_sound(row[key])), None)
+        if fault is not None:
+            raise UserError(f"{path}: groups.{number}.{fault} is {row[fault]!r:.60}; summarize the old runs again")
     return document
 
 
@@ -164,6 +174,27 @@ def _hardware(row: Row) -> Row:
     return {key: value for key, value in row["settings"].items() if key.startswith("hardware ")}
 
 
+def _is_number(value: object) -> bool:
+    """JSON has no NaN, but Python's reader takes it, and no figure is ever worse than that."""
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_interval(value: object) -> bool:
+    return value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
 def _shown(value: Any) -> str:
     if value is None:
         return "gone"
@@ -172,3 +203,11 @@ def _shown(value: Any) -> str:
 
 JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss")
 NEEDED = {"name", "status", "settings", "arrangement", "samples_per_second_interval", "memory_kind", *JUDGED}
+SOUND: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(JUDGED, _is_figure),
+    **dict.fromkeys(("samples_per_second_interval", "execution_accuracy_interval"), _is_interval),
+    **dict.fromkeys(("name", "status"), _is_text),
+    **dict.fromkeys(("settings", "arrangement"), _is_object),
+    "memory_kind": lambda kind: kind is None or _is_text(kind),
+}
+"""What a row's values must be: a gate lets nothing pass that it cannot judge."""

@@ -49,8 +49,8 @@ def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dic
     for group in timed:
         peers = [other for other in by_settings[_required(group)] if not unequal(group.settings, other.settings)]
         if peers == [group] and allow_differences:
-            peers = [other for other in by_model[str(group.first.facts["model_id"])] if other is not group]
-        if peers and peers != [group]:
+            peers = by_model[str(group.first.facts["model_id"])]
+        if len(peers) > 1:
             found[group.letter] = scaling(group, min(peers, key=_order))
     return found
 

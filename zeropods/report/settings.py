@@ -61,7 +61,7 @@ def machine_settings(facts: Mapping[str, Any]) -> Settings:
     processes."""
     hardware = dict(facts.get("hardware") or {})
     if "gpus" in hardware:
-        hardware["gpus"] = sorted(set(hardware["gpus"]))
+        hardware["gpus"] = sorted(set(hardware["gpus"] or ()))
     parts = {"hardware": hardware, "versions": facts.get("versions") or {}}
     return {f"{group} {key}": value for group, values in parts.items() for key, value in values.items()}
 

@@ -30,6 +30,7 @@ from zeropods.report.table import Table
 TITLE = "Runs side by side"
 REMARKS = "To know before reading the tables:"
 DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between rows that do:"
+ALLOWED = "Rows differ in more than technique and pods. Ratios between rows that do were asked for, and carry a *:"
 
 
 def summarize(
@@ -153,7 +154,7 @@ class Summary:
     def to_markdown(self) -> str:
         """The tables, and below them what to know before reading them."""
         parts = [table.to_markdown() for table in tables(self.groups, self.scalings)]
-        parts += [markdown_list(REMARKS, self.remarks()), markdown_list(DIFFER, self.differences())]
+        parts += [markdown_list(REMARKS, self.remarks()), markdown_list(self._differ, self.differences())]
         return "\n".join(part for part in [*parts, self.reference.to_markdown(), f"{NOTE}\n"] if part)
 
     def to_csv(self) -> str:
@@ -179,12 +180,16 @@ class Summary:
             "index.html": self.to_page().encode(),
         }
 
+    @property
+    def _differ(self) -> str:
+        return ALLOWED if self.allow_differences else DIFFER
+
     def _html_reference(self) -> str:
         return f"{self.reference.to_html()}<p>{NOTE}</p>"
 
     def _repr_html_(self) -> str:
         parts = [table.to_html() for table in tables(self.groups, self.scalings)]
-        return "".join([*parts, html_list(REMARKS, self.remarks()), html_list(DIFFER, self.differences())])
+        return "".join([*parts, html_list(REMARKS, self.remarks()), html_list(self._differ, self.differences())])
 
 
 def write_summary(summary: Summary, out: Path) -> dict[str, Any]:

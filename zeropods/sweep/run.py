@@ -57,11 +57,11 @@ def run_sweep(
     """
     out = Path(out).resolve()
     with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
+        provide_datasets(matrix, out, _say)
         planned = trials(matrix, out)
         refuse_other_runs(planned)
         earlier = earlier_rows(out, matrix)
         write_matrix(matrix, out / MATRIX)
-        provide_datasets(matrix, out, _say)
         rows = tuple(standing_row(trial, earlier, again=again) for trial in planned)
         sweep = Sweep(out=out, matrix=matrix, rows=rows)
         sweep.write()

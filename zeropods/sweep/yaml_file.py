@@ -32,6 +32,8 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}: line {line}: {error.problem}; mend the YAML") from None
+    except RecursionError:
+        raise UserError(f"{path}: lists in lists, deeper than a matrix can be; mend the YAML") from None
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}; mend the YAML") from None
     if not isinstance(document, dict):
