@@ -101,8 +101,8 @@ def _read(path: Path) -> str:
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path}: damaged: {error}; put the run folder aside") from None
     if not isinstance(document, dict):
-        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object")
+        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object: put the run folder aside")
     return document
