@@ -13,6 +13,7 @@ import os
 import sys
 
 from zeropods.errors import guarded
+from zeropods.extension_cache import use_own_cache
 from zeropods.own_programs import own_programs_first
 from zeropods.threads import wait_passively
 
@@ -21,6 +22,7 @@ def main() -> int:
     """Parse the flags, run, and say nothing more; an error that all ranks share is said by one of them."""
     wait_passively()
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
+    use_own_cache()
     from zeropods.measure.environment import process_age_seconds
     from zeropods.train.arguments import parse_arguments
     from zeropods.train.processes import SharedError

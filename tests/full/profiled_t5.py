@@ -6,6 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from zeropods.extension_cache import use_own_cache
+from zeropods.own_programs import own_programs_first
+
 ROWS, SOURCE, TARGET = 4, 24, 10
 STAGES = (1, 3)
 """In this order: DeepSpeed replaces the linear function of the whole process for stage 3."""
@@ -13,6 +16,8 @@ STAGES = (1, 3)
 
 def main(folder: Path) -> None:
     """One process; the second step of each stage is profiled into `FOLDER/STAGE.txt`."""
+    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
+    use_own_cache()
     import torch
 
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")

@@ -21,7 +21,7 @@ ATTENTION_MACS = 2 * 2 * ROWS * 128 * (SOURCE**2 + TARGET**2 + SOURCE * TARGET)
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiles")
     command = [sys.executable, "-m", "tests.full.profiled_t5", str(folder)]
-    subprocess.run(command, check=True, timeout=60, capture_output=True, cwd=ROOT)
+    subprocess.run(command, check=True, timeout=180, capture_output=True, cwd=ROOT)
     return folder
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import torch
 from transformers import Seq2SeqTrainingArguments
 
+from zeropods.extension_cache import extension_cache, remove_stale_locks
 from zeropods.train import processes
 from zeropods.train.job import Job
+
+log = logging.getLogger(__name__)
 
 
 def training_arguments(job: Job) -> Seq2SeqTrainingArguments:
@@ -16,6 +20,8 @@ def training_arguments(job: Job) -> Seq2SeqTrainingArguments:
     if job.template is None:
         return _arguments(job)
     processes.be_the_only_rank()
+    for lock in remove_stale_locks(extension_cache()):
+        log.warning("%s: left by a compilation that was killed; removed", lock)
     settings = _arguments(job)
     # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
     import deepspeed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import sysconfig
@@ -11,13 +10,13 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from zeropods.extension_cache import STALE_SECONDS, extension_cache
+
 CPU_ADAM = "cpu_adam"
 """Needed by optimizer offload."""
 SHARED_MEMORY = "deepspeed_shm_comm"
 """Loaded by DeepSpeed wherever it trains without a GPU."""
 OPERATIONS = (CPU_ADAM, SHARED_MEMORY)
-STALE_SECONDS = 600.0
-"""No compilation takes as long. An older lock was left by one that was killed; torch would wait for it for ever."""
 
 
 def operation_states() -> dict[str, str]:
@@ -25,19 +24,6 @@ def operation_states() -> dict[str, str]:
     cache = extension_cache()
     impossible = _impossible()
     return {name: _state(cache / name, name, impossible) for name in OPERATIONS}
-
-
-def extension_cache() -> Path:
-    """The folder in which this Python's torch keeps what it has compiled.
-
-    Source: `_get_build_directory` in torch/utils/cpp_extension.py (2.13).
-    """
-    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if chosen is not None:
-        return Path(chosen)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
-    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
-    return root / f"{python}_{_accelerator()}"
 
 
 def _state(folder: Path, name: str, impossible: str) -> str:
@@ -67,18 +53,6 @@ def _impossible() -> str:
     }
     missing = [name for name, lack in lacks.items() if lack]
     return f"impossible: no {', no '.join(missing)}" if missing else ""
-
-
-def _accelerator() -> str:
-    """What torch was built for, as its cache names it: `cpu`, `cu126`, `rocm63`."""
-    folder = _package("torch")
-    file = folder / "version.py" if folder else None
-    text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
-    for name, prefix in (("hip", "rocm"), ("cuda", "cu")):
-        stated = re.search(rf"^{name}\b.*= *'([^']+)'", text, re.MULTILINE)
-        if stated:
-            return prefix + stated[1].replace(".", "")
-    return "cpu"
 
 
 def _package(name: str) -> Path | None:
