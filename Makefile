@@ -22,8 +22,9 @@ test: setup ## run every test
 test-fast: setup ## run the tests that need no torch, in under a minute
 	@$(PYTHON) -m pytest tests/fast
 
-soak: setup ## run the tests that take long: every technique on every number of pods
-	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest tests/full/test_same_numbers.py
+soak: setup ## run the tests that take long: every technique on every number of pods, 100,000 hostile conversations
+	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest tests/full/test_same_numbers.py tests/fast/test_attacks.py \
+		tests/full/test_attacks_pod.py
 
 check: setup ## lint, formatting, types
 	@$(PYTHON) -m ruff check .

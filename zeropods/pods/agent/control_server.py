@@ -12,14 +12,17 @@ from typing import Any
 from zeropods.pods.agent.control import purpose
 from zeropods.pods.agent.leases import HAS_ENDED, RunEndedError
 from zeropods.pods.agent.lifetime import Lifetime
-from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept
+from zeropods.pods.rendezvous.listener import listening_socket, serve
+from zeropods.pods.wire.channel import Channel, ChannelError, accept
+from zeropods.pods.wire.unproven import Unproven
 
 PROOF_SECONDS = 5.0
 SILENT_SECONDS = 120.0
 """A connection on which nothing was asked for so long is closed; clients connect again."""
 MAX_STRANGERS = 64
-"""Connections that have proven nothing yet; one more is dropped."""
-MAX_CONNECTIONS = 512
+"""Connections that have proven nothing yet; one more costs the oldest its place."""
+MAX_PROVEN = 512
+"""Connections of the master; one more is dropped."""
 MAX_SECONDS = 3_600.0
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -40,7 +43,8 @@ class ControlServer:
         self._server: asyncio.Server | None = None
         self._purpose = ""
         self._connections: set[asyncio.Task[None]] = set()
-        self._strangers = 0
+        self._strangers = Unproven(MAX_STRANGERS)
+        self._proven = 0
         self._requests: dict[str, Callable[[Answer], Awaitable[Answer]]] = {
             "status": self._status,
             "renew": self._renew,
@@ -51,9 +55,10 @@ class ControlServer:
 
     async def start(self, address: str) -> int:
         """Listen on a free port of this address; returns it."""
-        self._server = await asyncio.start_server(self._serve, address, 0, limit=MAX_MESSAGE_BYTES)
-        port = int(self._server.sockets[0].getsockname()[1])
+        listener = listening_socket(address, 0)
+        port = int(listener.getsockname()[1])
         self._purpose = purpose(address, port)
+        self._server = await serve(listener, self._serve)
         return port
 
     async def close(self) -> None:
@@ -66,9 +71,6 @@ class ControlServer:
             await asyncio.wait(self._connections, timeout=1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= MAX_STRANGERS or len(self._connections) >= MAX_CONNECTIONS:
-            writer.transport.abort()
-            return
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
@@ -80,15 +82,18 @@ class ControlServer:
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._strangers += 1
-        try:
+        with self._strangers.place(writer):
             channel = await accept(reader, writer, self._secret, self._purpose, PROOF_SECONDS)
             request = await channel.receive(PROOF_SECONDS)
+        if self._proven >= MAX_PROVEN:
+            return
+        self._proven += 1
+        try:
+            while True:
+                await self._answer(channel, request)
+                request = await channel.receive(SILENT_SECONDS)
         finally:
-            self._strangers -= 1
-        while True:
-            await self._answer(channel, request)
-            request = await channel.receive(SILENT_SECONDS)
+            self._proven -= 1
 
     async def _answer(self, channel: Channel, request: Answer) -> None:
         try:

@@ -10,15 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.pods.rendezvous.listener import serve
 from zeropods.pods.rendezvous.register import PURPOSE
 from zeropods.pods.rendezvous.registration import Answer, Registration, plain_line
 from zeropods.pods.rendezvous.roster import Entry, Roster, Stage, SurplusError
-from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept
+from zeropods.pods.wire.channel import Channel, ChannelError, accept
+from zeropods.pods.wire.unproven import Unproven
 
 FAREWELL_SECONDS = 2.0
 CUT_SECONDS = 0.05
-BACKLOG = 256
-"""Connections that the kernel keeps until they are accepted; beyond it they are tried again a second later."""
 
 
 class Reception:
@@ -44,20 +44,17 @@ class Reception:
         self.ssh_port: int | None = None
         self._secret = secret
         self._answer = answer
-        self._strangers_limit = strangers
         self._handshake_seconds = handshake_seconds
         self._settled = settled
         self._server: asyncio.Server | None = None
         self._is_settled = False
         self._writers: set[asyncio.StreamWriter] = set()
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
-        """Connections that have proven nothing yet, oldest first."""
+        self._strangers = Unproven(strangers)
         self._channels: dict[Entry, Channel] = {}
 
     async def open(self, listener: socket.socket) -> None:
         """Serve the connections of a listening socket, which is the reception's from now on."""
-        backlog = max(BACKLOG, self._strangers_limit)
-        self._server = await asyncio.start_server(self._attend, sock=listener, limit=MAX_MESSAGE_BYTES, backlog=backlog)
+        self._server = await serve(listener, self._attend)
 
     async def close(self) -> None:
         """Stop accepting, tell the pods that still wait, end all connections and the listener."""
@@ -92,22 +89,11 @@ class Reception:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Channel, dict[str, Any]]:
         """A connection and its first message, which proves that it knows the secret."""
-        self._make_room()
-        self._strangers[writer] = None
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._handshake_seconds
-        try:
+        with self._strangers.place(writer):
             channel = await accept(reader, writer, self._secret, PURPOSE, deadline - clock())
             return channel, await channel.receive(deadline - clock())
-        finally:
-            self._strangers.pop(writer, None)
-
-    def _make_room(self) -> None:
-        """Cut the oldest stranger where there are too many: an honest pod needs its place for milliseconds only."""
-        while len(self._strangers) >= self._strangers_limit:
-            oldest = next(iter(self._strangers))
-            del self._strangers[oldest]
-            oldest.transport.abort()
 
     async def _serve(self, channel: Channel, body: dict[str, Any]) -> None:
         """Admit a pod, tell all if it was the last one, and hear what it says."""
