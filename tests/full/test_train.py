@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: 
     folder = tmp_path / "interrupted"
     arguments = [*TINY, *steps, "--dataset_path", str(prepared), "--outputdir", str(folder)]
     child = subprocess.Popen([sys.executable, str(ROOT / "textsql_train.py"), *arguments], stderr=subprocess.DEVNULL)
-    wait_for(folder / "checkpoints" / "checkpoint-10" / "trainer_state.json", child)
+    wait_for(folder / "checkpoints" / "checkpoint-10" / "manifest.json", child)
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=60) == 130
     record = read_record(folder)

@@ -90,16 +90,6 @@ def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
     return Opening(config["run_id"], _put_aside(folder, again), finished=False, resume=not again)
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a run that were written to their end, newest first."""
-    found = [
-        path
-        for path in (folder / "checkpoints").glob("checkpoint-*")
-        if path.name[11:].isdigit() and (path / "trainer_state.json").is_file()
-    ]
-    return sorted(found, key=lambda path: int(path.name[11:]), reverse=True)
-
-
 def _refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another --outputdir")

@@ -11,15 +11,17 @@ import torch
 from transformers import AutoTokenizer, EarlyStoppingCallback, Seq2SeqTrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from zeropods.errors import UserError
+from zeropods.checkpoints.origin import Origin, digest
 from zeropods.measure import environment
 from zeropods.measure.rank import RankMeasurement
-from zeropods.measure.run_folder import Opening, checkpoints
+from zeropods.measure.run_folder import Opening
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.callbacks import TimeLimit
+from zeropods.train.checkpoints import Checkpoints
 from zeropods.train.curves import Curves
 from zeropods.train.dataset import collate
+from zeropods.train.deepspeed_config import technique
 from zeropods.train.dropout import cheapen_dropout
 from zeropods.train.interrupt import heard_while_waiting
 from zeropods.train.job import Job
@@ -71,7 +73,8 @@ def _train(
 ) -> None:
     measured.matmul_flops_per_second = processes.alone_on_rank_zero(lambda: matmul_flops_per_second(job.precision))
     trainer = _trainer(job, settings, measured, meter)
-    trainer.train(resume_from_checkpoint=_checkpoint(job, opening))
+    trainer.checkpoints = Checkpoints(job.folder / "checkpoints", _origin(job, opening, measured))
+    trainer.train(resume_from_checkpoint=_checkpoint(job, opening, trainer.checkpoints))
     measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
     last = measured.eval_losses[-1].step if measured.eval_losses else None
     if job.dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
@@ -123,16 +126,24 @@ def _callbacks(job: Job, trainer: TextToSQLTrainer, measured: RankMeasurement, m
         yield EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
 
 
-def _checkpoint(job: Job, opening: Opening) -> str | None:
+def _origin(job: Job, opening: Opening, measured: RankMeasurement) -> Origin:
+    ranks = processes.world_size()
+    model: dict[str, int | str | None] = {
+        **(measured.shape or {}),
+        "parameters": measured.parameters,
+        "precision": job.precision,
+        "deepspeed": technique(job.deepspeed, ranks) if job.deepspeed else None,
+    }
+    return Origin(run_id=opening.run_id, settings=digest(job.identity()), model=model, world_size=ranks)
+
+
+def _checkpoint(job: Job, opening: Opening, checkpoints: Checkpoints) -> str | None:
     asked = job.arguments.resume
     if asked not in ("auto", "never"):
-        if not (Path(asked) / "trainer_state.json").is_file():
-            raise UserError(f"--resume {asked}: no checkpoint there; expected auto, never or a checkpoint folder")
+        checkpoints.check(Path(asked), f"--resume {asked}", "give auto, never or the folder of a whole checkpoint")
         return asked
-    found = checkpoints(job.folder) if opening.resume else []
-    if found:
-        log.info("going on from %s", found[0])
-    return str(found[0]) if found else None
+    found = checkpoints.newest() if opening.resume else None
+    return str(found) if found else None
 
 
 def _stopped_by(trainer: TextToSQLTrainer) -> str:

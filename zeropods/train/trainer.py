@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from transformers import Seq2SeqTrainer
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.train.callbacks import EpochOrder
+from zeropods.train.checkpoints import Checkpoints
 from zeropods.train.dataset import TokenizedSplit, collate
+from zeropods.train.disk_errors import said_in_one_line
 from zeropods.train.evaluation_batches import evaluation_batches
 from zeropods.train.master import MasterAdamW, load_masters
 from zeropods.train.rates import rate_groups
@@ -52,6 +55,8 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         self.scaled_rates = scaled_rates
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None
+        self.checkpoints: Checkpoints | None = None
+        """Makes what is saved complete, and verifies what is loaded; None: transformers' own way."""
         self.add_callback(EpochOrder(self))
         self.tokens = TokenCount()
         self.recorder = recorder
@@ -134,7 +139,8 @@ class TextToSQLTrainer(Seq2SeqTrainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights in FP32; every rank takes part."""
-        with self._within("save"):
+        folder = Path(output_dir or self.args.output_dir)
+        with self._within("save"), said_in_one_line(folder, "the model", "see to the disk, then call again"):
             if self.is_deepspeed_enabled:
                 self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
             else:
@@ -142,8 +148,12 @@ class TextToSQLTrainer(Seq2SeqTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what a later attempt goes on from."""
+        write = partial(super()._save_checkpoint, model, trial)
         with self._within("save"):
-            super()._save_checkpoint(model, trial)
+            if self.checkpoints is None:
+                write()
+            else:
+                self.checkpoints.save(self.state.global_step, write)
 
     def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.recorder is None else self.recorder.within(phase)
@@ -162,7 +172,10 @@ class TextToSQLTrainer(Seq2SeqTrainer):
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint into the model, and into the masters where there are any."""
+        best = self.state.best_model_checkpoint
         with self._within("load"):
+            if self.checkpoints is not None:
+                self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
             super()._load_best_model()
             masters = self._masters()
             if masters is not None:

@@ -1,0 +1,131 @@
+"""A writer killed at any point leaves the old or the new checkpoint, whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
+from zeropods import atomic
+from zeropods.checkpoints import save as protocol
+from zeropods.checkpoints.newest import newest_good
+
+ROOM = str(Path(protocol.__file__).parent)
+SEED = random.SystemRandom().randrange(2**32)
+CASES = {"a new step": (20, "first"), "a step again": (10, "second")}
+
+
+@pytest.fixture
+def copies() -> Iterator[Callable[[], Path]]:
+    """Gives, as often as it is called, a folder of its own with one complete checkpoint, of step 10."""
+    with quick_folder() as run:
+        save(run / "made", 10)
+
+        def copy() -> Path:
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+            return Path(shutil.copytree(run / "made", run / "checkpoints"))
+
+        yield copy
+
+
+def in_child(act: Callable[[], object]) -> int:
+    """Run something in a fork; returns its exit status, or minus the signal that killed it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(line: int, act: Callable[[], object]) -> int:
+    """Run something that dies by SIGKILL before the n-th line of the protocol, in whichever thread; returns lines."""
+    passed = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal passed
+        if not frame.f_code.co_filename.startswith((ROOM, atomic.__file__)):
+            return None
+        passed += event == "line"
+        if passed == line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+    return passed
+
+
+def check(folder: Path, step: int, name: str) -> bool:
+    """That what counts is the old or the new one, bit by bit; whether it is the new one."""
+    path = newest_good(folder, an_origin()).path
+    assert path is not None
+    new = read(path) == content_of(step, name)
+    assert new or (read(path) == content_of(10) and path.name in ("checkpoint-10", "checkpoint-10.previous"))
+    return new
+
+
+def check_goes_on(folder: Path, step: int) -> None:
+    """That the next attempt saves the same step whole, and that nothing of the killed one stays."""
+    save(folder, step, save="third")
+    found = newest_good(folder, an_origin())
+    assert (found.path, found.skipped) == (folder / f"checkpoint-{step}", ())
+    assert read(folder / f"checkpoint-{step}") == content_of(step, "third")
+    assert set(os.listdir(folder)) <= {"checkpoint-10", "checkpoint-20", "latest.json"}
+
+
+@pytest.mark.parametrize(("step", "name"), CASES.values(), ids=CASES)
+def test_killed_at_eighty_random_lines(copies: Callable[[], Path], step: int, name: str) -> None:
+    folder = copies()
+    lines = killed_at(-1, lambda: save(folder, step, save=name))
+    chosen = random.Random(SEED)
+    outcomes = set()
+    for number in range(80):
+        # Stratified, so that every part of the protocol has its kills.
+        line = int((number + chosen.random()) * lines / 80) + 1
+        folder = copies()
+        status = in_child(lambda at=line, to=folder: killed_at(at, lambda: save(to, step, save=name)))
+        assert status in (-signal.SIGKILL, 0), f"seed {SEED}, line {line}"
+        outcomes.add((status, check(folder, step, name)))
+        if number % 4 == 0:
+            check_goes_on(folder, step)
+    assert {(-signal.SIGKILL, False), (-signal.SIGKILL, True)} <= outcomes
+
+
+def test_killed_at_forty_random_moments(copies: Callable[[], Path]) -> None:
+    """As others kill: between two instructions, in the kernel, in any thread."""
+    folder = copies()
+    began = time.monotonic()
+    assert in_child(lambda: save(folder, 20)) == 0
+    longest = time.monotonic() - began
+    chosen = random.Random(SEED)
+    for number in range(40):
+        folder, delay = copies(), chosen.random() * longest
+        assert in_child(lambda after=delay, to=folder: killed_after(after, lambda: save(to, 20))) in (-9, 0)
+        check(folder, 20, "first")
+        if number % 4 == 0:
+            check_goes_on(folder, 20)
+
+
+def killed_after(seconds: float, act: Callable[[], object]) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    act()
+    os._exit(0)

@@ -1,0 +1,259 @@
+"""Real runs, killed and damaged for real: they go on from the newest whole checkpoint, to the same losses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY
+from tests.full.test_train import refused, train
+from zeropods.checkpoints.verify import fault
+from zeropods.measure.records import read_record
+
+SECONDS = 120.0
+SHARD = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+FLAGS = [
+    "--max_steps", "15", "--save_steps", "5", "--eval_steps", "0", "--per_device_train_batch_size", "4",
+    "--threads", "1", "--precision", "fp32",
+]  # fmt: skip
+ZERO1 = ("--deepspeed", str(ROOT / "dsconfig" / "zero1.json"))
+
+Run = tuple[int, Path, tuple[str, ...]]
+
+
+def several(prepared: Path, *runs: Run) -> list[str]:
+    """The command of runs one after the other, each of so many ranks, into a folder, with flags of its own."""
+    parts = [word for ranks, folder, flags in runs for word in ("--", str(ranks), str(folder), *flags)]
+    command = [sys.executable, str(ROOT / "tests" / "full" / "several.py"), *TINY, "--dataset_path", str(prepared)]
+    return [*command, *FLAGS, *parts]
+
+
+@contextmanager
+def started(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command whose runs end with the block, whatever happens in it."""
+    with open(said, "wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def said_by(command: list[str], folder: Path, status: int = 0) -> str:
+    """What runs say, once they have ended with the given status."""
+    said = folder / "said"
+    with started(command, said) as child:
+        assert child.wait(SECONDS) == status, said.read_text()[-4000:]
+    return said.read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of 15 steps with checkpoints of 5, 10 and 15: without DeepSpeed, ZeRO-1 on one rank and on two."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    said_by(
+        several(prepared, (1, folder / "none", ()), (1, folder / "zero1", ZERO1), (2, folder / "two", ZERO1)), folder
+    )
+    return folder
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Losses of the last attempt, by step."""
+    return {entry["step"]: entry["loss"] for entry in read_record(folder)["losses"]}
+
+
+def assert_same_losses(run: Path, undisturbed: Path, first_step: int) -> None:
+    """That the last attempt began after `first_step` and each of its losses is the undisturbed run's."""
+    again, expected = losses(run), losses(undisturbed)
+    assert list(again) == list(range(first_step + 1, 16))
+    assert again == pytest.approx({step: expected[step] for step in again}, rel=1e-5)
+
+
+def unfinished(run: Path, copy: Path) -> Path:
+    """A copy of a run, without its record: as if it had been killed just before."""
+    shutil.copytree(run, copy)
+    (copy / "record.json").unlink()
+    return copy / "checkpoints"
+
+
+def until(happened: Callable[[], object], child: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not happened():
+        assert child.poll() is None, f"the runs ended with {child.returncode} before it happened"
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.001)
+
+
+def kill_rank(run: Path) -> None:
+    """SIGKILL for the rank that holds the run's lock."""
+    os.kill(int((run / "run.lock").read_text().split()[1]), signal.SIGKILL)
+
+
+def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
+    prepared: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    saved = run / "checkpoints"
+    moments: tuple[Callable[[], object], ...] = (
+        # In the middle of a save: its weights are there, its manifest is not.
+        (saved / "checkpoint-5" / "model.safetensors").exists,
+        # Between two saves.
+        lambda: (saved / "checkpoint-5" / "manifest.json").exists() and "step 7 " in (run / "train.log").read_text(),
+        # When a save has just ended, or is about to.
+        (saved / "checkpoint-10" / "trainer_state.json").exists,
+    )
+    with started(several(prepared, *[(1, run, ())] * 4), tmp_path / "said") as child:
+        for attempt, moment in enumerate(moments):
+            until(moment, child)
+            kill_rank(run)
+            if attempt == 0:
+                assert not (saved / "checkpoint-5" / "manifest.json").exists()
+            until(lambda number=attempt: (run / "attempts" / f"{number}.json").exists(), child)
+        assert child.wait(SECONDS) == 0
+    assert read_record(run)["attempt"] == 3
+    first = read_record(run)["ranks"][0]["first_step"]
+    assert first in (5, 10)
+    assert_same_losses(run, undisturbed / "none", first)
+    assert "checkpoint-5: passed over: no manifest.json: its save did not end" in (tmp_path / "said").read_text()
+    assert sorted(os.listdir(saved)) == ["checkpoint-10", "checkpoint-15", "checkpoint-5", "latest.json"]
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What came of runs that went on from what was done to copies of the undisturbed ones."""
+
+    folder: Path
+    said: str
+
+    def refusals(self) -> list[str]:
+        """The lines that ended a run, without their remedies."""
+        return [line.split(";")[0] for line in self.said.splitlines() if line.startswith("zeropods: ")]
+
+
+@pytest.fixture(scope="module")
+def aftermath(prepared: Path, undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
+    """Of `two` the newest checkpoint is damaged, of `zero1` two; the other runs are asked to resume this or that."""
+    folder = tmp_path_factory.mktemp("aftermath")
+    flip(unfinished(undisturbed / "two", folder / "two") / "checkpoint-15" / "global_step15" / SHARD)
+    old = unfinished(undisturbed / "zero1", folder / "zero1")
+    (old / "checkpoint-15" / "manifest.json").unlink()
+    os.truncate(old / "checkpoint-10" / "global_step10" / "mp_rank_00_model_states.pt", 1000)
+    whole = Path(shutil.copytree(undisturbed / "none" / "checkpoints" / "checkpoint-10", folder / "whole"))
+    flip(Path(shutil.copytree(whole, folder / "broken")) / "optimizer.pt")
+    runs: list[Run] = [
+        (1, folder / "zero1", ZERO1),
+        (2, folder / "two", ZERO1),
+        (1, folder / "other_settings", ("--seed", "7", "--resume", str(whole))),
+        (1, folder / "resumes_broken", ("--resume", str(folder / "broken"))),
+        (1, folder / "other_technique", (*ZERO1, "--resume", str(whole))),
+        (1, folder / "resumes_nothing", ("--resume", str(folder))),
+    ]
+    return Aftermath(folder, said_by(several(prepared, *runs), folder, 1))
+
+
+def test_each_damaged_checkpoint_is_named_once_on_stderr_and_in_the_log(aftermath: Aftermath) -> None:
+    two, zero1 = aftermath.folder / "two", aftermath.folder / "zero1"
+    model = "global_step10/mp_rank_00_model_states.pt"
+    expected = (
+        f"{two}/checkpoints/checkpoint-15: passed over: global_step15/{SHARD}: its bytes have changed",
+        f"{zero1}/checkpoints/checkpoint-15: passed over: no manifest.json",
+        f"{zero1}/checkpoints/checkpoint-10: passed over: {model}: 1000 bytes, expected ",
+    )
+    assert [aftermath.said.count(line) for line in expected] == [1, 1, 1]
+    assert [(run / "train.log").read_text().count(" passed over: ") for run in (two, zero1)] == [1, 2]
+
+
+def test_zero1_on_one_rank_goes_on_to_the_same_losses(aftermath: Aftermath, undisturbed: Path) -> None:
+    assert_same_losses(aftermath.folder / "zero1", undisturbed / "zero1", 5)
+
+
+def test_zero1_on_two_ranks_goes_on_to_the_same_losses(aftermath: Aftermath, undisturbed: Path) -> None:
+    assert_same_losses(aftermath.folder / "two", undisturbed / "two", 10)
+
+
+def test_a_checkpoint_that_is_asked_for_may_be_of_other_settings(aftermath: Aftermath) -> None:
+    assert read_record(aftermath.folder / "other_settings")["ranks"][0]["first_step"] == 10
+
+
+def test_a_checkpoint_that_is_asked_for_must_be_whole_and_of_this_model(aftermath: Aftermath) -> None:
+    folder = aftermath.folder
+    assert aftermath.refusals() == [
+        f"zeropods: --resume {folder}/broken: optimizer.pt: its bytes have changed since it was saved (SHA-256)",
+        f"zeropods: --resume {folder}/whole: of another model: deepspeed None, expected zero1",
+        f"zeropods: --resume {folder}: no manifest.json: its save did not end, or something else wrote it",
+    ]
+
+
+def test_a_damaged_best_checkpoint_is_refused_before_it_is_loaded(
+    capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path
+) -> None:
+    run, saved = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    # At rate 0 no evaluation is better than the first.
+    flags = (*FLAGS, "--eval_steps", "5", "--load_best_model", "True", "--learning_rate", "0")
+    train(run, prepared, *flags)
+    (run / "record.json").unlink()
+    shutil.rmtree(saved / "checkpoint-15")
+    flip(saved / "checkpoint-5" / "model.safetensors")
+    said = refused(capsys, "--dataset_path", prepared, "--outputdir", run, *flags)
+    assert f"{saved}/checkpoint-5: model.safetensors: its bytes have changed" in said
+    assert read_record(run)["ranks"][0]["first_step"] == 10
+
+
+def own_mounts() -> bool:
+    """Whether a process may have mounts that nobody else sees."""
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+def test_a_full_disk_and_a_read_only_folder_end_a_run_in_one_line_and_spare_the_checkpoint_before(
+    prepared: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    if not own_mounts():
+        pytest.skip("no right to mount: a full disk cannot be made")
+    full, locked, kept = tmp_path / "full", tmp_path / "locked", tmp_path / "kept"
+    shutil.rmtree(unfinished(undisturbed / "none", locked) / "checkpoint-15")
+    full.mkdir()
+    script = """
+        full=$1 locked=$2 kept=$3; shift 3
+        mount -t tmpfs -o size=20m tmpfs "$full"
+        mount --bind "$locked/checkpoints" "$locked/checkpoints"
+        mount -o remount,ro,bind "$locked/checkpoints"
+        "$@"; status=$?
+        cp -r "$full/run" "$kept"
+        exit $status
+    """
+    runs = several(prepared, (1, full / "run", ()), (1, locked, ()))
+    said = said_by(["unshare", "-m", "sh", "-c", script, "sh", *map(str, (full, locked, kept)), *runs], tmp_path, 1)
+    lines = [line for line in said.splitlines() if line.startswith("zeropods: ")]
+    remedy = "see to the disk, then call again: the run goes on from the checkpoint before"
+    assert len(lines) == 2, said
+    assert lines[0].startswith(f"zeropods: {full}/run/checkpoints")
+    assert "(No space left on device); see to the disk" in lines[0]
+    assert lines[1] == (
+        f"zeropods: {locked}/checkpoints: checkpoint-15 cannot be written (Read-only file system); {remedy}"
+    )
+    assert [read_record(run)["status"] for run in (kept, locked)] == ["failed", "failed"]
+    assert sorted(os.listdir(kept / "checkpoints")) == ["checkpoint-5", "latest.json"]
+    spared = (kept / "checkpoints" / "checkpoint-5", locked / "checkpoints" / "checkpoint-10")
+    assert [fault(checkpoint, lambda _: None) for checkpoint in spared] == [None, None]

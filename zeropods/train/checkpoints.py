@@ -1,0 +1,108 @@
+"""Checkpoints of several ranks: saved together, verified by rank 0 before anything of them is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from zeropods.checkpoints.disk import discard
+from zeropods.checkpoints.names import name_of
+from zeropods.checkpoints.newest import newest_good
+from zeropods.checkpoints.origin import Origin
+from zeropods.checkpoints.save import complete, make_room
+from zeropods.checkpoints.shards import MANIFEST, Shard, measured, names_in, share
+from zeropods.checkpoints.verify import fault
+from zeropods.errors import UserError
+from zeropods.train import processes
+from zeropods.train.disk_errors import said_in_one_line
+
+log = logging.getLogger(__name__)
+REMEDY = "see to the disk, then call again: the run goes on from the checkpoint before"
+
+
+class Checkpoints:
+    """The checkpoints of a run. Every rank has one, and calls the same methods at the same time."""
+
+    def __init__(self, folder: Path, origin: Origin) -> None:
+        """`folder`: `checkpoints/` of the run folder, on a disk that all ranks share."""
+        self.folder = folder
+        self.origin = origin
+
+    def save(self, step: int, write: Callable[[], None]) -> None:
+        """Save a step: `write` writes this rank's files into the step's folder.
+
+        Raises:
+            UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
+        """
+        try:
+            processes.on_rank_zero(self._in_one_line(step, lambda: make_room(self.folder, step)))
+            self._in_one_line(step, write)()
+            processes.gathered(None)
+            files = self._files(step)
+            processes.on_rank_zero(self._in_one_line(step, lambda: complete(self.folder, step, self.origin, files)))
+        except UserError:
+            self._free(step)
+            raise
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint that counts; what is passed over is said, with the reason."""
+        return processes.on_rank_zero(self._newest)
+
+    def check(self, checkpoint: Path, place: str, remedy: str) -> None:
+        """Refuse a checkpoint that is not whole, or not of this model; it may be another run's.
+
+        Args:
+            place: what the message begins with.
+        """
+
+        def check() -> None:
+            why = fault(checkpoint, lambda found: found.other_model(self.origin))
+            if why is not None:
+                raise UserError(f"{place}: {why}; {remedy}")
+
+        processes.on_rank_zero(check)
+
+    def _newest(self) -> Path | None:
+        found = newest_good(self.folder, self.origin)
+        for name, why in found.skipped:
+            log.warning("%s passed over: %s", self.folder / name, why)
+            print(f"{self.folder / name}: passed over: {why}", file=sys.stderr)
+        if found.path is not None:
+            log.info("going on from %s", found.path)
+        elif found.skipped:
+            log.warning("no checkpoint counts: beginning at step 0")
+        return found.path
+
+    def _files(self, step: int) -> dict[str, Shard]:
+        """What all ranks answer for. A rank that cannot must tell the others, or they would wait for ever."""
+        told = processes.gathered(self._share(step))
+        for _, failure in told:
+            if failure is not None:
+                raise processes.SharedError(failure)
+        return {name: shard for share_, _ in told for name, shard in share_.items()}
+
+    def _share(self, step: int) -> tuple[dict[str, Shard], str | None]:
+        """What this rank answers for, or why it cannot."""
+        place = self.folder / name_of(step)
+        try:
+            with said_in_one_line(self.folder, name_of(step), REMEDY):
+                return measured(place, share(names_in(place), processes.rank(), processes.world_size())), None
+        except UserError as error:
+            return {}, str(error)
+
+    def _in_one_line(self, step: int, act: Callable[[], object]) -> Callable[[], None]:
+        def said() -> None:
+            with said_in_one_line(self.folder, name_of(step), REMEDY):
+                act()
+
+        return said
+
+    def _free(self, step: int) -> None:
+        """Give back the room that an unfinished checkpoint takes: the run's record still has to be written."""
+        place = self.folder / name_of(step)
+        if not (place / MANIFEST).exists():
+            with contextlib.suppress(OSError):
+                discard(place)
