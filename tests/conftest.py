@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from zeropods.extension_cache import use_own_cache
 from zeropods.threads import wait_passively
 
 wait_passively()
+use_own_cache()
 ROOT = Path(__file__).resolve().parents[1]
 
 

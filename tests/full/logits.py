@@ -8,7 +8,6 @@ Rank 0 writes `logits.json` into the run folder.
 from __future__ import annotations
 
 import sys
-import time
 
 import torch
 from transformers import T5ForConditionalGeneration
@@ -21,6 +20,7 @@ from zeropods.train.arguments import parse_arguments
 from zeropods.train.attempt import _trainer
 from zeropods.train.dataset import collate
 from zeropods.train.job import check_call
+from zeropods.train.meter import Meter
 from zeropods.train.settings import training_arguments
 
 ROWS = 8
@@ -31,7 +31,8 @@ def main() -> None:
     job = check_call(arguments)
     settings = training_arguments(job)
     (job.folder / "tensorboard").mkdir(parents=True, exist_ok=True)
-    trainer = _trainer(job, settings, RankMeasurement(rank=processes.rank(), host="here"), time.time())
+    measured = RankMeasurement(rank=processes.rank(), host="here")
+    trainer = _trainer(job, settings, measured, Meter(job.folder, measured, interval=0.0, age_seconds=0.0))
     trainer.train()
     trainer.save_model(str(job.folder / "model"))
     batch = collate([job.train[index] for index in range(ROWS)])
