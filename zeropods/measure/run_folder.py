@@ -6,15 +6,14 @@ import fcntl
 import json
 import os
 import secrets
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zeropods import atomic
 from zeropods.errors import UserError
+from zeropods.folder_lock import folder_locked
 from zeropods.measure.records import compose_record, read_json
 
 CONFIG = "config.json"
@@ -50,22 +49,9 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-@contextmanager
-def locked(folder: Path, lock: str = LOCK) -> Iterator[None]:
+def locked(folder: Path, lock: str = LOCK) -> AbstractContextManager[None]:
     """Hold a lock of a run folder; a second writer is refused with the holder's host and process."""
-    _refuse_foreign(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / lock, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UserError(f"{folder}: in use by {holder}; wait for it, or choose another --outputdir") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
+    return folder_locked(folder, lock, signs=(CONFIG, LOCK, LAUNCH_LOCK), kind="run", flag="--outputdir")
 
 
 def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
@@ -88,14 +74,6 @@ def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
     if finished:
         return Opening(config["run_id"], config["attempt"], finished=True, resume=False)
     return Opening(config["run_id"], _put_aside(folder, again), finished=False, resume=not again)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; choose another --outputdir")
-    ours = any((folder / name).exists() for name in (CONFIG, LOCK, LAUNCH_LOCK))
-    if folder.is_dir() and not ours and any(folder.iterdir()):
-        raise UserError(f"{folder}: holds something that is no run; choose another --outputdir")
 
 
 def _refuse_differences(folder: Path, old: dict[str, Any], new: dict[str, Any], finished: bool) -> None:

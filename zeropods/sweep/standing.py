@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.folder_lock import folder_locked
 from zeropods.launch import finished
 from zeropods.launch.flags import flag_values
 from zeropods.measure.records import read_record
@@ -19,26 +18,9 @@ from zeropods.sweep.trial import Trial
 LOCK = "sweep.lock"
 
 
-@contextmanager
-def held(out: Path) -> Iterator[None]:
+def held(out: Path) -> AbstractContextManager[None]:
     """Hold a sweep's folder; a second sweep in it is refused, and so is a folder of something else."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; choose another --out")
-    ours = any((out / name).is_file() for name in (FILE, LOCK))
-    if out.is_dir() and not ours and any(out.iterdir()):
-        raise UserError(f"{out}: holds something that is no sweep; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / LOCK, "a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            raise UserError(f"{out}: in use by {holder}; wait for it, or choose another --out") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}\n")
-        lock.flush()
-        yield
+    return folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
 
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
