@@ -23,6 +23,7 @@ from zeropods.errors import UserError
 from zeropods.evaluate.constrain import ConstrainedSQL
 from zeropods.evaluate.predictions import Prediction
 from zeropods.measure.records import read_json
+from zeropods.safe_weights import has_weights, refuse_other_weights
 from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.text import format_query, parse_query
 from zeropods.sql.vocabulary import Vocabulary
@@ -70,8 +71,9 @@ class Answerer:
         """
         folder = Path(folder)
         model_folder = folder / "model" if (folder / "model").is_dir() else folder
-        if not list(model_folder.glob("*.safetensors")):
+        if not has_weights(model_folder):
             raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")
+        refuse_other_weights(model_folder)
         if precision not in DTYPES:
             raise UserError(f"--precision {precision!r}; expected {' or '.join(DTYPES)}")
         config = read_json(model_folder / "config.json")

@@ -9,6 +9,7 @@ from zeropods.data.hub import hub_options
 from zeropods.data.tokenizer import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import t5_shape
+from zeropods.safe_weights import has_weights, refuse_other_weights
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.t5 import T5ForTextToSQL, random_t5
 
@@ -49,10 +50,11 @@ def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
     import torch
 
     folder = Path(name)
-    if folder.is_dir() and not list(folder.glob("*.safetensors")):
+    if folder.is_dir() and not has_weights(folder):
         raise UserError(
             f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
         )
+    refuse_other_weights(folder)
     options = {} if dropout is None else {"dropout_rate": dropout}
     if not folder.is_dir():
         options |= hub_options(name)
