@@ -6,11 +6,26 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeropods.cli.progress import progress
+from zeropods.errors import UserError
+
+if TYPE_CHECKING:
+    from zeropods.data.manifest import Manifest
 
 Result = dict[str, Any]
+TASKS = ("text2sql", "squad", "lm")
+FLAG_TASKS = {
+    "prompt": ("text2sql",),
+    "max_source_tokens": ("text2sql",),
+    "plain_vocabulary": ("text2sql",),
+    "max_seq_length": ("squad", "lm"),
+    "loss_on": ("squad", "lm"),
+    "dataset_config": ("lm",),
+    "text_field": ("lm",),
+}
+"""Flags of `prepare` that not every task has, and which have them."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -36,45 +51,98 @@ def _run_data_get(arguments: argparse.Namespace) -> Result:
 
 
 def _data_sample(verbs: Any, add: Callable[..., Any]) -> None:
-    verb = add(verbs, "sample", "write the embedded data set, in WikiSQL's layout", _run_data_sample)
+    verb = add(verbs, "sample", "write a small data set, generated from a seed", _run_data_sample)
+    verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
     verb.add_argument("--out", type=Path, required=True)
     verb.add_argument("--seed", type=int, default=0)
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
     from zeropods.data.sample import write_sample
+    from zeropods.data.squad_sample import write_squad_sample
+    from zeropods.data.text_sample import write_text_sample
 
-    return _plain(write_sample(arguments.out, arguments.seed))
+    writers: dict[str, Callable[[Path, int], Any]] = {
+        "text2sql": write_sample,
+        "squad": write_squad_sample,
+        "lm": write_text_sample,
+    }
+    return _plain(writers[arguments.task](arguments.out, arguments.seed))
 
 
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
-    verb.add_argument("--task", choices=["text2sql"], default="text2sql")
-    verb.add_argument("--data", type=Path, required=True, help="folder with train.jsonl, train.tables.jsonl ...")
+    verb.add_argument("--task", choices=TASKS, default=TASKS[0])
     verb.add_argument(
-        "--tokenizer", required=True, help="hub id, folder, spiece.model, or t5-tiny: trained on the data"
+        "--data",
+        type=Path,
+        required=True,
+        help="folder in WikiSQL's or SQuAD's layout; lm: folder of *.txt, *.jsonl or *.parquet, or hub id (streamed)",
     )
-    verb.add_argument("--prompt", choices=["question", "schema"], default="schema")
-    verb.add_argument("--limit", type=int, help="only the first N examples of each split")
-    verb.add_argument("--max-source-tokens", type=int, help="cut sources there; question 96, schema 256")
-    verb.add_argument("--plain-vocabulary", action="store_true", help="do not add T5's missing characters")
+    verb.add_argument(
+        "--tokenizer",
+        required=True,
+        help="hub id, folder, spiece.model, or trained on the data: t5-tiny (text2sql), gpt-tiny (squad, lm)",
+    )
+    verb.add_argument("--limit", type=int, help="only the first N examples, or documents, of each split")
     verb.add_argument("--out", type=Path, required=True)
+    _task_flags(verb)
+
+
+def _task_flags(verb: argparse.ArgumentParser) -> None:
+    """Flags of some tasks only: not given, they are None."""
+    verb.add_argument("--prompt", choices=["question", "schema"], help="text2sql: what the model reads; schema")
+    verb.add_argument("--max-source-tokens", type=int, help="text2sql: cut sources there; question 96, schema 256")
+    verb.add_argument(
+        "--plain-vocabulary", action="store_true", default=None, help="text2sql: do not add T5's missing characters"
+    )
+    verb.add_argument("--max-seq-length", type=int, help="squad: most tokens of a row; lm: tokens of a block; 512")
+    verb.add_argument("--loss-on", choices=["answer", "all"], help="squad: which tokens carry the loss; answer")
+    verb.add_argument("--dataset-config", help="lm: configuration of a data set at the hub, such as en of allenai/c4")
+    verb.add_argument("--text-field", help="lm: field that holds the text; text")
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:
+    given = _given(arguments)
+    prepared = _prepare_text2sql if arguments.task == "text2sql" else _prepare_causal
+    manifest, made = prepared(arguments, given)
+    return {"out": str(arguments.out), "made": made, **manifest.to_json()}
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The flags of this task that were given; `UserError` for one of another task."""
+    values = {name: getattr(arguments, name) for name in FLAG_TASKS}
+    given = {name: value for name, value in values.items() if value is not None}
+    for name in given:
+        if arguments.task not in FLAG_TASKS[name]:
+            flag, tasks = f"--{name.replace('_', '-')}", " and ".join(FLAG_TASKS[name])
+            raise UserError(f"{flag} {given[name]}: a flag of task {tasks}, not of {arguments.task}; leave it out")
+    return given
+
+
+def _prepare_text2sql(arguments: argparse.Namespace, given: dict[str, Any]) -> tuple[Manifest, bool]:
     from zeropods.data.prepare import Preparation, prepare
 
+    plain = given.pop("plain_vocabulary", False)
     wanted = Preparation(
         data=arguments.data,
         tokenizer=arguments.tokenizer,
-        prompt=arguments.prompt,
         limit=arguments.limit,
-        complete_vocabulary=not arguments.plain_vocabulary,
-        max_source_tokens=arguments.max_source_tokens,
+        complete_vocabulary=not plain,
+        **given,
     )
     with progress("prepare", "rows") as tick:
-        manifest, made = prepare(wanted, arguments.out, tick)
-    return {"out": str(arguments.out), "made": made, **manifest.to_json()}
+        return prepare(wanted, arguments.out, tick)
+
+
+def _prepare_causal(arguments: argparse.Namespace, given: dict[str, Any]) -> tuple[Manifest, bool]:
+    from zeropods.data.causal import CausalPreparation, prepare_causal
+
+    wanted = CausalPreparation(
+        task=arguments.task, data=arguments.data, tokenizer=arguments.tokenizer, limit=arguments.limit, **given
+    )
+    with progress("prepare", "documents" if arguments.task == "lm" else "rows") as tick:
+        return prepare_causal(wanted, arguments.out, tick)
 
 
 def _plain(value: Any) -> Result:

@@ -30,13 +30,21 @@ class TokenStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitStatistics:
-    """One split of a prepared set."""
+    """One split of a prepared set.
+
+    text2sql has a source and a target in a row. A row of a causal set is one text: `source` is all of
+    its tokens, `target` those of them that carry a loss.
+    """
 
     rows: int
     source: TokenStatistics
     target: TokenStatistics
-    targets_lost: int
-    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
+    targets_lost: int | None
+    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded); None for `lm`."""
+    documents: int | None = None
+    """`lm`: documents that were read, the empty ones not counted."""
+    leftover_tokens: int | None = None
+    """`lm`: tokens of the incomplete last block, which train leaves out; 0 where the last block may be short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +55,25 @@ class Manifest:
     content_key: str
     """SHA-256 of the sources and settings: an equal key means an equal set."""
     task: str
+    """`text2sql`, `squad` or `lm`."""
     prompt: str
+    """`question` or `schema` for text2sql; else the task's own name."""
     tokenizer: str
     tokenizer_fingerprint: str
     vocabulary_size: int
-    max_source_tokens: int
-    max_target_tokens: int
+    max_source_tokens: int | None
+    """text2sql: the most tokens of a source; None for causal sets, as the next."""
+    max_target_tokens: int | None
     limit: int | None
     source_sha256: dict[str, str]
     splits: dict[str, SplitStatistics]
     versions: dict[str, str]
+    max_seq_length: int | None = None
+    """The most tokens of a causal row; exactly so many in a block of `lm`'s train split."""
+    loss_on: str | None = None
+    """Which tokens of a causal row carry a loss: `answer` or `all`."""
+    pad_token: str | None = None
+    """What a causal batch is padded with: the end token where the tokenizer came without a pad token."""
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain JSON values."""
@@ -82,4 +99,4 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _split(document: dict[str, Any]) -> SplitStatistics:
     sides = {side: TokenStatistics(**document[side]) for side in ("source", "target")}
-    return SplitStatistics(rows=document["rows"], targets_lost=document["targets_lost"], **sides)
+    return SplitStatistics(**{**document, **sides})

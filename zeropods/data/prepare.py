@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import hashlib
 import itertools
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods import atomic
 from zeropods.data import manifest as manifests
+from zeropods.data.building import Progress, build_once, key_of, save_set, tokenizer_identity, versions
 from zeropods.data.checksum import sha256
 from zeropods.data.manifest import Manifest
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS
-from zeropods.data.tokenized import Progress, source_of, target_of, tokenize
+from zeropods.data.tokenized import source_of, target_of, tokenize
 from zeropods.data.tokenizer import TINY, fingerprint, load_tokenizer, train_tokenizer
 from zeropods.data.wikisql import SPLITS, Example, read_split, split_file
 from zeropods.errors import UserError
@@ -60,17 +55,9 @@ def prepare(wanted: Preparation, out: Path, progress: Progress = lambda rows: No
 
     `progress` is called with the number of rows done since the last call.
     """
-    out = Path(out)
     sources = source_hashes(wanted.data)
     key = content_key(wanted, sources)
-    if (out / manifests.FILE).is_file():
-        current = manifests.read_manifest(out)
-        if current.content_key == key:
-            return current, False
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
-    with _without_collector(), atomic.new_folder(out) as folder:
-        return _build(wanted, sources, key, folder, progress), True
+    return build_once(Path(out), key, lambda folder: _build(wanted, sources, key, folder, progress))
 
 
 def source_hashes(data: Path) -> dict[str, str]:
@@ -85,28 +72,23 @@ def content_key(wanted: Preparation, sources: dict[str, str]) -> str:
     document = {
         "schema_version": manifests.SCHEMA_VERSION,
         "sources": sources,
-        "tokenizer": _tokenizer_identity(wanted.tokenizer),
+        "tokenizer": tokenizer_identity(wanted.tokenizer),
         "prompt": wanted.prompt,
         "limit": wanted.limit,
         "complete_vocabulary": wanted.complete_vocabulary,
         "max_tokens": [wanted.source_limit, wanted.max_target_tokens],
-        "versions": _versions(),
+        "versions": versions(),
     }
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return key_of(document)
 
 
 def _build(wanted: Preparation, sources: dict[str, str], key: str, folder: Path, progress: Progress) -> Manifest:
-    from datasets import DatasetDict
-
     tokenizer = _tokenizer(wanted)
     limits = (wanted.source_limit, wanted.max_target_tokens)
     built = {
         split: tokenize(_examples(wanted, split), wanted.prompt, tokenizer, limits, progress)
         for split in _splits(wanted.data)
     }
-    with _without_bars():
-        DatasetDict({split: rows for split, (rows, _) in built.items()}).save_to_disk(folder)
-    tokenizer.save_pretrained(folder / "tokenizer")
     manifest = Manifest(
         schema_version=manifests.SCHEMA_VERSION,
         content_key=key,
@@ -120,36 +102,10 @@ def _build(wanted: Preparation, sources: dict[str, str], key: str, folder: Path,
         limit=wanted.limit,
         source_sha256=sources,
         splits={split: statistics for split, (_, statistics) in built.items()},
-        versions=_versions(),
+        versions=versions(),
     )
-    atomic.write_json(folder / manifests.FILE, manifest.to_json())
+    save_set(folder, {split: rows for split, (rows, _) in built.items()}, tokenizer, manifest)
     return manifest
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Millions of rows and none in a cycle: looking for cycles takes a quarter of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Our own progress is shown; a second bar for each split is none."""
-    import datasets
-
-    hidden = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not hidden:
-            datasets.enable_progress_bars()
 
 
 def _tokenizer(wanted: Preparation) -> PreTrainedTokenizerBase:
@@ -165,16 +121,3 @@ def _examples(wanted: Preparation, split: str) -> Iterator[Example]:
 
 def _splits(data: Path) -> list[str]:
     return [split for split in SPLITS if (Path(data) / f"{split}.jsonl").is_file()]
-
-
-def _tokenizer_identity(source: str) -> str:
-    """What tells two tokenizers apart without loading them: their files' content, or a name."""
-    path = Path(source)
-    if path.is_file():
-        return sha256(path)
-    files = sorted(f for f in path.glob("*") if f.name in ("tokenizer.json", "spiece.model"))
-    return " ".join(sha256(file) for file in files) or source
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("zeropods", "tokenizers", "sentencepiece", "datasets")}

@@ -9,13 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from zeropods.atomic import new_folder
 from zeropods.data.sample_facts import FactTable, read_facts
+from zeropods.data.sample_folder import holds_sample, write_once
 from zeropods.data.sample_queries import draw
 from zeropods.data.sample_words import ask
 from zeropods.data.wikisql import SPLITS
-from zeropods.data.writing import writing
-from zeropods.errors import UserError
 from zeropods.sql.query import Query
 
 QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}
@@ -58,17 +56,10 @@ def write_sample(out: Path, seed: int = 0) -> SampleSummary:
     The same seed gives the same bytes. An `out` that holds them already is left as it is; one that holds
     anything else raises `UserError`.
     """
-    there = _has_a_sample(out)
+    holds_sample(out, NAMES)  # Making the questions takes seconds: a folder of others is refused before.
     splits = make_sample(seed)
-    files = _files(splits)
-    if there:
-        _require_equal(out, files, seed)
-    else:
-        with new_folder(out) as folder:
-            for name, content in files.items():
-                with writing(out / name):
-                    (folder / name).write_bytes(content)
-    return _summary(out, seed, not there, splits)
+    written = write_once(out, _files(splits), seed)
+    return _summary(out, seed, written, splits)
 
 
 def make_sample(seed: int = 0) -> dict[str, list[Asked]]:
@@ -140,24 +131,6 @@ def _table(table: FactTable) -> dict[str, Any]:
 
 def _json_lines(documents: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(d, ensure_ascii=False) + "\n" for d in documents).encode()
-
-
-def _has_a_sample(out: Path) -> bool:
-    """Whether all files of a sample are in `out`; `UserError` where it holds anything else."""
-    if not out.exists():
-        return False
-    if not out.is_dir():
-        raise UserError(f"{out}: a file; name a folder")
-    found = {path.name for path in out.iterdir()}
-    if found and not found >= NAMES:
-        raise UserError(f"{out}: holds {min(found)!r}, not a sample; name a new folder or empty this one")
-    return bool(found)
-
-
-def _require_equal(out: Path, files: dict[str, bytes], seed: int) -> None:
-    for name, content in files.items():
-        if (out / name).read_bytes() != content:
-            raise UserError(f"{out}: {name!r} is not that of the sample of seed {seed}; name a new folder")
 
 
 def _summary(out: Path, seed: int, written: bool, splits: dict[str, list[Asked]]) -> SampleSummary:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from zeropods.data.building import Progress, dataset_of, token_statistics
 from zeropods.data.encode import Encoder, Ids
 from zeropods.data.manifest import SplitStatistics, TokenStatistics
 from zeropods.data.prompts import source_text
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 8_192
-Progress = Callable[[int], object]
-"""Called with the number of rows done since the last call."""
 
 
 def tokenize(
@@ -53,7 +53,7 @@ def tokenize(
         target=targets.finish(end, unknown),
         targets_lost=lost,
     )
-    return _dataset(sources.rows, targets.rows), statistics
+    return dataset_of(input_ids=sources.flat(), labels=targets.flat()), statistics
 
 
 def source_of(example: Example, prompt: str) -> str:
@@ -83,30 +83,12 @@ class _Side:
             if len(row) > self.limit:
                 self.rows[number] = np.append(row[: self.limit - 1], np.int32(end))
                 truncated += 1
-        lengths = np.array([len(row) for row in self.rows])
-        unknowns = np.array([np.count_nonzero(row == unknown) for row in self.rows])
-        return TokenStatistics(
-            total=int(lengths.sum()),
-            mean=round(float(lengths.mean()), 3),
-            p50=int(np.percentile(lengths, 50)),
-            p99=int(np.percentile(lengths, 99)),
-            max=int(lengths.max()),
-            truncated_rows=truncated,
-            unknown_tokens=int(unknowns.sum()),
-            rows_with_unknown=int(np.count_nonzero(unknowns)),
-        )
+        unknowns = [np.count_nonzero(row == unknown) for row in self.rows]
+        return token_statistics([len(row) for row in self.rows], truncated, unknowns)
 
-
-def _dataset(sources: list[Ids], targets: list[Ids]) -> Dataset:
-    """Columns `input_ids` and `labels`, lists of int32 without padding."""
-    import pyarrow
-    from datasets import Dataset
-
-    def column(rows: list[Ids]) -> pyarrow.ListArray:
-        offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
-        return pyarrow.ListArray.from_arrays(offsets, np.concatenate(rows))
-
-    return Dataset(pyarrow.table({"input_ids": column(sources), "labels": column(targets)}))
+    def flat(self) -> tuple[NDArray[np.int64], Ids]:
+        """Tokens of each row, and all ids, one row behind the other."""
+        return np.array([len(row) for row in self.rows]), np.concatenate(self.rows)
 
 
 def _folded(text: str) -> str:

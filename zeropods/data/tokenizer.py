@@ -28,12 +28,15 @@ MISSING_CHARACTERS = "<{}~^"
 """Characters of WikiSQL queries that T5's vocabulary lacks: encoded as `<unk>`, decoded as nothing."""
 
 
-def load_tokenizer(source: str, *, complete: bool = True) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str, *, complete: bool = True, instead: str = f"a spiece.model or {TINY}"
+) -> PreTrainedTokenizerBase:
     """The tokenizer that `source` names.
 
     Args:
         source: a hub id, a folder with a tokenizer, or a SentencePiece model file.
         complete: add the characters that T5's vocabulary lacks as pieces of their own.
+        instead: what an error names besides a local folder.
     """
     path = Path(source)
     if path.is_file():
@@ -41,7 +44,7 @@ def load_tokenizer(source: str, *, complete: bool = True) -> PreTrainedTokenizer
     elif path.is_dir():
         tokenizer = _from_folder(path)
     else:
-        tokenizer = _from_hub(source)
+        tokenizer = _from_hub(source, instead)
     return complete_vocabulary(tokenizer) if complete else tokenizer
 
 
@@ -139,7 +142,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         ) from None
 
 
-def _from_hub(name: str) -> PreTrainedTokenizerBase:
+def _from_hub(name: str, instead: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
@@ -147,7 +150,7 @@ def _from_hub(name: str) -> PreTrainedTokenizerBase:
     except (ValueError, OSError) as error:
         raise UserError(
             f"tokenizer {name!r} is neither a file nor a folder, and the hub did not give it "
-            f"({_first_line(error)}); name a local folder, a spiece.model or {TINY}"
+            f"({_first_line(error)}); name a local folder or {instead}"
         ) from None
 
 

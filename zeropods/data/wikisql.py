@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zeropods.data.json_lines import json_lines, text_of
 from zeropods.errors import UserError
 from zeropods.sql.query import Query
 
@@ -43,14 +43,14 @@ def read_split(folder: Path, split: str) -> Iterator[Example]:
     """Stream the examples of a split in file order; `UserError` at the first fault, with its line."""
     tables = read_tables(split_file(folder, split, "tables.jsonl"))
     path = split_file(folder, split, "jsonl")
-    for number, document in _lines(path):
+    for number, document in json_lines(path):
         yield _example(f"{path}:{number}", number - 1, document, tables)
 
 
 def read_tables(path: Path) -> dict[str, Table]:
     """All tables of a file, by id."""
     tables: dict[str, Table] = {}
-    for number, document in _lines(path):
+    for number, document in json_lines(path):
         table = _table(f"{path}:{number}", document)
         if table.id in tables:
             raise UserError(f"{path}:{number}: table id {table.id!r} stands there twice; keep one of them")
@@ -68,34 +68,9 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
     return path
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            yield number, _document(f"{path}:{number}", line)
-    if number == 0:
-        raise UserError(f"{path}: the file is empty; expected one JSON object a line")
-
-
-def _document(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place}: byte {line[error.start]:#04x} is not UTF-8; convert the file") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place}: broken JSON at column {error.colno}: {error.msg}; fetch the file again") from None
-    except RecursionError:
-        raise UserError(f"{place}: nested too deeply to be an example or a table; fetch the file again") from None
-    except ValueError as error:  # An integer of thousands of digits.
-        raise UserError(f"{place}: {error}; fetch the file again") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
-    return document
-
-
 def _example(place: str, index: int, document: dict[str, Any], tables: dict[str, Table]) -> Example:
-    question = _text(place, document, "question")
-    table = tables.get(_text(place, document, "table_id"))
+    question = text_of(place, document, "question")
+    table = tables.get(text_of(place, document, "table_id"))
     if table is None:
         raise UserError(f"{place}: table_id {document['table_id']!r} has no table in the tables file beside it")
     try:
@@ -116,14 +91,7 @@ def _table(place: str, document: dict[str, Any]) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, list) or len(row) != len(header):
             raise UserError(f"{place}: row {number} is {row!r}; expected {len(header)} cells")
-    return Table(_text(place, document, "id"), tuple(header), tuple(types), tuple(map(tuple, rows)))
-
-
-def _text(place: str, document: dict[str, Any], key: str) -> str:
-    value = document.get(key)
-    if not isinstance(value, str) or not value:
-        raise UserError(f"{place}: {key} is {value!r}; expected text")
-    return value
+    return Table(text_of(place, document, "id"), tuple(header), tuple(types), tuple(map(tuple, rows)))
 
 
 def _list(place: str, document: dict[str, Any], key: str) -> list[Any]:

@@ -1,0 +1,151 @@
+"""The reader of SQuAD names the place of every fault; the prompt and the sample are what they say."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods.data.download import RECORD
+from zeropods.data.publishers import DATASETS
+from zeropods.data.squad import SquadExample, read_squad, squad_splits
+from zeropods.data.squad_prompt import answer_in, squad_prompt
+from zeropods.data.squad_sample import write_squad_sample
+from zeropods.errors import UserError
+
+QUESTION = {"id": "q1", "question": "Where is Ann?", "answers": [{"text": "in Rome", "answer_start": 7}]}
+DOCUMENT = {
+    "version": "1.1",
+    "data": [{"title": "Ann", "paragraphs": [{"context": "Ann is in Rome.", "qas": [QUESTION]}]}],
+}
+PLACE = "train-v1.1.json: article 'Ann', paragraph 1, question 'q1': "
+
+
+def write(folder: Path, document: Any, name: str = "train-v1.1.json") -> Path:
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+    (folder / name).write_bytes(content)
+    return folder
+
+
+def fault(folder: Path, split: str = "train") -> str:
+    with pytest.raises(UserError) as raised:
+        list(read_squad(folder, split))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    document = deepcopy(DOCUMENT)
+    document["data"][0]["paragraphs"][0]["qas"][0] |= changes
+    return document
+
+
+def test_a_question_comes_with_its_context_and_answers(tmp_path: Path) -> None:
+    (example,) = read_squad(write(tmp_path, DOCUMENT), "train")
+    assert example == SquadExample(0, "q1", "Where is Ann?", "Ann is in Rome.", ("in Rome",), (7,))
+
+
+def test_a_file_of_another_name_is_found_by_its_split(tmp_path: Path) -> None:
+    write(tmp_path, DOCUMENT, "train-v1.1.part.json")
+    assert (squad_splits(tmp_path), len(list(read_squad(tmp_path, "train")))) == (["train"], 1)
+
+
+def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
+    write(write(tmp_path, DOCUMENT, "train-a.json"), DOCUMENT, "train-b.json")
+    assert "train-a.json, train-b.json are all of split 'train'" in fault(tmp_path)
+
+
+def test_an_id_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
+    document = deepcopy(DOCUMENT)
+    document["data"][0]["paragraphs"][0]["qas"].append(QUESTION)
+    assert "id 'q1' stands there twice" in fault(write(tmp_path, document))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"text": "in Oslo", "answer_start": 7}, "answer 'in Oslo' is not in its context; correct it"),
+        ({"text": "in Rome", "answer_start": 6}, "answer 'in Rome' is not at answer_start 6 but at 7"),
+        ({"text": "in Rome", "answer_start": "7"}, "answer_start is '7'; expected a number"),
+        ({"text": " ", "answer_start": 3}, "text is ' '; expected text"),
+    ],
+)
+def test_an_answer_that_is_not_in_its_context_is_named(tmp_path: Path, answer: dict[str, Any], said: str) -> None:
+    assert PLACE + said in fault(write(tmp_path, changed(answers=[answer])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"answers": []}, "has no answer"),
+        ({"answers": "Rome"}, "answers is 'Rome'; expected a list of objects"),
+        ({"question": None}, "question is None; expected text"),
+        ({"question": "half \ud800"}, r"question holds '\ud800', half a character"),
+    ],
+)
+def test_a_bad_question_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    assert PLACE + said in fault(write(tmp_path, changed(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (b'{"data":\n [}', "train-v1.1.json: broken JSON at line 2, column 3"),
+        (b'{"data": "\xff"}', "train-v1.1.json: byte 0xff is not UTF-8"),
+        ([], "train-v1.1.json: list; expected a JSON object"),
+        ({"version": "1.1"}, "train-v1.1.json: data is 'None'; expected a list"),
+        ({"data": []}, "train-v1.1.json: holds no question"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, document: Any, said: str) -> None:
+    assert said in fault(write(tmp_path, document))
+
+
+def test_a_missing_file_says_where_it_comes_from(tmp_path: Path) -> None:
+    assert "zeropods data get squad" in fault(tmp_path, "dev")
+
+
+def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
+    for source in DATASETS["squad"].sources:
+        write(tmp_path, DOCUMENT, source.filename)
+    assert squad_splits(write(tmp_path, {}, RECORD)) == ["train", "dev"]
+
+
+def test_the_prompt_ends_where_the_answer_begins() -> None:
+    assert squad_prompt(" Where? ", "Here.\n") == "Question: Where? Context: Here. Answer:"
+
+
+def test_an_answer_is_the_first_line_of_what_was_written() -> None:
+    assert answer_in(" in Rome \nQuestion: Who?") == "in Rome"
+
+
+def test_the_sample_is_read_without_a_fault(tmp_path: Path) -> None:
+    summary = write_squad_sample(tmp_path / "squad")
+    read = {split: len(list(read_squad(tmp_path / "squad", split))) for split in ("train", "dev")}
+    assert read == summary.questions == {"train": 800, "dev": 160}
+
+
+def test_no_context_of_the_samples_dev_is_in_train(tmp_path: Path) -> None:
+    write_squad_sample(tmp_path / "squad")
+    train, dev = ({e.context for e in read_squad(tmp_path / "squad", split)} for split in ("train", "dev"))
+    assert not train & dev
+
+
+def test_the_same_seed_gives_the_same_sample(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_squad_sample(tmp_path / name, seed=3)
+    assert (tmp_path / "a/dev-v1.1.json").read_bytes() == (tmp_path / "b/dev-v1.1.json").read_bytes()
+
+
+def test_a_sample_of_another_seed_is_not_overwritten(tmp_path: Path) -> None:
+    write_squad_sample(tmp_path / "squad", seed=1)
+    with pytest.raises(UserError, match="is not that of the sample of seed 2"):
+        write_squad_sample(tmp_path / "squad", seed=2)
+
+
+@pytest.mark.parametrize(("split", "questions"), [("train", 11_877), ("dev", 10_570)])
+def test_every_real_question_is_read(shared_data: Path, split: str, questions: int) -> None:
+    assert sum(1 for _ in read_squad(shared_data / "squad", split)) == questions

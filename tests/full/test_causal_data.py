@@ -1,0 +1,311 @@
+"""Preparation for causal models: SQuAD, plain text, their tokenizers; samples and the real data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from zeropods.data.byte_tokenizer import train_byte_tokenizer
+from zeropods.data.causal import CausalPreparation, prepare_causal
+from zeropods.data.causal_tokenizer import first_tokens, load_causal_tokenizer, unknown_id, with_ends
+from zeropods.data.corpus_hub import HubCorpus, open_hub
+from zeropods.data.manifest import read_manifest
+from zeropods.data.squad import SquadExample, read_squad
+from zeropods.data.squad_prompt import squad_prompt
+from zeropods.data.squad_sample import write_squad_sample
+from zeropods.data.squad_tokens import SquadEncoder
+from zeropods.data.text_sample import write_text_sample
+from zeropods.data.tokenizer import train_tokenizer
+from zeropods.errors import UserError
+from zeropods.train.dataset import load_split
+
+NO_LOSS = -100
+LONG = SquadExample(0, "long", "Who sings?", f"{'a b c ' * 40}Ann {'d e f ' * 40}", ("Ann",), (240,))
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "squad"
+    write_squad_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "text"
+    write_text_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squad(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample's questions, the loss on their answers."""
+    return prepared(tmp_path_factory.mktemp("prepared") / "squad", task="squad", data=questions)
+
+
+@pytest.fixture(scope="module")
+def blocks(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample's text in blocks of 64 tokens."""
+    return prepared(tmp_path_factory.mktemp("prepared") / "lm", task="lm", data=text, max_seq_length=64)
+
+
+def prepared(out: Path, tokenizer: str = "gpt-tiny", **wanted: object) -> Path:
+    prepare_causal(CausalPreparation(tokenizer=tokenizer, **wanted), out)  # type: ignore[arg-type]
+    return out
+
+
+def fault(out: Path, **wanted: object) -> str:
+    with pytest.raises(UserError) as raised:
+        prepared(out, **wanted)  # type: ignore[arg-type]
+    assert "\n" not in str(raised.value)
+    assert not out.exists()
+    return str(raised.value)
+
+
+def rows(folder: Path, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    loaded = load_split(folder, split)
+    assert loaded is not None
+    return [loaded[number] for number in range(len(loaded))]
+
+
+def test_a_row_is_the_prompt_the_answer_and_the_end_token(questions: Path, squad: Path) -> None:
+    tokenizer = load_causal_tokenizer(str(squad / "tokenizer"))
+    for (ids, _), example in zip(rows(squad, "train"), read_squad(questions, "train"), strict=True):
+        expected = f"{squad_prompt(example.question, example.context)} {example.answers[0]}<|endoftext|>"
+        assert tokenizer.decode(ids) == expected
+
+
+def test_only_the_answer_and_the_end_token_carry_a_loss(questions: Path, squad: Path) -> None:
+    tokenizer = load_causal_tokenizer(str(squad / "tokenizer"))
+    for (ids, labels), example in zip(rows(squad, "dev"), read_squad(questions, "dev"), strict=True):
+        with_loss = labels[labels != NO_LOSS]
+        assert len(ids) == len(labels)
+        assert tokenizer.decode(with_loss) == f" {example.answers[0]}<|endoftext|>"
+
+
+def test_loss_on_all_leaves_out_the_first_token_alone(questions: Path, tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "all", task="squad", data=questions, limit=20, loss_on="all")
+    assert all(labels.tolist() == [NO_LOSS, *ids[1:].tolist()] for ids, labels in rows(folder, "train"))
+
+
+def test_statistics_are_those_of_the_rows(squad: Path) -> None:
+    statistics = read_manifest(squad).splits["dev"]
+    dev = rows(squad, "dev")
+    with_loss = [np.count_nonzero(labels != NO_LOSS) for _, labels in dev]
+    assert (statistics.source.total, statistics.target.total) == (sum(len(ids) for ids, _ in dev), sum(with_loss))
+
+
+def test_a_second_call_does_nothing_and_other_settings_replace_the_set(questions: Path, tmp_path: Path) -> None:
+    wanted = CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=10)
+    first, made = prepare_causal(wanted, tmp_path / "set")
+    assert made
+    assert prepare_causal(wanted, tmp_path / "set") == (first, False)
+    again, _ = prepare_causal(
+        CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=11), tmp_path / "set"
+    )
+    assert again.splits["train"].rows == 11
+
+
+def test_the_manifest_is_read_as_it_was_written(questions: Path, tmp_path: Path) -> None:
+    wanted = CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=10, max_seq_length=100)
+    manifest, _ = prepare_causal(wanted, tmp_path / "set")
+    assert read_manifest(tmp_path / "set") == manifest
+    assert (manifest.task, manifest.prompt, manifest.max_seq_length, manifest.loss_on) == (
+        "squad",
+        "squad",
+        100,
+        "answer",
+    )
+
+
+def test_blocks_of_train_are_full_and_the_leftover_is_counted(blocks: Path) -> None:
+    statistics = read_manifest(blocks).splits["train"]
+    train = rows(blocks, "train")
+    assert {len(ids) for ids, _ in train} == {64}
+    assert 0 <= statistics.leftover_tokens < 64
+    assert (statistics.rows, statistics.documents) == (len(train), 210)
+
+
+def test_the_text_comes_back_from_the_blocks_of_an_evaluation(text: Path, blocks: Path) -> None:
+    tokenizer = load_causal_tokenizer(str(blocks / "tokenizer"))
+    first, *others = [ids for ids, _ in rows(blocks, "test")]
+    tokens = np.concatenate([first, *(ids[1:] for ids in others)])
+    assert tokenizer.decode(tokens).replace("<|endoftext|>", "") == (text / "test.txt").read_text()
+
+
+def test_every_token_of_an_evaluation_but_the_first_carries_a_loss_once(blocks: Path) -> None:
+    tokenizer = load_causal_tokenizer(str(blocks / "tokenizer"))
+    labels = [labels for _, labels in rows(blocks, "dev")]
+    with_loss = np.concatenate([row[1:] for row in labels])
+    assert all(row[0] == NO_LOSS for row in labels)
+    assert np.count_nonzero(with_loss == tokenizer.eos_token_id) == 19  # Between 20 articles.
+    assert len(with_loss) == read_manifest(blocks).splits["dev"].target.total
+
+
+def test_a_text_shorter_than_a_block_is_refused(text: Path, tmp_path: Path) -> None:
+    said = fault(tmp_path / "set", task="lm", data=text, max_seq_length=100_000)
+    assert "fewer than one block of 100000; give more text or a smaller --max-seq-length" in said
+
+
+def test_a_fault_in_the_text_leaves_the_old_set(text: Path, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "set"
+    shutil.copytree(text, data)
+    prepared(out, task="lm", data=data, max_seq_length=32, limit=5)
+    old = read_manifest(out)
+    (data / "train.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        prepared(out, task="lm", data=data, max_seq_length=32, limit=5)
+    assert read_manifest(out) == old
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("keep_answer", [True, False])
+def test_a_cut_row_keeps_question_and_answer_and_has_the_limits_length(keep_answer: bool) -> None:
+    tokenizer = train_byte_tokenizer([LONG.context])
+    (row,) = SquadEncoder(tokenizer, 120).rows([LONG], keep_answer=keep_answer)
+    whole = tokenizer.decode(row.ids)
+    context = whole.removeprefix("Question: Who sings? Context:").removesuffix(" Answer: Ann<|endoftext|>")
+    assert (len(row.ids), row.cut) == (120, True)
+    assert context in f" {LONG.context}"
+    assert ("Ann" in context) == keep_answer
+
+
+def test_a_cut_prompt_keeps_the_beginning_of_the_context() -> None:
+    tokenizer = train_byte_tokenizer([LONG.context])
+    (prompt,) = SquadEncoder(tokenizer, 100).prompts([LONG])
+    assert len(prompt) == 100
+    assert tokenizer.decode(prompt).startswith("Question: Who sings? Context: a b c a b c")
+    assert tokenizer.decode(prompt).endswith(" Answer:")
+
+
+def test_a_limit_without_room_for_the_question_says_how_many_tokens_it_needs() -> None:
+    tokenizer = train_byte_tokenizer([LONG.context])
+    with pytest.raises(UserError, match=r"needs \d+ tokens without its context, and 20 are allowed") as raised:
+        SquadEncoder(tokenizer, 20).rows([LONG], keep_answer=True)
+    needed = int(str(raised.value).split("needs ")[1].split()[0])
+    (row,) = SquadEncoder(tokenizer, needed).rows([LONG], keep_answer=True)
+    assert len(row.ids) == needed
+
+
+def test_a_row_begins_with_its_prompt_for_tokenizers_of_other_kinds(questions: Path) -> None:
+    examples = list(itertools.islice(read_squad(questions, "train"), 50))
+    texts = [squad_prompt(e.question, e.context) for e in examples]
+    for tokenizer in (train_tokenizer(texts), train_byte_tokenizer(texts), _with_a_first_token(texts)):
+        encoder = SquadEncoder(tokenizer, 512)
+        prompts, whole = encoder.prompts(examples), encoder.rows(examples, keep_answer=True)
+        assert all(row.ids[: -row.answer].tolist() == p.tolist() for p, row in zip(prompts, whole, strict=True))
+        assert all(prompt.tolist()[:1] == (first_tokens(tokenizer) or [prompt[0]]) for prompt in prompts)
+
+
+def _with_a_first_token(texts: list[str]) -> PreTrainedTokenizerBase:
+    """As Llama's: words with the space before them, `<s>` before every text."""
+    tokenizer = train_byte_tokenizer(texts)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    first = [("<s>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=first)
+    return tokenizer
+
+
+def test_a_trained_tokenizer_reads_every_byte_and_is_the_same_again(text: Path, tmp_path: Path) -> None:
+    tokenizer = train_byte_tokenizer([(text / "train.txt").read_text()])
+    tokenizer.save_pretrained(tmp_path)
+    again = load_causal_tokenizer(str(tmp_path))
+    odd = "  naïve 東京\r\n\t<unk> {x}"
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again.decode(again(odd).input_ids) == odd
+    assert (len(again) <= 1_024, again.pad_token, unknown_id(again)) == (True, "<|pad|>", None)
+
+
+def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(shared_data: Path) -> None:
+    tokenizer = load_causal_tokenizer(str(shared_data / "gpt2"))
+    assert (len(tokenizer), tokenizer.pad_token_id, unknown_id(tokenizer)) == (50_257, tokenizer.eos_token_id, None)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused() -> None:
+    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(UserError, match="tokenizer 'x' has no end token nor a pad token; name another"):
+        with_ends("x", PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "said"),
+    [
+        ({"a": 0}, "", "no vocabulary of GPT-2's kind"),
+        ({"a": 0, "<|endoftext|>": 1}, "#version: 0.2\na b\n", r"merges.txt:2: 'a b' merges no two entries"),
+        ("{", "", "no tokenizer can be read there"),
+    ],
+)
+def test_a_bare_tokenizer_that_is_none_is_named(
+    tmp_path: Path, vocabulary: dict[str, int] | str, merges: str, said: str
+) -> None:
+    (tmp_path / "vocab.json").write_text(vocabulary if isinstance(vocabulary, str) else json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(UserError, match=said):
+        load_causal_tokenizer(str(tmp_path))
+
+
+def test_rows_of_a_streamed_set_are_its_documents(tmp_path: Path) -> None:
+    for name, content in (("train", "one"), ("validation", "two")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": content}) + "\n")
+    corpus = HubCorpus(str(tmp_path), None, "body", None)
+    assert {split: list(corpus.documents(split)) for split in corpus.splits} == {"train": ["one"], "dev": ["two"]}
+
+
+def test_a_streamed_wikitext_has_the_articles_of_the_published_file(text: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "wikitext"
+    folder.mkdir()
+    published = (text / "train.txt").read_text()
+    lines = [line if line.strip() else "" for line in published.splitlines(keepends=True)]
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    (folder / "test.jsonl").write_text(json.dumps({"text": "x"}) + "\n")
+    documents = list(HubCorpus(str(folder), None, "text", None).documents("train"))
+    assert (len(documents), "".join(documents)) == (210, published)
+
+
+def test_a_hub_that_cannot_be_reached_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"'allenai/c4': no such folder, and the hub .* cannot be reached") as raised:
+        open_hub("allenai/c4", "en", "text")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginning of real SQuAD and of WikiText-2, with GPT-2's tokenizer."""
+    folder, gpt2 = tmp_path_factory.mktemp("real"), str(shared_data / "gpt2")
+    prepared(folder / "squad", gpt2, task="squad", data=shared_data / "squad", limit=1_000, max_seq_length=256)
+    prepared(folder / "lm", gpt2, task="lm", data=shared_data / "wikitext-2", limit=60)
+    return folder
+
+
+def test_a_cut_context_of_train_still_holds_its_answer(real: Path, shared_data: Path) -> None:
+    tokenizer = load_causal_tokenizer(str(real / "squad" / "tokenizer"))
+    asked = tokenizer.batch_decode([ids[labels == NO_LOSS] for ids, labels in rows(real / "squad", "train")])
+    contexts = [prompt.partition(" Context:")[2].removesuffix(" Answer:") for prompt in asked]
+    answers = [e.answers[0] for e in itertools.islice(read_squad(shared_data / "squad", "train"), 1_000)]
+    assert all(answer in context for answer, context in zip(answers, contexts, strict=True))
+
+
+def test_real_answers_come_back_and_cut_contexts_are_counted(real: Path) -> None:
+    train = read_manifest(real / "squad").splits["train"]
+    longest = [len(ids) for ids, _ in rows(real / "squad", "train")].count(256)
+    assert (train.rows, train.targets_lost, train.source.max) == (1_000, 0, 256)
+    assert 0 < train.source.truncated_rows <= longest
+
+
+def test_real_text_is_packed_with_less_than_one_percent_left_over(real: Path) -> None:
+    manifest = read_manifest(real / "lm")
+    train = manifest.splits["train"]
+    assert train.source.total == train.rows * 512
+    assert train.leftover_tokens / train.source.total < 0.01
+    assert manifest.pad_token == "<|endoftext|>"
