@@ -43,6 +43,8 @@ def readable(result: Result) -> str:
     from zeropods.report import plan_tables
 
     tables = [plan_tables.techniques(result), plan_tables.choice(result)]
+    if result["remark"]:
+        tables.append(f"Note: {result['remark']}.\n")
     if result["reference"]:
         tables.append(plan_tables.reference(result))
     if result["formulas"]:
@@ -52,6 +54,8 @@ def readable(result: Result) -> str:
 
 def request_of(arguments: argparse.Namespace) -> Any:
     """What was asked, checked."""
+    from zeropods.plan.any_request import request_for
+    from zeropods.plan.causal_request import CausalRequest
     from zeropods.plan.machines import Machines
     from zeropods.plan.request import Request
     from zeropods.plan.zero_settings import ZeroSettings
@@ -59,11 +63,12 @@ def request_of(arguments: argparse.Namespace) -> Any:
     given = vars(arguments)
     machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
     zero = ZeroSettings(reduce_elements=given["bucket_size"]) if "bucket_size" in given else ZeroSettings()
-    asked = {field.name: given[field.name] for field in fields(Request) if field.name in given}
+    names = [field.name for kind in (Request, CausalRequest) for field in fields(kind)]
+    asked = {name: given[name] for name in names if name in given}
     memory = {f"{name}_bytes": given[name] for name in ("gpu_memory", "host_memory") if name in given}
     latency = {"latency_seconds": given["latency"]} if "latency" in given else {}
     asked["techniques"] = tuple(arguments.techniques)
-    return Request(**asked, **memory, machines=Machines(**machines, **latency), zero=zero)
+    return request_for(**asked, **memory, machines=Machines(**machines, **latency), zero=zero)
 
 
 def number(text: str) -> float:
@@ -98,32 +103,39 @@ def _tera(text: str) -> float:
     return TERA * number(text)
 
 
-def _truth(text: str) -> bool:
+def _truth(text: str) -> bool | str:
+    if text == "both":
+        return text
     if text not in ("True", "False"):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False")
+        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False, or both for a causal model")
     return text == "True"
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    ("--model", str, "ID", "t5-large, google-t5/t5-large ...: the last part names the shape (t5-small)"),
+    ("--model", str, "ID", "t5-large, bloom-560m, Qwen/Qwen3-0.6B, llama-8b ...: the last part names the shape"),
     ("--pods", _whole, "N", "pods, alike (3)"),
     ("--slots", _whole, "N", "processes a pod, each with a GPU (1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (40)"),
     ("--host-memory", _gibibytes, "GIB", "of one pod, for all its processes; not checked if not given"),
-    ("--batch-size", _whole, "ROWS", "of a process and pass (32)"),
-    ("--source-length", _whole, "TOKENS", "a row, padding included (96)"),
-    ("--target-length", _whole, "TOKENS", "a row, padding included (96)"),
-    ("--precision", str, "P", "fp32 or bf16 (fp32)"),
-    ("--gradient-checkpointing", _truth, "True|False", "compute each layer twice, keep its input only (False)"),
+    ("--batch-size", _whole, "ROWS", "of a process and pass (T5: 32, causal: 4)"),
+    ("--gradient-accumulation", _whole, "PASSES", "of a step (1)"),
+    ("--source-length", _whole, "TOKENS", "T5: a row, padding included (96)"),
+    ("--target-length", _whole, "TOKENS", "T5: a row, padding included (96)"),
+    ("--seq-length", _whole, "TOKENS", "causal: a row, padding included (512)"),
+    ("--label-length", _whole, "TOKENS", "causal: of a row with a loss (all but the first)"),
+    ("--attention", str, "NAME", "causal: eager, sdpa, flash_attention_2, or all to compare them (sdpa)"),
+    ("--precision", str, "P", "fp32 or bf16, causal also fp16 (fp32)"),
+    ("--gradient-checkpointing", _truth, "True|False|both", "compute layers twice, keep their input only (False)"),
     ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (1e7, as in dsconfig/)"),
     ("--bandwidth", _giga, "GB/S", "of a pod's link, each way (1.1, as in the published runs)"),
     ("--latency", number, "SECONDS", "of a message between two pods (5e-5)"),
     ("--gpu", str, "NAME", "gives the published peak of arithmetic (A100-40GB)"),
     ("--flops", _tera, "TFLOP/S", "that a GPU reaches, in place of a share of its peak"),
     ("--pcie-bandwidth", _giga, "GB/S", "between a GPU and its host, each way (12)"),
+    ("--peer-bandwidth", _giga, "GB/S", "between the GPUs of a pod, each way (that of PCIe)"),
     ("--price-per-hour", number, "PRICE", "of one pod"),
     ("--steps", _whole, "N", "of the whole training, for its time and cost"),
     ("--samples", _whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (1)"),
 )
-"""Flag, how it is read, its unit, what it says; names in Python are those of `Request` and `Machines`."""
+"""Flag, how it is read, its unit, what it says; names in Python are those of the requests and of `Machines`."""

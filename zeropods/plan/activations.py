@@ -9,9 +9,12 @@ Dropout saves a mask of one byte. T5's norm computes in FP32, and saves that cop
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zeropods.plan.job import Job
 from zeropods.plan.term import Term, short
+
+if TYPE_CHECKING:
+    from zeropods.plan.job import Job
 
 FLOAT = 4
 MASK = 1

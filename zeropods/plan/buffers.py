@@ -7,14 +7,14 @@ Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `
 
 from __future__ import annotations
 
-from zeropods.plan.job import Job
 from zeropods.plan.states import MASTER, kept_whole
 from zeropods.plan.technique import Technique
 from zeropods.plan.term import Term, elements, share
+from zeropods.plan.workload import Workload
 from zeropods.plan.zero_settings import ZeroSettings
 
 
-def backward_buffers(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
+def backward_buffers(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
     """What is there during the backward pass."""
     if technique.stage == 3:
         return (*_buckets(job, zero, copies=2 if ranks > 1 else 1), *_gathered(job, technique, ranks, zero))
@@ -33,7 +33,7 @@ def released_before_step(terms: tuple[Term, ...], technique: Technique) -> int:
     return sum(term.bytes for term in terms if technique.stage in (1, 2) and "bucket" in term.name)
 
 
-def step_temporaries(job: Job, technique: Technique, ranks: int) -> Term:
+def step_temporaries(job: Workload, technique: Technique, ranks: int) -> Term:
     """What the optimizer's step needs for a moment, when activations are gone."""
     if technique.offloads or (technique.stage == 0 and not job.is_half):
         return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
@@ -45,7 +45,7 @@ def step_temporaries(job: Job, technique: Technique, ranks: int) -> Term:
     return Term(name, size * share(job.parameters, shared), elements(size, job.parameters, shared))
 
 
-def _buckets(job: Job, zero: ZeroSettings, copies: int) -> tuple[Term, ...]:
+def _buckets(job: Workload, zero: ZeroSettings, copies: int) -> tuple[Term, ...]:
     size = job.element_bytes
     many = f"{copies} x " if copies > 1 else ""
     name = "reduce bucket" if copies == 1 else "reduce buckets"
@@ -56,13 +56,13 @@ def _buckets(job: Job, zero: ZeroSettings, copies: int) -> tuple[Term, ...]:
     return buckets, Term(alone, size * job.largest_tensor, elements(size, job.largest_tensor))
 
 
-def _copied_together(job: Job, zero: ZeroSettings) -> Term:
+def _copied_together(job: Workload, zero: ZeroSettings) -> Term:
     """Stages 1 and 2 without contiguous gradients (`buffered_reduce_fallback`)."""
     size, number = job.element_bytes, min(job.parameters, max(zero.reduce_elements, job.largest_tensor))
     return Term("reduce bucket, copied together", size * number, elements(size, number))
 
 
-def _offload_copy(job: Job, technique: Technique) -> tuple[Term, ...]:
+def _offload_copy(job: Workload, technique: Technique) -> tuple[Term, ...]:
     if not technique.offloads:
         return ()
     size = job.element_bytes
@@ -70,7 +70,7 @@ def _offload_copy(job: Job, technique: Technique) -> tuple[Term, ...]:
     return (Term(name, size * job.largest_tensor, elements(size, job.largest_tensor)),)
 
 
-def _gathered(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
+def _gathered(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
     """Whole parameters that stage 3 holds; one process alone has them whole, unless they lie on the host."""
     if ranks == 1 and not technique.offloads:
         return ()

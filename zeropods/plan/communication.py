@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zeropods.plan.job import Job
 from zeropods.plan.machines import Machines
-from zeropods.plan.parameters import weight_tensors
 from zeropods.plan.technique import Technique
+from zeropods.plan.workload import Workload
 from zeropods.plan.zero_settings import ZeroSettings
 
 DDP_BUCKET_BYTES = 25 << 20
@@ -37,7 +36,7 @@ class Traffic:
         return self.forward_seconds + self.backward_seconds + self.step_seconds
 
 
-def traffic(job: Job, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
+def traffic(job: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
     """Of one optimizer step of one pass; none where there is one process."""
     ring = _Ring(machines, 1 if technique.is_alone else machines.pods * machines.slots)
     size = job.element_bytes * job.parameters
@@ -48,8 +47,7 @@ def traffic(job: Job, technique: Technique, machines: Machines, zero: ZeroSettin
     if technique.stage in (1, 2):
         passes = 2 if zero.multi_rank_all_reduce else 1
         return Traffic(backward_seconds=passes * reduce, step_seconds=ring.pass_seconds(size, 1))
-    tensors = weight_tensors(job.shape)
-    gather = ring.pass_seconds(size, tensors)
+    gather = ring.pass_seconds(size, job.matrices)
     # What the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / job.parameters)
     return Traffic(forward_seconds=gather, backward_seconds=again * gather + reduce)
@@ -64,7 +62,5 @@ class _Ring:
         """Seconds for all of `size` bytes to pass round once, cut into so many messages."""
         if self.ranks == 1:
             return 0.0
-        # Within one pod the link is that between its GPUs.
-        link = self.machines.bandwidth if self.machines.pods > 1 else self.machines.pcie_bandwidth
         hops = self.ranks - 1
-        return hops / self.ranks * size / link + hops * messages * self.machines.latency_seconds
+        return hops / self.ranks * size / self.machines.link + hops * messages * self.machines.latency_seconds

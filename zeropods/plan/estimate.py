@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from zeropods.plan.largest import largest
 from zeropods.plan.memory import PlannedMemory, plan_memory
-from zeropods.plan.request import Request
+from zeropods.plan.request import AnyRequest, Variant
 from zeropods.plan.step_time import StepTime, step_time
 from zeropods.plan.technique import Technique
+from zeropods.plan.workload import Workload
 
 MILLION = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """One technique on the machines of a request."""
+    """One technique, in one way of training, on the machines of a request."""
 
     technique: Technique
     pods: int
@@ -34,6 +35,10 @@ class Estimate:
     """Of the steps or samples that were asked for, without evaluation and saving."""
     cost: float | None
     cost_per_million_samples: float | None
+    tokens_per_second: float
+    """Padding included."""
+    labels: dict[str, Any] = field(default_factory=dict)
+    """What tells this way of training from others of the request."""
 
     @property
     def host_bytes(self) -> int:
@@ -44,6 +49,7 @@ class Estimate:
         """Plain values; bytes of one GPU, host bytes of one pod."""
         return {
             "technique": self.technique.name,
+            **self.labels,
             "fits": self.fits,
             "bytes": self.memory.parts(),
             "host_bytes": self.host_bytes,
@@ -54,6 +60,7 @@ class Estimate:
             "peak_allocated_bytes": self.memory.peak_allocated_bytes,
             **asdict(self.time),
             "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
             "total_seconds": self.total_seconds,
             "cost": self.cost,
             "cost_per_million_samples": self.cost_per_million_samples,
@@ -64,16 +71,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """All techniques of a request."""
+    """All techniques of a request, each in all ways of training."""
 
-    request: Request
+    request: AnyRequest
     estimates: tuple[Estimate, ...]
 
     @property
     def best(self) -> Estimate | None:
-        """The one that fits and trains most samples a second; None where none fits."""
+        """The one that fits and trains most samples a second, of equal ones the first; None where none fits."""
         fitting = [estimate for estimate in self.estimates if estimate.fits]
-        return max(fitting, key=lambda estimate: estimate.samples_per_second, default=None)
+        # In as many digits as rounding leaves: recomputation that hides behind the network costs nothing.
+        return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -81,54 +89,55 @@ class Plan:
             "request": asdict(self.request),
             "techniques": [estimate.to_json() for estimate in self.estimates],
             "best": self.best.technique.name if self.best else None,
+            "best_labels": self.best.labels if self.best else {},
+            "remark": self.request.remark,
         }
 
 
-def plan(request: Request) -> Plan:
-    """Estimate every technique of a request.
+def plan(request: AnyRequest) -> Plan:
+    """Estimate every technique of a request, in each of its ways of training.
 
     Raises:
-        UserError: unknown model, technique, or GPU.
+        UserError: unknown model, technique, or GPU; a way of training that the model does not have.
     """
-    request.job()
-    return Plan(request, tuple(_estimate(request, technique) for technique in request.chosen()))
+    variants = request.variants()
+    return Plan(request, tuple(_estimate(request, each, variant) for variant in variants for each in request.chosen()))
 
 
-def _estimate(request: Request, technique: Technique) -> Estimate:
-    machines = request.machines
+def _estimate(request: AnyRequest, technique: Technique, variant: Variant) -> Estimate:
+    machines, work = request.machines, variant.work
     pods, slots = (1, 1) if technique.is_alone else (machines.pods, machines.slots)
-    time = step_time(request.job(), technique, machines, request.zero)
-    rate = request.batch_size * pods * slots / time.seconds
+    time = step_time(work, technique, machines, request.zero, request.gradient_accumulation)
+    rate = request.gradient_accumulation * request.batch_size * pods * slots / time.seconds
     seconds = _total_seconds(request, pods * slots, time.seconds)
     hourly = None if request.price_per_hour is None else pods * request.price_per_hour / 3600
     return Estimate(
         technique=technique,
         pods=pods,
         slots=slots,
-        memory=_memory(request, technique, pods * slots, request.batch_size),
-        fits=_fits(request, technique, pods, slots, request.batch_size),
-        largest_batch_size=largest(lambda rows: _fits(request, technique, pods, slots, rows)),
+        memory=plan_memory(work, technique, pods * slots, request.zero),
+        fits=_fits(request, technique, pods, slots, work),
+        largest_batch_size=largest(lambda rows: _fits(request, technique, pods, slots, replace(work, rows=rows))),
         time=time,
         samples_per_second=rate,
         total_seconds=seconds,
         cost=None if hourly is None or seconds is None else hourly * seconds,
         cost_per_million_samples=None if hourly is None else hourly * MILLION / rate,
+        tokens_per_second=rate * request.tokens,
+        labels=variant.labels,
     )
 
 
-def _memory(request: Request, technique: Technique, ranks: int, rows: int) -> PlannedMemory:
-    return plan_memory(request.job(rows), technique, ranks, request.zero)
-
-
-def _fits(request: Request, technique: Technique, pods: int, slots: int, rows: int) -> bool:
-    memory = _memory(request, technique, pods * slots, rows)
+def _fits(request: AnyRequest, technique: Technique, pods: int, slots: int, work: Workload) -> bool:
+    memory = plan_memory(work, technique, pods * slots, request.zero)
     host = request.host_memory_bytes
     return memory.device_bytes <= request.gpu_memory_bytes and (host is None or slots * memory.host_bytes <= host)
 
 
-def _total_seconds(request: Request, ranks: int, step_seconds: float) -> float | None:
+def _total_seconds(request: AnyRequest, ranks: int, step_seconds: float) -> float | None:
     if request.steps is not None:
         return request.steps * step_seconds
     if request.samples is None:
         return None
-    return request.epochs * math.ceil(request.samples / (request.batch_size * ranks)) * step_seconds
+    a_step = request.gradient_accumulation * request.batch_size * ranks
+    return request.epochs * math.ceil(request.samples / a_step) * step_seconds

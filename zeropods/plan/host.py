@@ -6,17 +6,17 @@ Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offlo
 
 from __future__ import annotations
 
-from zeropods.plan.job import Job
 from zeropods.plan.states import MASTER, States
 from zeropods.plan.technique import Technique
 from zeropods.plan.term import Term, elements, share, total
+from zeropods.plan.workload import Workload
 from zeropods.plan.zero_settings import ZeroSettings
 
 PROCESS_BYTES = 2 << 30
 """Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
 
 
-def host_terms(job: Job, technique: Technique, ranks: int, zero: ZeroSettings, held: States) -> tuple[Term, ...]:
+def host_terms(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings, held: States) -> tuple[Term, ...]:
     """Of one process, the states that lie on the host included."""
     process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
     lasting = (*held.host, *_buffers(job, technique, ranks))
@@ -31,7 +31,7 @@ def host_terms(job: Job, technique: Technique, ranks: int, zero: ZeroSettings, h
     return (*lasting, loading, process) if loaded else (*lasting, process)
 
 
-def _buffers(job: Job, technique: Technique, ranks: int) -> tuple[Term, ...]:
+def _buffers(job: Workload, technique: Technique, ranks: int) -> tuple[Term, ...]:
     if not technique.offloads or technique.stage == 3:
         return ()
     size = job.element_bytes

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from zeropods.plan.activations import activation_terms
 from zeropods.plan.buffers import backward_buffers, released_before_step, step_temporaries
 from zeropods.plan.host import host_terms
-from zeropods.plan.job import Job
 from zeropods.plan.peak import peak_allocated
 from zeropods.plan.states import States, states
 from zeropods.plan.technique import Technique
 from zeropods.plan.term import PARTS, Term, total
+from zeropods.plan.workload import Workload
 from zeropods.plan.zero_settings import ZeroSettings
 
 CONTEXT_BYTES = 500_000_000
@@ -54,7 +53,12 @@ class PlannedMemory:
 
 @lru_cache(maxsize=1024)
 def plan_memory(
-    job: Job, technique: Technique, ranks: int, zero: ZeroSettings | None = None, *, context_bytes: int = CONTEXT_BYTES
+    job: Workload,
+    technique: Technique,
+    ranks: int,
+    zero: ZeroSettings | None = None,
+    *,
+    context_bytes: int = CONTEXT_BYTES,
 ) -> PlannedMemory:
     """The memory of one of `ranks` processes; `none` is one process whatever `ranks` says.
 
@@ -63,9 +67,10 @@ def plan_memory(
         context_bytes: of CUDA and its libraries; 0 without a GPU.
     """
     zero, ranks = zero or ZeroSettings(), 1 if technique.is_alone else ranks
+    job = job.under(technique)
     held = states(job, technique, ranks, zero)
     buffers = backward_buffers(job, technique, ranks, zero)
-    saved = activation_terms(job)
+    saved = job.activation_terms()
     spare = total(saved) + released_before_step(buffers, technique)
     step = _beyond(step_temporaries(job, technique, ranks), spare)
     context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / 1e9:.3g} GB, a constant", "context")

@@ -13,18 +13,22 @@ from zeropods.plan.shapes import T5Shape
 from zeropods.plan.term import share
 
 
-def touched(shape: T5Shape, ranks: int, own_rates: bool) -> int:
+def touched_of(groups: Sequence[Sequence[int]], ranks: int) -> int:
     """Elements of all tensors that the share of a rank touches, of the rank with most of them.
+
+    Args:
+        groups: the elements of each tensor by parameter group of the optimizer, in the model's order.
+    """
+    return max(map(sum, zip(*(_of_group(group, ranks) for group in groups if group), strict=True)))
+
+
+def parameter_groups(shape: T5Shape, own_rates: bool) -> tuple[list[int], ...]:
+    """Elements of each tensor of a T5 by parameter group, in the model's order.
 
     Args:
         own_rates: parameter groups as `train.rates` makes them: matrices, embedding, position biases, norms. Else as
             Trainer makes them: matrices with the embedding, and what is not decayed.
     """
-    return max(map(sum, zip(*(_of_group(group, ranks) for group in parameter_groups(shape, own_rates)), strict=True)))
-
-
-def parameter_groups(shape: T5Shape, own_rates: bool) -> tuple[list[int], ...]:
-    """Elements of each tensor by parameter group, in the model's order."""
     projection, feed_forward = shape.d_model * shape.heads * shape.d_kv, shape.d_model * shape.d_ff
     bias, norm = POSITION_BUCKETS * shape.heads, shape.d_model
     matrices, biases, norms, undecayed = [], [], [], []

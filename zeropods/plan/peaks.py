@@ -62,8 +62,19 @@ def published_flops(gpu: str, precision: str) -> float | None:
         gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or short, `A100-40GB`.
         precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
     """
-    words = frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
-    peak = next((peak for peak in PEAKS if words.issuperset(peak.words.split())), None)
-    if peak is None or words & OTHER or (precision == "bf16" and not peak.has_bf16):
+    peak = _peak(gpu)
+    if peak is None or (precision == "bf16" and not peak.has_bf16):
         return None
     return TERA * {"fp32": peak.fp32, "bf16": peak.half, "fp16": peak.half}[precision]
+
+
+def is_before_ampere(gpu: str) -> bool:
+    """Whether a GPU is known to be older than Ampere: it has no BF16 arithmetic and no FlashAttention."""
+    peak = _peak(gpu)
+    return peak is not None and not peak.has_bf16
+
+
+def _peak(gpu: str) -> Peak | None:
+    words = frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
+    peak = next((peak for peak in PEAKS if words.issuperset(peak.words.split())), None)
+    return None if words & OTHER else peak

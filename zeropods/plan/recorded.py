@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.plan.attention import attentions
+from zeropods.plan.causal_job import CausalJob
+from zeropods.plan.causal_shapes import CausalShape
 from zeropods.plan.job import Job
+from zeropods.plan.known_shape import known_shape
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
 from zeropods.plan.parameters import BYTES
-from zeropods.plan.shapes import shape_from
+from zeropods.plan.peaks import is_before_ampere
 from zeropods.plan.technique import TECHNIQUES
+from zeropods.plan.workload import ELEMENT_BYTES, Workload
 from zeropods.plan.zero_settings import ZeroSettings, read_zero_settings
 
 
@@ -22,20 +27,12 @@ def planned(record: dict[str, Any]) -> PlannedMemory | None:
     """
     technique = next((each for each in TECHNIQUES if each.name == record["technique"]), None)
     measured = [rank for rank in record["ranks"] if rank["shape"] and _positions(rank["largest_batch"])]
-    if technique is None or not measured or record["precision"] not in BYTES:
+    if technique is None or not measured:
         return None
     rank = max(measured, key=lambda rank: _positions(rank["largest_batch"]))
-    batch = rank["largest_batch"]
-    job = Job(
-        shape=shape_from(rank["shape"]),
-        rows=batch["rows"],
-        source_tokens=batch["source_tokens"],
-        target_tokens=batch["target_tokens"],
-        precision=record["precision"],
-        checkpointing=record["gradient_checkpointing"],
-        own_rates=bool(record["identity"].get("scaled_rates")),
-        accumulates=record["gradient_accumulation_steps"] > 1,
-    )
+    job = _work(record, rank)
+    if job is None:
+        return None
     try:
         zero = read_zero_settings(record["deepspeed"]) if record["deepspeed"] else ZeroSettings()
     except UserError:
@@ -45,7 +42,40 @@ def planned(record: dict[str, Any]) -> PlannedMemory | None:
 
 
 def _positions(batch: dict[str, int] | None) -> int:
-    """Of a batch with padding; 0 where it was not measured, or can be no batch."""
-    if not batch or min(batch.values()) < 1:
+    """Of a batch with padding; 0 where it was not measured, or can be no batch. A text has no target."""
+    if not batch or min(batch.values()) < 0 or min(batch["rows"], batch["source_tokens"]) < 1:
         return 0
     return batch["rows"] * (batch["source_tokens"] + batch["target_tokens"])
+
+
+def _work(record: dict[str, Any], rank: dict[str, Any]) -> Workload | None:
+    """What that rank's largest batch was; None for a precision or a batch that such a model cannot have."""
+    shape, batch, asked = known_shape(rank["shape"]), rank["largest_batch"], record["identity"]
+    settings: dict[str, Any] = {
+        "rows": batch["rows"],
+        "precision": record["precision"],
+        "checkpointing": record["gradient_checkpointing"],
+        "accumulates": record["gradient_accumulation_steps"] > 1,
+    }
+    if isinstance(shape, CausalShape):
+        return _causal(shape, rank, asked, settings) if record["precision"] in ELEMENT_BYTES else None
+    if record["precision"] not in BYTES or batch["target_tokens"] < 1:
+        return None
+    lengths = {side: batch[side] for side in ("source_tokens", "target_tokens")}
+    return Job(shape=shape, own_rates=bool(asked.get("scaled_rates")), **lengths, **settings)
+
+
+def _causal(shape: CausalShape, rank: dict[str, Any], asked: dict[str, Any], settings: dict[str, Any]) -> CausalJob:
+    """Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches."""
+    of_all = rank["target_tokens"] / rank["source_tokens"] if rank["source_tokens"] else 1.0
+    tokens, attention = rank["largest_batch"]["source_tokens"], asked.get("attn_implementation")
+    dropout = asked.get("dropout")
+    return CausalJob(
+        shape=shape,
+        tokens=tokens,
+        labels=max(1, round(of_all * tokens)),
+        attention=attention if attention in attentions(shape) else attentions(shape)[0],
+        before_ampere=is_before_ampere(rank["gpu"] or ""),
+        dropout=shape.family == "gpt2" if dropout is None else dropout > 0,
+        **settings,
+    )

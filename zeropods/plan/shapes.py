@@ -35,6 +35,11 @@ T5_SHAPES = {
 """`t5-tiny` is ours, for the embedded job; the others are the published ones."""
 
 
+def is_t5(name: str) -> bool:
+    """Whether a name is that of a T5 whose shape is known."""
+    return name.rsplit("/", 1)[-1] in T5_SHAPES
+
+
 def t5_shape(name: str) -> T5Shape:
     """The shape of a name, with or without an organisation before it (`google-t5/t5-small`)."""
     shape = T5_SHAPES.get(name.rsplit("/", 1)[-1])

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zeropods.plan.job import Job
-from zeropods.plan.parameters import in_small_tensors
-from zeropods.plan.partitions import touched
 from zeropods.plan.technique import Technique
 from zeropods.plan.term import Term, elements, share
+from zeropods.plan.workload import Workload
 from zeropods.plan.zero_settings import ZeroSettings
 
 MASTER, MOMENTS = 4, 8
@@ -29,7 +27,7 @@ class States:
     host: tuple[Term, ...]
 
 
-def states(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> States:
+def states(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> States:
     """The terms of one of `ranks` processes."""
     weights, gradients = _weights(job, technique, ranks), _gradients(job, technique, ranks, zero)
     optimizer, small = _optimizer(job, technique, ranks), _small_weights(job, technique, ranks, zero)
@@ -42,7 +40,7 @@ def states(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> St
     return States((weights, *kept), on_host)
 
 
-def gradients_are_whole(job: Job, technique: Technique, zero: ZeroSettings) -> bool:
+def gradients_are_whole(job: Workload, technique: Technique, zero: ZeroSettings) -> bool:
     """Whether a process holds a gradient for every parameter at the end of its backward pass.
 
     Stage 1 reduces each gradient as soon as it is there if communication overlaps, and keeps only its own
@@ -51,37 +49,37 @@ def gradients_are_whole(job: Job, technique: Technique, zero: ZeroSettings) -> b
     return technique.stage == 0 or (technique.stage == 1 and (job.accumulates or not zero.overlap))
 
 
-def _weights(job: Job, technique: Technique, ranks: int) -> Term:
+def _weights(job: Workload, technique: Technique, ranks: int) -> Term:
     return _term("parameters", "weights", job.element_bytes, job, ranks if technique.stage == 3 else 1)
 
 
-def kept_whole(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> int:
+def kept_whole(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> int:
     """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
     is_shared = technique.stage == 3 and ranks > 1
-    return in_small_tensors(job.shape, zero.persistent_elements) if is_shared else 0
+    return job.in_small_tensors(zero.persistent_elements) if is_shared else 0
 
 
-def _small_weights(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
+def _small_weights(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
     count, size = kept_whole(job, technique, ranks, zero), job.element_bytes
     if not count:
         return ()
     return (Term("small weights, kept whole", size * count, elements(size, count), "parameters"),)
 
 
-def _gradients(job: Job, technique: Technique, ranks: int, zero: ZeroSettings) -> Term:
+def _gradients(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> Term:
     whole, size = gradients_are_whole(job, technique, zero), job.element_bytes
     if whole or technique.stage == 3:
         return _term("gradients", "gradients", size, job, 1 if whole else ranks)
-    count = touched(job.shape, ranks, job.own_rates)
+    count = job.touched(ranks)
     formula = f"{elements(size, count)}: tensors that a share of 1 / {ranks} touches, whole"
     return Term("gradients", size * count, formula, "gradients")
 
 
-def _master_gradients(job: Job, ranks: int) -> Term:
+def _master_gradients(job: Workload, ranks: int) -> Term:
     return _term("gradients", "gradients of the master, FP32", MASTER, job, ranks)
 
 
-def _optimizer(job: Job, technique: Technique, ranks: int) -> Term:
+def _optimizer(job: Workload, technique: Technique, ranks: int) -> Term:
     if technique.stage:
         return _term("optimizer", "master and Adam's moments, FP32", MASTER + MOMENTS, job, ranks)
     if job.is_half:
@@ -89,5 +87,5 @@ def _optimizer(job: Job, technique: Technique, ranks: int) -> Term:
     return _term("optimizer", "Adam's moments, FP32", MOMENTS, job, 1)
 
 
-def _term(part: str, name: str, size: int, job: Job, ranks: int) -> Term:
+def _term(part: str, name: str, size: int, job: Workload, ranks: int) -> Term:
     return Term(name, size * share(job.parameters, ranks), elements(size, job.parameters, ranks), part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zeropods.plan.term import PARTS
-from zeropods.report.plan_tables import GIB
+from zeropods.report.plan_tables import GIB, name
 from zeropods.report.plot import Plot, drawn, new_axes
 
 TIMES = {
@@ -20,7 +20,7 @@ def memory_plot(plan: dict[str, Any]) -> Plot:
     """A bar for each technique, stacked by part, in GiB of one GPU; a line where the GPU ends."""
     techniques, size = plan["techniques"], plan["request"]["gpu_memory_bytes"] / GIB
     bars = {part: [each["bytes"][part] / GIB for each in techniques] for part in PARTS}
-    figure, axes = _stacked(bars, [each["technique"] for each in techniques])
+    figure, axes = _stacked(bars, [name(each) for each in techniques])
     axes.axvline(size, color="black", linestyle="--", linewidth=1)
     axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right", xycoords=("data", "axes fraction"),
                   textcoords="offset points", fontsize="small")  # fmt: skip
@@ -33,7 +33,7 @@ def time_plot(plan: dict[str, Any]) -> Plot:
     """A bar for each technique, stacked by what a step waits for."""
     techniques = plan["techniques"]
     bars = {name: [each[key] for each in techniques] for key, name in TIMES.items()}
-    figure, axes = _stacked(bars, [each["technique"] for each in techniques])
+    figure, axes = _stacked(bars, [name(each) for each in techniques])
     axes.set_xlabel("seconds a step")
     figure.suptitle(f"{plan['request']['model']}: planned step")
     return drawn(figure, f"planned seconds of one step by part, {_names(techniques)}")
@@ -52,4 +52,4 @@ def _stacked(bars: dict[str, list[float]], names: list[str]) -> tuple[Any, Any]:
 
 
 def _names(techniques: list[dict[str, Any]]) -> str:
-    return ", ".join(each["technique"] for each in techniques)
+    return ", ".join(name(each) for each in techniques)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from zeropods.plan.any_request import request_for
 from zeropods.plan.beside import beside
 from zeropods.plan.estimate import Plan, plan
-from zeropods.plan.request import Request
 from zeropods.report import plan_tables
 from zeropods.report.plot import Plot
 from zeropods.report.table import Table
@@ -61,6 +61,6 @@ class PlanReport:
         return f"{self.table}\n{plan_tables.choice(self.document)}"
 
 
-def plan_report(**asked: Any) -> PlanReport:
-    """The plan of a `Request` with these fields; `UserError` where one is wrong."""
-    return PlanReport(plan(Request(**asked)))
+def plan_report(model: str, **asked: Any) -> PlanReport:
+    """The plan of a `Request`, or of a `CausalRequest`, with these fields; `UserError` where one is wrong."""
+    return PlanReport(plan(request_for(model, **asked)))

@@ -18,15 +18,21 @@ def techniques(plan: Document) -> Table:
     """A line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
     request = plan["request"]
     title = (
-        f"{request['model']}: {request['batch_size']} rows of {request['source_length']} + {request['target_length']} "
-        f"tokens a process, {request['precision']}, on GPUs of {gib(request['gpu_memory_bytes'])} GiB"
+        f"{request['model']}: {request['batch_size']} rows of {_tokens(request)} tokens a process, "
+        f"{request['precision']}, on GPUs of {gib(request['gpu_memory_bytes'])} GiB"
     )
     return Table.of([_technique(estimate, plan) for estimate in plan["techniques"]], title)
 
 
+def name(estimate: Document) -> str:
+    """A technique, with the way of training where a plan compares some: `zero3, sdpa, checkpointing`."""
+    return ", ".join((estimate["technique"], *_way(estimate)))
+
+
 def choice(plan: Document) -> str:
     """What to choose, in a line or two."""
-    best = next((estimate for estimate in plan["techniques"] if estimate["technique"] == plan["best"]), None)
+    wanted = {"technique": plan["best"], **plan["best_labels"]}
+    best = next((each for each in plan["techniques"] if wanted.items() <= each.items()), None)
     if best is None:
         rows = max((estimate["largest_batch_size"] or 0 for estimate in plan["techniques"]), default=0)
         remedy = f"a batch of {rows} would" if rows else "no batch does: try bf16, more pods, gradient checkpointing"
@@ -34,7 +40,7 @@ def choice(plan: Document) -> str:
     where = "one process on one pod" if best["technique"] == "none" else f"{best['pods']} pods of {best['slots']}"
     speed = f"{rate(best['samples_per_second'])} samples/s"
     alone = "\n`none` is one process on one pod, whatever --pods says." if _has_none(plan) else ""
-    return f"Choose {best['technique']}: of those that fit the fastest, {speed} on {where}.{alone}\n"
+    return f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}.{alone}\n"
 
 
 def reference(plan: Document) -> Table:
@@ -50,7 +56,7 @@ def terms(plan: Document, technique: str | None = None) -> Table:
     chosen = [each for each in plan["techniques"] if technique in (None, each["technique"])]
     lines = [
         {
-            "technique": each["technique"],
+            "technique": name(each),
             "where": where,
             "part": term["part"],
             "what": term["name"],
@@ -76,7 +82,7 @@ def rate(value: float) -> str:
 
 
 def _technique(estimate: Document, plan: Document) -> dict[str, str]:
-    line = {"technique": estimate["technique"], "fits": "yes" if estimate["fits"] else "no"}
+    line = {"technique": estimate["technique"], **_labels(estimate), "fits": "yes" if estimate["fits"] else "no"}
     line |= {part: gib(estimate["bytes"][part]) for part in (*PARTS, "total")}
     line |= {
         "host": gib(estimate["host_bytes"]),
@@ -84,6 +90,8 @@ def _technique(estimate: Document, plan: Document) -> dict[str, str]:
         "step (s)": f"{estimate['step_seconds']:.3g}",
         "samples/s": rate(estimate["samples_per_second"]),
     }
+    if "attention" in estimate:
+        line["tokens/s"] = rate(estimate["tokens_per_second"])
     if estimate["total_seconds"] is not None:
         line["hours"] = f"{estimate['total_seconds'] / 3600:.2f}"
     if estimate["cost_per_million_samples"] is not None:
@@ -91,6 +99,27 @@ def _technique(estimate: Document, plan: Document) -> dict[str, str]:
     if estimate["cost"] is not None:
         line["cost"] = f"{estimate['cost']:.2f}"
     return line
+
+
+def _labels(estimate: Document) -> dict[str, str]:
+    if "attention" not in estimate:
+        return {}
+    return {
+        "attention": estimate["attention"],
+        "checkpointing": "yes" if estimate["gradient_checkpointing"] else "no",
+    }
+
+
+def _way(estimate: Document) -> list[str]:
+    if "attention" not in estimate:
+        return []
+    return [estimate["attention"], *(["checkpointing"] if estimate["gradient_checkpointing"] else [])]
+
+
+def _tokens(request: Document) -> str:
+    if "seq_length" in request:
+        return f"{request['seq_length']}"
+    return f"{request['source_length']} + {request['target_length']}"
 
 
 def _reference(row: Document) -> dict[str, str]:

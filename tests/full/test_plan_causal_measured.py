@@ -1,0 +1,209 @@
+"""The plan's counts against transformers' own causal models on the meta device: shapes without weights."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel, Trainer
+
+from zeropods.plan.attention import MASKED, PLAIN, attentions
+from zeropods.plan.causal_activations import causal_activations
+from zeropods.plan.causal_job import CausalJob
+from zeropods.plan.causal_parameters import (
+    causal_parameters,
+    decay_groups,
+    in_small_weights,
+    largest_weight,
+    matmul_of_layers,
+    matrices,
+)
+from zeropods.plan.causal_shapes import CAUSAL_SHAPES, CausalShape, causal_shape
+from zeropods.train.causal_model import random_causal
+
+TINY = [name for name in CAUSAL_SHAPES if name.endswith("-tiny")]
+ROWS, TOKENS, LABELS = 3, 64, 40
+
+
+def on_meta(shape: CausalShape, attention: str = "eager") -> PreTrainedModel:
+    with torch.device("meta"):
+        return random_causal(shape, 0, attention=attention).train()
+
+
+@pytest.mark.parametrize("name", CAUSAL_SHAPES)
+def test_weights_are_those_of_the_model(name: str) -> None:
+    model, shape = on_meta(causal_shape(name)), causal_shape(name)
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    named = [(name in decayed, parameter.numel()) for name, parameter in model.named_parameters()]
+    groups = tuple([size for has_decay, size in named if has_decay is wanted] for wanted in (True, False))
+    sizes = [size for _, size in named]
+    assert (causal_parameters(shape), decay_groups(shape)) == (sum(sizes), groups)
+    assert (largest_weight(shape), matrices(shape)) == (max(sizes), len(groups[0]))
+    assert in_small_weights(shape, 100_000) == sum(size for size in sizes if size <= 100_000)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_matmul_parameters_are_those_of_the_layers(name: str) -> None:
+    layers = (module for at, module in on_meta(causal_shape(name)).named_modules() if ".0." in at or ".1." in at)
+    found = [p.numel() for module in layers for p in module.parameters(recurse=False) if p.dim() == 2]
+    assert matmul_of_layers(causal_shape(name)) == sum(found)
+
+
+def jobs() -> Iterator[Any]:
+    for name in TINY:
+        for attention in attentions(causal_shape(name))[:2]:
+            for precision in ("fp32", "bf16"):
+                yield pytest.param(name, attention, precision, id=f"{name}-{attention}-{precision}")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["whole", "checkpointed"])
+@pytest.mark.parametrize(("name", "attention", "precision"), jobs())
+def test_activations_are_what_autograd_saves(
+    name: str, attention: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = work(name, attention, precision, checkpointing)
+    as_on_a_gpu(job, monkeypatch)
+    a = causal_activations(job)
+    expected = job.shape.layers * (a.layer_input if checkpointing else a.layer) + a.ends + a.head
+    # A checkpoint holds its arguments, the mask among them.
+    expected += a.mask if checkpointing and job.shape.family == "gpt2" else 0
+    assert saved_bytes(model_of(job)) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["whole", "checkpointed"])
+@pytest.mark.parametrize(
+    ("name", "attention", "precision", "layers"),
+    [
+        ("distilgpt2", "sdpa", "fp32", 6),
+        ("distilgpt2", "eager", "bf16", 6),
+        ("bloom-560m", "eager", "bf16", 3),
+        ("qwen3-0.6b", "sdpa", "bf16", 4),
+        ("mistral-7b", "sdpa", "bf16", 3),
+        ("llama-8b", "sdpa", "fp32", 2),
+    ],
+)
+@pytest.mark.parametrize("tokens", [32, 1_024])
+def test_the_most_that_is_alive_in_a_pass_is_what_is_planned(
+    name: str, attention: str, precision: str, layers: int, checkpointing: bool, tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    whole = work(name, attention, precision, checkpointing)
+    job = replace(whole, shape=replace(whole.shape, layers=layers), tokens=tokens, labels=tokens - 1)
+    as_on_a_gpu(job, monkeypatch)
+    assert most_alive(model_of(job), job) == pytest.approx(planned_most(job), rel=0.06)
+
+
+def test_a_window_costs_a_mask_and_repeated_keys_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = work("mistral-7b", "sdpa", "bf16", False)
+    job = replace(whole, shape=replace(whole.shape, layers=2), rows=1, tokens=4_096, labels=4_095)
+    as_on_a_gpu(job, monkeypatch)
+    assert job.kernel == MASKED
+    assert most_alive(model_of(job), job) == pytest.approx(planned_most(job), rel=0.06)
+
+
+def planned_most(job: CausalJob) -> int:
+    moments = job.moments()
+    return max(moments.loss, *(saved + made for saved, made in moments.backward))
+
+
+def work(name: str, attention: str, precision: str, checkpointing: bool) -> CausalJob:
+    shape = causal_shape(name)
+    return CausalJob(
+        shape=shape, rows=ROWS, tokens=TOKENS, labels=LABELS, attention=attention, precision=precision,
+        checkpointing=checkpointing, dropout=shape.family == "gpt2",
+    )  # fmt: skip
+
+
+def model_of(job: CausalJob) -> PreTrainedModel:
+    model = on_meta(job.shape, job.attention)
+    if job.precision == "bf16":
+        model.to(torch.bfloat16)
+    if job.checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def loss_of(model: PreTrainedModel, rows: int, tokens: int, labels: int) -> Tensor:
+    positions = torch.ones(rows * labels, dtype=torch.long)
+    ids = torch.ones(rows, tokens, dtype=torch.long)
+    return model(input_ids=ids, labels=ids, label_positions=positions, num_items_in_batch=rows * labels).loss
+
+
+def saved_bytes(model: PreTrainedModel) -> int:
+    """Bytes that a forward pass saves for its backward pass, each piece of memory once, parameters left out."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()._cdata
+        # Indices are no activations: they are a thousandth of them in a model that is not tiny.
+        if storage not in own and tensor.is_floating_point() | (tensor.dtype is torch.bool):
+            saved.setdefault(storage, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), torch.device("meta"):
+        loss_of(model, ROWS, TOKENS, LABELS)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive, and the most there were."""
+
+    def __init__(self, own: set[int]) -> None:
+        super().__init__()
+        self.own, self.now, self.most, self.sizes = own, 0, 0, dict[int, int]()
+
+    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for storage in [leaf.untyped_storage() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]:
+            key = storage._cdata
+            if key not in self.own and key not in self.sizes:
+                self.sizes[key] = storage.nbytes()
+                self.now += self.sizes[key]
+                weakref.finalize(storage, self.forget, key)
+        self.most = max(self.most, self.now)
+        return out
+
+    def forget(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
+
+
+def most_alive(model: PreTrainedModel, job: CausalJob) -> int:
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    with Alive(own) as alive, torch.device("meta"):
+        loss_of(model, job.rows, job.tokens, job.labels).backward()
+    return alive.most
+
+
+def as_on_a_gpu(job: CausalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that a GPU takes; the meta device would take plain formulas, and cannot look into position ids."""
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+    monkeypatch.setattr(nn.functional, "dropout", fused_dropout)
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", plain if job.kernel == PLAIN else fused)
+
+
+def fused_dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(values, p, True)[0] if training and p else values
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float, scale: float, is_causal: bool,
+          attn_mask: Tensor | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    kernel = torch.ops.aten._scaled_dot_product_attention_math
+    return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float, scale: float, is_causal: bool,
+          attn_mask: Tensor | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    if query.dtype is torch.float32 or attn_mask is not None:
+        kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+        bias = None if attn_mask is None else attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+        return kernel(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention
+    return kernel(query, key, value, dropout_p, is_causal, scale=scale)[0]
