@@ -120,6 +120,7 @@ def test_score_file_lies_beside_the_predictions_with_its_keys(data, answers):
     document = json.loads((answers.parent / "score.dev.json").read_text())
     assert document == json.loads(json.dumps(score.to_json()))
     assert list(document) == [
+        "task",
         "examples",
         "exact_match",
         "logical_form_accuracy",
@@ -129,6 +130,7 @@ def test_score_file_lies_beside_the_predictions_with_its_keys(data, answers):
         "intervals",
         "rouge",
         "groups",
+        "own_metrics",
     ]
 
 
@@ -171,10 +173,16 @@ def test_missing_split_is_named(data, answers):
 
 @pytest.mark.parametrize(
     ("correct", "examples", "expected"),
-    [(0, 0, None), (0, 5, (0.0, 0.0)), (5, 5, (1.0, 1.0)), (1, 2, (0.0, 1.0)), (30, 100, (0.21, 0.39))],
+    [(0, 0, None), (1, 2, (0.0, 1.0)), (30, 100, (0.21, 0.39))],
 )
 def test_interval_is_the_hand_computed_one(correct, examples, expected):
     assert interval(correct, examples) == expected
+
+
+@pytest.mark.parametrize(("correct", "expected"), [(0, (0.0, 0.43448)), (5, (0.56552, 1.0))])
+def test_a_share_of_none_or_all_has_an_interval_with_a_width(correct, expected):
+    # Wilson's ends for 0 and 5 of 5: z^2 / (n + z^2) = 3.84146 / 8.84146 = 0.43448, and 1 less that.
+    assert interval(correct, 5) == pytest.approx(expected, abs=5e-6)
 
 
 @pytest.mark.parametrize(("correct", "examples"), [(3, 10), (1_500, 1_935), (8_000, 8_421), (1, 56_355)])

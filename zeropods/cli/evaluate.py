@@ -1,21 +1,36 @@
-"""`zeropods predict` and `zeropods score`: a trained model's answers."""
+"""`zeropods predict`, `zeropods score` and `zeropods perplexity`: what a trained model is worth.
+
+A score is of a prediction file and loads no model; perplexity has no predictions to keep, it needs the model itself,
+its precision and a batch size. So it is a verb of its own.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from zeropods.cli.progress import progress
+from zeropods.errors import UserError
 
 Result = dict[str, Any]
+MAX_NEW_TOKENS = {"text2sql": 96, "squad": 32}
+BATCH_SIZE = {"text2sql": 64, "squad": 16}
+"""Questions at once; a causal model keeps keys and values of all of a context."""
+ONLY = {
+    "text2sql": {"prompt": "--prompt", "unconstrained": "--unconstrained", "rouge": "--rouge"},
+    "squad": {"max_seq_length": "--max-seq-length"},
+}
+"""Flags of one task alone."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
     _predict(verbs, add)
     _score(verbs, add)
+    _perplexity(verbs, add)
 
 
 def _predict(verbs: Any, add: Callable[..., Any]) -> None:
@@ -24,30 +39,42 @@ def _predict(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--data", type=Path, required=True)
     verb.add_argument("--split", required=True)
     verb.add_argument("--out", type=Path, required=True, help="prediction file")
-    verb.add_argument("--max-new-tokens", type=int, default=96)
+    verb.add_argument("--task", choices=list(MAX_NEW_TOKENS), help="for a model that does not say its own")
+    verb.add_argument("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
+    verb.add_argument("--max-seq-length", type=int, help="squad: tokens of prompt and answer; as trained if not given")
     verb.add_argument("--num-beams", type=int, default=1)
-    verb.add_argument("--batch-size", type=int, default=64)
-    verb.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    verb.add_argument("--prompt", choices=["question", "schema"], help="for a model that does not say its own")
-    verb.add_argument("--unconstrained", action="store_true", help="let the model write what it likes")
+    verb.add_argument("--batch-size", type=int, help="questions at once; 64 queries or 16 answers if not given")
+    verb.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
+    verb.add_argument("--prompt", choices=["question", "schema"], help="for a T5 that does not say its own")
+    verb.add_argument("--unconstrained", action="store_true", help="let a T5 write what it likes")
     verb.add_argument("--limit", type=int, help="only the first N examples")
 
 
 def _run_predict(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.saved_model import task_of
+
+    asked = arguments.task or ("text2sql" if arguments.prompt else None)
+    task = task_of(arguments.model, asked)
+    if task not in MAX_NEW_TOKENS:
+        raise UserError(f"{arguments.model}: trained on text, it answers nothing; see zeropods perplexity, or --task")
+    _refuse_flags_of_others(arguments, task)
+
     from zeropods.evaluate.generate import Generation
-    from zeropods.evaluate.predict import predict
+    from zeropods.evaluate.predict import predict, predict_answers
 
     how = Generation(
-        max_new_tokens=arguments.max_new_tokens,
+        max_new_tokens=_given(arguments.max_new_tokens, MAX_NEW_TOKENS[task]),
         num_beams=arguments.num_beams,
-        batch_size=arguments.batch_size,
+        batch_size=_given(arguments.batch_size, BATCH_SIZE[task]),
         constrained=not arguments.unconstrained,
     )
+    call = (arguments.model, arguments.data, arguments.split, arguments.out, how)
+    shared: dict[str, Any] = {"precision": arguments.precision, "limit": arguments.limit}
     with progress("predict", "questions") as tick:
-        speed = predict(
-            arguments.model, arguments.data, arguments.split, arguments.out, how,
-            precision=arguments.precision, prompt=arguments.prompt, limit=arguments.limit, progress=tick,
-        )  # fmt: skip
+        if task == "squad":
+            speed = predict_answers(*call, max_seq_length=arguments.max_seq_length, progress=tick, **shared)
+        else:
+            speed = predict(*call, prompt=arguments.prompt, progress=tick, **shared)
     return {"out": str(arguments.out), **speed.to_json()}
 
 
@@ -56,10 +83,62 @@ def _score(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("predictions", type=Path, metavar="FILE")
     verb.add_argument("--data", type=Path, required=True)
     verb.add_argument("--split", required=True)
-    verb.add_argument("--rouge", action="store_true", help="ROUGE of the texts as well")
+    verb.add_argument("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
+    verb.add_argument(
+        "--metric", action="append", default=[], metavar="MODULE:FUNCTION",
+        help="a metric of your own, function(prediction, answers) -> float; may be given several times",
+    )  # fmt: skip
 
 
 def _run_score(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.own_metric import own_metric
+    from zeropods.evaluate.squad_answers import holds_answers
+
+    own = [own_metric(name) for name in arguments.metric]
+    if holds_answers(arguments.predictions):
+        from zeropods.evaluate.squad_score import score_answers
+
+        _refuse_flags_of_others(arguments, "squad")
+        return score_answers(arguments.predictions, arguments.data, arguments.split, own=own).to_json()
     from zeropods.evaluate.score import score_predictions
 
-    return score_predictions(arguments.predictions, arguments.data, arguments.split, rouge=arguments.rouge).to_json()
+    call = (arguments.predictions, arguments.data, arguments.split)
+    return score_predictions(*call, rouge=arguments.rouge, own=own).to_json()
+
+
+def _perplexity(verbs: Any, add: Callable[..., Any]) -> None:
+    verb = add(verbs, "perplexity", "perplexity of a causal model on a text", _run_perplexity)
+    verb.add_argument("model", metavar="MODEL", help="run folder, model folder or hub id")
+    verb.add_argument("--data", required=True, help="prepared set, or raw text, as `prepare --task lm` takes it")
+    verb.add_argument("--split", required=True)
+    verb.add_argument("--max-seq-length", type=int, help="tokens of a block of raw text; as trained if not given")
+    verb.add_argument("--dataset-config", help="configuration of a data set at the hub")
+    verb.add_argument("--text-field", default="text", help="field of JSON lines, Parquet or a hub data set; text")
+    verb.add_argument("--batch-size", type=int, default=4)
+    verb.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
+    verb.add_argument("--limit", type=int, help="only the first N blocks, or documents of raw text")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="also write score.SPLIT.json there")
+
+
+def _run_perplexity(arguments: argparse.Namespace) -> Result:
+    from zeropods.atomic import write_json
+    from zeropods.evaluate.text_perplexity import TextToScore, text_perplexity
+
+    text = TextToScore(**{field.name: getattr(arguments, field.name) for field in fields(TextToScore)})
+    how = {"batch_size": arguments.batch_size, "precision": arguments.precision}
+    with progress("perplexity", "blocks") as tick:
+        score = text_perplexity(arguments.model, text, progress=tick, **how)
+    if arguments.out is not None:
+        write_json(arguments.out / f"score.{arguments.split}.json", score.to_json())
+    return score.to_json()
+
+
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+def _refuse_flags_of_others(arguments: argparse.Namespace, task: str) -> None:
+    for other, flags in ONLY.items():
+        given = next((flag for name, flag in flags.items() if getattr(arguments, name, None)), None)
+        if given and other != task:
+            raise UserError(f"{given}: is for {other}, this is {task}; leave it out")

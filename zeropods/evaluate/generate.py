@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers import (
@@ -22,12 +22,14 @@ from zeropods.data.wikisql import Example
 from zeropods.errors import UserError
 from zeropods.evaluate.constrain import ConstrainedSQL
 from zeropods.evaluate.predictions import Prediction
+from zeropods.evaluate.saved_model import model_folder
 from zeropods.measure.records import read_json
-from zeropods.safe_weights import has_weights, refuse_other_weights
 from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.text import format_query, parse_query
 from zeropods.sql.vocabulary import Vocabulary
 
+Question = TypeVar("Question", contravariant=True)
+Answer = TypeVar("Answer")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -69,22 +71,16 @@ class Answerer:
 
         Weights come from safetensors only.
         """
-        folder = Path(folder)
-        model_folder = folder / "model" if (folder / "model").is_dir() else folder
-        if not has_weights(model_folder):
-            raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")
-        refuse_other_weights(model_folder)
+        within = model_folder(folder)
         if precision not in DTYPES:
             raise UserError(f"--precision {precision!r}; expected {' or '.join(DTYPES)}")
-        config = read_json(model_folder / "config.json")
+        config = read_json(within / "config.json")
         prompt = prompt or config.get("prompt")
         if prompt not in PROMPTS:
-            raise UserError(
-                f"{model_folder}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}"
-            )
-        model = T5ForConditionalGeneration.from_pretrained(model_folder, dtype=DTYPES[precision], use_safetensors=True)
+            raise UserError(f"{within}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}")
+        model = T5ForConditionalGeneration.from_pretrained(within, dtype=DTYPES[precision], use_safetensors=True)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.eval().to(device), AutoTokenizer.from_pretrained(model_folder), prompt)
+        return cls(model.eval().to(device), AutoTokenizer.from_pretrained(within), prompt)
 
     def answer(
         self,
@@ -156,9 +152,19 @@ class Speed:
         return {"examples": self.examples, "seconds": self.seconds, "questions_per_second": rate}
 
 
+class Answers(Protocol[Question, Answer]):
+    """A model that answers questions of one kind."""
+
+    def answer(self, examples: Sequence[Question], how: Generation, progress: Callable[[int], object]) -> list[Answer]:
+        """An answer to each example, in their order; `progress` takes how many were answered since its last call."""
+
+
 def timed_answers(
-    answerer: Answerer, examples: Sequence[Example], how: Generation, progress: Callable[[int], object]
-) -> tuple[list[Prediction], Speed]:
+    answerer: Answers[Question, Answer],
+    examples: Sequence[Question],
+    how: Generation,
+    progress: Callable[[int], object],
+) -> tuple[list[Answer], Speed]:
     """Answers and the wall time from the first question to the last answer."""
     began = time.perf_counter()
     answers = answerer.answer(examples, how, progress)

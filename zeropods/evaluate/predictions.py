@@ -16,6 +16,14 @@ from typing import Any
 
 from zeropods.atomic import write_text
 from zeropods.errors import UserError
+from zeropods.evaluate.prediction_lines import (
+    index_of,
+    prediction_lines,
+    refuse_missing,
+    refuse_twice,
+    shown,
+    text_of,
+)
 from zeropods.sql.query import Query
 
 _KEYS = ("index", "question", "prediction", "query")
@@ -52,56 +60,27 @@ def read_predictions(path: Path) -> list[Prediction]:
     predictions: list[Prediction] = []
     seen: set[int] = set()
     ours = False
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            place = f"{path}:{number}"
-            document = _document(place, line)
-            ours = "index" in document if number == 1 else ours
-            prediction = _ours(place, document) if ours else _official(place, document, number - 1)
-            if prediction.index in seen:
-                raise UserError(f"{place}: index {prediction.index} stands there twice; keep one of them")
-            seen.add(prediction.index)
-            predictions.append(prediction)
-    if not predictions:
-        raise UserError(f"{path}: the file is empty; expected one prediction a line")
+    for number, (place, document) in enumerate(prediction_lines(path), 1):
+        ours = "index" in document if number == 1 else ours
+        prediction = _ours(place, document) if ours else _official(place, document, number - 1)
+        refuse_twice(place, prediction.index, seen)
+        predictions.append(prediction)
     return predictions
 
 
-def _document(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        shown = line[:60].decode("utf-8", "replace").strip()
-        raise UserError(f"{place}: {shown!r} is broken JSON ({error}); predict again") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{place}: {_shown(document)}; expected a JSON object")
-    return document
-
-
 def _ours(place: str, document: dict[str, Any]) -> Prediction:
-    missing = [key for key in _KEYS if key not in document]
-    if missing:
-        raise UserError(f"{place}: {', '.join(missing)} missing; expected {', '.join(_KEYS)} on every line")
-    index = document["index"]
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-        raise UserError(f"{place}: index {_shown(index)}; expected the example's line number, from 0")
-    question = _text(place, document, "question")
-    text = _text(place, document, "prediction")
+    refuse_missing(place, document, _KEYS)
+    index = index_of(place, document)
+    question = text_of(place, document, "question")
+    text = text_of(place, document, "prediction")
     return Prediction(index=index, question=question, text=text, query=_query(place, document["query"]))
 
 
 def _official(place: str, document: dict[str, Any], index: int) -> Prediction:
     if "index" in document or not {"query", "error"} & document.keys():
-        raise UserError(f"{place}: {_shown(document)}; expected 'query' or 'error', as in the official form")
+        raise UserError(f"{place}: {shown(document)}; expected 'query' or 'error', as in the official form")
     query = None if document.get("error") else _query(place, document.get("query"))
     return Prediction(index=index, question=None, text=None, query=query)
-
-
-def _text(place: str, document: dict[str, Any], key: str) -> str:
-    value = document[key]
-    if not isinstance(value, str):
-        raise UserError(f"{place}: {key} {_shown(value)}; expected text")
-    return value
 
 
 def _query(place: str, document: object) -> Query | None:
@@ -111,7 +90,3 @@ def _query(place: str, document: object) -> Query | None:
         return Query.from_json(document, columns=sys.maxsize)
     except ValueError as error:
         raise UserError(f"{place}: {error}; correct it, or put null") from None
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:80]

@@ -7,7 +7,7 @@ over the `executable` examples: those whose gold query finds something on the ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,9 +16,9 @@ from zeropods.atomic import write_json
 from zeropods.data.wikisql import read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.evaluate.grade import Grade, Pair, grades
+from zeropods.evaluate.interval import Interval, interval
+from zeropods.evaluate.own_metric import OwnMetric, own_scores
 from zeropods.evaluate.predictions import read_predictions
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,41 +32,28 @@ class Score:
     executable: int
     unparseable: int
     intervals: dict[str, Interval | None]
-    """Of the three accuracies: 95 %, by `interval`."""
+    """Of the three accuracies: 95 %, by `interval`; of metrics of one's own: by `mean_interval`."""
     rouge: dict[str, float] | None
     """Mean F1 of rouge1, rouge2, rougeL, rougeLsum."""
     groups: dict[str, Score] | None = None
     """`known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
+    own_metrics: dict[str, float] = field(default_factory=dict)
+    """Means of metrics of one's own, by name; of all examples, not of groups."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"task": "text2sql", **asdict(self)}
 
 
-def score_predictions(predictions: Path, data_folder: Path, split: str, *, rouge: bool = False) -> Score:
+def score_predictions(
+    predictions: Path, data_folder: Path, split: str, *, rouge: bool = False, own: Sequence[OwnMetric] = ()
+) -> Score:
     """Score a file and write `score.SPLIT.json` beside it; `UserError` where the two do not fit together."""
     graded = list(grades(_pairs(predictions, data_folder, split)))
     if rouge:
         graded = list(_with_rouge(graded))
-    score = replace(_score(graded), groups=_groups(graded, data_folder, split))
+    score = replace(_with_own(_score(graded), graded, own), groups=_groups(graded, data_folder, split))
     write_json(predictions.parent / f"score.{split}.json", score.to_json())
     return score
-
-
-def interval(correct: int, examples: int) -> Interval | None:
-    """The 95 % percentile bootstrap interval of a share; None for none of none.
-
-    A resample of `examples` zeros and ones holds Binomial(examples, share) ones, so the percentiles of
-    endlessly many resamples are that distribution's: `scipy.stats.bootstrap` without its noise and its seed.
-    As with any bootstrap, a share of 0 or 1 has an interval of no width.
-    """
-    if not examples:
-        return None
-    import numpy as np
-    from scipy.special import bdtr
-
-    at_most = bdtr(np.arange(examples + 1), examples, correct / examples)
-    low, high = np.searchsorted(at_most, (0.025, 0.975))
-    return int(low) / examples, int(high) / examples
 
 
 def _pairs(path: Path, data_folder: Path, split: str) -> Iterator[Pair]:
@@ -103,6 +90,11 @@ def _score(graded: Sequence[Grade]) -> Score:
         },
         rouge=_mean_rouge([grade.rouge for grade in graded if grade.rouge is not None]),
     )
+
+
+def _with_own(score: Score, graded: Sequence[Grade], own: Sequence[OwnMetric]) -> Score:
+    means, intervals = own_scores(own, [(grade.predicted_text, (grade.gold_text,)) for grade in graded])
+    return replace(score, intervals={**score.intervals, **intervals}, own_metrics=means)
 
 
 def _groups(graded: Sequence[Grade], data_folder: Path, split: str) -> dict[str, Score] | None:

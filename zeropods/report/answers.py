@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 from zeropods.data.wikisql import Cell, Example
 from zeropods.report.accuracy import score_lines
-from zeropods.report.columns import ACCURACY
+from zeropods.report.columns import accuracy_columns
 from zeropods.report.table import Table
 from zeropods.sql.execute import Execution, Rows
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query
 
 if TYPE_CHECKING:
+    from zeropods.evaluate.perplexity import TextScore
     from zeropods.evaluate.predictions import Prediction
     from zeropods.evaluate.score import Score
+    from zeropods.evaluate.squad_score import SquadScore
 
 SHOWN_ROWS = 2
 """Of the rows that a query finds."""
@@ -36,10 +38,15 @@ def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example],
     return Table.of(_line(prediction, by_index[prediction.index]) for prediction in chosen)
 
 
-def accuracy_table(score: Score, split: str) -> Table:
-    """Accuracies with their 95 % intervals, for all tables, and for known and unseen ones."""
-    lines = list(score_lines(split, [score.to_json()]))
-    return Table(tuple(c.heading for c in ACCURACY), tuple(tuple(c.show(one) for c in ACCURACY) for one in lines))
+def accuracy_table(score: Score | SquadScore | TextScore, split: str) -> Table:
+    """The measures of a score of any task, with their 95 % intervals where they have one.
+
+    Of text-to-SQL a line for all tables, and one each for known and unseen ones.
+    """
+    document = score.to_json()
+    lines = list(score_lines(split, [document]))
+    columns = accuracy_columns([document["task"]], lines)
+    return Table(tuple(c.heading for c in columns), tuple(tuple(c.show(one) for c in columns) for one in lines))
 
 
 def cells_text(cells: Sequence[Cell] | None) -> str:

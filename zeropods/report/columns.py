@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 from zeropods.measure.rank import PHASES
+from zeropods.report.accuracy import OWN
 from zeropods.report.entry import Entry
 from zeropods.report.groups import Group, Run
 from zeropods.report.table import Table
@@ -111,15 +113,27 @@ LOSSES = (
     Column("train_loss", "final training loss", "nats/token", _FOUR),
     Column("eval_loss", "final eval loss", "nats/token", _FOUR),
 )
-ACCURACY = (
-    Column("split", "split"),
-    Column("tables", "tables"),
-    Column("examples", "examples", "", _count),
-    Column("exact_match", "exact match", "", _THREE),
-    Column("logical_form_accuracy", "logical form", "", _THREE),
-    Column("execution_accuracy", "execution", "", _THREE),
-    Column("executable", "executable", "", _count),
-)
+_SPLIT, _EXAMPLES = Column("split", "split"), Column("examples", "examples", "", _count)
+_EXACT = Column("exact_match", "exact match", "", _THREE)
+ACCURACY_OF: dict[str, tuple[Column, ...]] = {
+    TEXT2SQL: (
+        _SPLIT,
+        Column("tables", "tables"),
+        _EXAMPLES,
+        _EXACT,
+        Column("logical_form_accuracy", "logical form", "", _THREE),
+        Column("execution_accuracy", "execution", "", _THREE),
+        Column("executable", "executable", "", _count),
+    ),
+    SQUAD: (_SPLIT, _EXAMPLES, _EXACT, Column("f1", "F1", "", _THREE)),
+    LM: (
+        _SPLIT,
+        Column("text_tokens", "tokens", "", _count),
+        Column("text_loss", "loss of the text", "nats/token", _FOUR),
+        Column("perplexity", "perplexity", "", _TWO),
+    ),
+}
+"""By task."""
 COST = (
     Column("energy_joules", "energy", "J", _count),
     Column("energy_kwh", "energy", "kWh", "{:.3g}".format),
@@ -127,6 +141,7 @@ COST = (
 )
 RUNS = (
     Column("name", "run"),
+    Column("task", "task"),
     Column("init", "weights"),
     Column("prompt", "prompt"),
     Column("precision", "precision"),
@@ -134,6 +149,13 @@ RUNS = (
     Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
     Column("repeats", "repeats"),
 )
+
+
+def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Column]:
+    """The columns of the tasks, each once, and one for each metric of the user's own that a line has."""
+    found = [column for task in tasks for column in ACCURACY_OF[task]]
+    own = [key for line in lines for key in line if key.startswith(OWN) and not key.endswith("_interval")]
+    return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", _THREE) for key in own)]))
 
 
 def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
@@ -152,6 +174,7 @@ def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, who
 def shown(entry: Entry) -> dict[str, str]:
     """What people read of a run, by heading."""
     group = Group("A", (Run(entry),))
-    sections = (RUNS[:1], RESULTS, RUNS[1:], SPEED, SCALING, MEMORY, LOSSES, ACCURACY)
+    accuracy = accuracy_columns([entry.score["task"]] if entry.score else [], [group.values])
+    sections = (RUNS[:1], RESULTS, RUNS[1:], SPEED, SCALING, MEMORY, LOSSES, accuracy)
     columns = [column for section in sections for column in section]
     return {column.heading: column.show(group.values) for column in columns if group.values.get(column.key) is not None}

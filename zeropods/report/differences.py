@@ -18,20 +18,32 @@ SHOWN_LETTERS = 60
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
-    """A line for each setting in which rows differ: `what: value (rows); value (rows)`.
+    """A line for each setting in which rows of one task differ: `what: value (rows); value (rows)`.
 
-    Rows are named by their letters; `B-E` are all rows from B to E. Runs of which nothing is known are left out.
+    The task itself comes first: rows of two tasks have little else in common, and are never compared. Rows are named
+    by their letters; `B-E` are all rows from B to E. Runs of which nothing is known are left out.
     """
     known = [(number, group) for number, group in enumerate(groups) if group.settings]
+    by_task: dict[str, list[tuple[int, Group]]] = {}
+    for number, group in known:
+        by_task.setdefault(group.task, []).append((number, group))
     lines = []
+    if len(by_task) > 1:
+        tasks = {task: [number for number, _ in of_task] for task, of_task in by_task.items()}
+        lines.append(f"task: {_listed(tasks, groups)}: of each another kind of sample, never compared")
+    for of_task in by_task.values():
+        lines += _within_one_task(of_task, groups)
+    return lines
+
+
+def _within_one_task(known: Sequence[tuple[int, Group]], groups: Sequence[Group]) -> Iterator[str]:
     for name in dict.fromkeys(name for _, group in known for name in group.settings):
         values: dict[str, list[int]] = {}
         for number, group in known:
             if name in group.settings or not is_optional(name):
                 values.setdefault(_text(group.settings.get(name, NOT_RECORDED)), []).append(number)
         if len(values) > 1:
-            lines.append(f"{name}: {_listed(values, groups)}")
-    return lines
+            yield f"{name}: {_listed(values, groups)}"
 
 
 def spans(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.evaluate.score_file import read_score
 from zeropods.measure.records import read_json, read_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD, is_held
-from zeropods.plan.shapes import shape_from
+from zeropods.plan.known_shape import known_shape
 
 SCORED_SPLITS = ("test", "dev")
 """The first that has a score is shown."""
@@ -24,16 +24,6 @@ PARTS: dict[type, tuple[str, ...]] = {
     list: ("hardware.gpus", "ranks"),
 }
 """By kind; what is nested comes after what it is in."""
-_NUMBER = (int, float)
-_ABSENT = type(None)
-SCORE_TYPES: dict[str, tuple[type, ...]] = {
-    "examples": (int,),
-    "executable": (int,),
-    "exact_match": _NUMBER,
-    "logical_form_accuracy": _NUMBER,
-    "execution_accuracy": (*_NUMBER, _ABSENT),
-    "intervals": (dict,),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +105,7 @@ def _check_shapes(path: Path, record: Facts) -> None:
     for rank in record["ranks"]:
         try:
             if rank["shape"] is not None:
-                shape_from(rank["shape"])
+                known_shape(rank["shape"])
         except UserError as error:
             raise UserError(f"{path}: ranks.{rank['rank']}.{error}") from None
 
@@ -124,29 +114,5 @@ def _score(folder: Path) -> tuple[str | None, Facts | None]:
     for split in SCORED_SPLITS:
         path = folder / f"score.{split}.json"
         if path.is_file():
-            score = read_json(path)
-            groups = score.get("groups") or {}
-            if not isinstance(groups, dict):
-                raise UserError(f"{path}: groups is {groups!r:.60}; expected an object: measure again")
-            for part in (score, *groups.values()):
-                _check(path, part)
-            return split, score
+            return split, read_score(path)
     return None, None
-
-
-def _check(path: Path, score: Any) -> None:
-    if not isinstance(score, dict):
-        raise UserError(f"{path}: {score!r:.60}; expected an object with {', '.join(SCORE_TYPES)}")
-    for key, expected in SCORE_TYPES.items():
-        value = score.get(key, "missing")
-        if key not in score or not isinstance(value, expected) or not _is_sound(value):
-            names = " or ".join("null" if kind is _ABSENT else kind.__name__ for kind in expected)
-            raise UserError(f"{path}: {key} is {value!r:.60}; expected {names}: measure again")
-    for key, span in score["intervals"].items():
-        if not isinstance(span, list) or len(span) != 2 or not all(isinstance(end, _NUMBER) for end in span):
-            raise UserError(f"{path}: intervals.{key} is {span!r:.60}; expected two numbers: measure again")
-
-
-def _is_sound(value: object) -> bool:
-    """JSON has no NaN, but Python's reader takes it; to Python, true is a number."""
-    return not isinstance(value, bool) and (not isinstance(value, float) or math.isfinite(value))

@@ -19,6 +19,7 @@ RATE_TOLERANCE = 0.05
 """Share of the old samples/s that may be lost where not both have an interval."""
 MEMORY_TOLERANCE = 0.05
 LOSS_TOLERANCE = 0.01
+"""Of a loss in nats; of a perplexity, which is a power of it, in the exponent."""
 ACCURACY_TOLERANCE = 0.05
 """Share of the old accuracy that may be lost where it has no interval."""
 Row = dict[str, Any]
@@ -126,17 +127,20 @@ def _judge(before: Row, now: Row | None) -> Iterator[Worse]:
 
 def _limits(before: Row, now: Row) -> Iterator[tuple[str, float, bool]]:
     """Figures that both have: name, worst value that passes, whether the new one is beyond it."""
-    both = {key for key in JUDGED if before[key] is not None and now[key] is not None}
+    both = {key for key in JUDGED if before.get(key) is not None and now.get(key) is not None}
     if "samples_per_second" in both:
         slowest = before["samples_per_second"] - _allowed_drop(before, now)
         yield "samples_per_second", slowest, now["samples_per_second"] < slowest
     if "peak_memory_bytes" in both and before["memory_kind"] == now["memory_kind"]:
         most = before["peak_memory_bytes"] * (1 + MEMORY_TOLERANCE)
         yield "peak_memory_bytes", most, now["peak_memory_bytes"] > most
-    if "execution_accuracy" in both:
-        interval = before.get("execution_accuracy_interval")
-        least = interval[0] if interval else before["execution_accuracy"] * (1 - ACCURACY_TOLERANCE)
-        yield "execution_accuracy", least, now["execution_accuracy"] < least
+    for share in (key for key in SHARES if key in both):
+        interval = before.get(f"{share}_interval")
+        least = interval[0] if interval else before[share] * (1 - ACCURACY_TOLERANCE)
+        yield share, least, now[share] < least
+    if "perplexity" in both:
+        most = before["perplexity"] ** (1 + LOSS_TOLERANCE)
+        yield "perplexity", most, now["perplexity"] > most
     if "eval_loss" in both:
         highest = before["eval_loss"] + abs(before["eval_loss"]) * LOSS_TOLERANCE
         yield "eval_loss", highest, now["eval_loss"] > highest
@@ -153,7 +157,7 @@ def _allowed_drop(before: Row, now: Row) -> float:
 def _unmeasured(before: Row, now: Row) -> list[str]:
     if not _is_ok(now):
         return []
-    lost = [key for key in JUDGED if before[key] is not None and now[key] is None]
+    lost = [key for key in JUDGED if before.get(key) is not None and now.get(key) is None]
     kinds = before["memory_kind"], now["memory_kind"]
     if None not in kinds and kinds[0] != kinds[1]:
         lost.append(f"peak_memory_bytes, {kinds[0]} and {kinds[1]}")
@@ -201,13 +205,17 @@ def _shown(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, int | float) else str(value)
 
 
-JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss")
-NEEDED = {"name", "status", "settings", "arrangement", "samples_per_second_interval", "memory_kind", *JUDGED}
+SHARES = ("execution_accuracy", "f1")
+OF_ALL = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss")
+JUDGED = (*OF_ALL, "f1", "perplexity")
+"""A summary from before there were causal runs has no `f1` and no `perplexity`."""
+NEEDED = {"name", "status", "settings", "arrangement", "samples_per_second_interval", "memory_kind", *OF_ALL}
 SOUND: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(JUDGED, _is_figure),
-    **dict.fromkeys(("samples_per_second_interval", "execution_accuracy_interval"), _is_interval),
+    **dict.fromkeys(("samples_per_second_interval", *(f"{share}_interval" for share in SHARES)), _is_interval),
     **dict.fromkeys(("name", "status"), _is_text),
     **dict.fromkeys(("settings", "arrangement"), _is_object),
     "memory_kind": lambda kind: kind is None or _is_text(kind),
+    "perplexity": lambda value: value is None or (_is_number(value) and value >= 1),  # type: ignore[operator]
 }
 """What a row's values must be: a gate lets nothing pass that it cannot judge."""

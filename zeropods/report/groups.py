@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.report.accuracy import accuracy
 from zeropods.report.entry import Entry
 from zeropods.report.figures.of_run import figures, of_repeats
@@ -19,6 +20,7 @@ from zeropods.report.settings import Settings, arrangement, as_key, settings
 FACTS = (
     "model_id",
     "init",
+    "task",
     "technique",
     "pods",
     "world_size",
@@ -73,6 +75,11 @@ class Group:
         """The runs that the figures are of: those that ended well; where none did, those that left a record."""
         good = tuple(run for run in self.runs if run.entry.status == "ok")
         return good or tuple(run for run in self.runs if run.entry.record is not None)
+
+    @property
+    def task(self) -> str:
+        """What it was trained for; text-to-SQL where nothing is known of it."""
+        return str(self.first.facts.get("task", TEXT2SQL))
 
     @property
     def is_ok(self) -> bool:

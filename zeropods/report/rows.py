@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.report import columns
-from zeropods.report.accuracy import accuracy_lines
+from zeropods.report.accuracy import accuracy_lines, task_of
 from zeropods.report.columns import Column, Values, table
 from zeropods.report.differences import row_letters
 from zeropods.report.groups import Group
@@ -16,6 +17,7 @@ from zeropods.report.table import Table
 MARK = "*"
 """Behind the letter of a base that differs in more than technique and pods."""
 RESULT = Column("inference_result", "inference result", "", "{:.3f}".format)
+PERPLEXITY = Column("inference_result", "inference result", "", "{:,.2f}".format)
 SECTIONS = (
     ("Speed", columns.SPEED),
     ("Scaling and arithmetic", columns.SCALING),
@@ -33,7 +35,7 @@ def tables(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> list[Table
     return [
         table("Results", columns.RESULTS, lines, whole=True),
         table("Runs", columns.RUNS, lines, whole=True),
-        table("Accuracy", columns.ACCURACY, list(_accuracy(groups, labels)), whole=True),
+        _accuracy_table(groups, labels),
         *(one for one in (table(title, section, lines) for title, section in SECTIONS) if one.rows),
     ]
 
@@ -73,6 +75,15 @@ def _label(values: Values, with_model: bool) -> str:
     return f"{values['row']} {model}{values['technique']} x{values['pods']}{of_slots}"
 
 
+def _accuracy_table(groups: Sequence[Group], labels: Mapping[str, str]) -> Table:
+    """Every row, with the columns of the tasks that were trained for or scored."""
+    lines = list(_accuracy(groups, labels))
+    scored = [task_of(run.entry.score) for group in groups for run in group.measured if run.entry.score]
+    tasks = {*(group.task for group in groups if group.first.facts), *scored} or {TEXT2SQL}
+    known = [task for task in columns.ACCURACY_OF if task in tasks]
+    return table("Accuracy", columns.accuracy_columns(known, lines), lines, whole=True)
+
+
 def _accuracy(groups: Sequence[Group], labels: Mapping[str, str]) -> Iterator[Values]:
     """Lines of the rows that were scored, then one for all that were not; a row that ended badly has none."""
     measured = [number for number, group in enumerate(groups) if group.measured]
@@ -90,7 +101,8 @@ def _accuracy(groups: Sequence[Group], labels: Mapping[str, str]) -> Iterator[Va
 def _result(values: Values) -> str | None:
     if values.get("inference_result") is None:
         return None
-    return f"{values['inference_kind']} {RESULT.show(values)} ({values['split']})"
+    column = PERPLEXITY if values["inference_kind"] == "perplexity" else RESULT
+    return f"{values['inference_kind']} {column.show(values)} ({values['split']})"
 
 
 def _sharing(values: Values) -> str | None:

@@ -33,6 +33,8 @@ class Scaling:
         }
 
 
+LENGTHS = ("max_seq_length", "loss_on")
+"""Flags of a causal run that decide what a sample is."""
 NOT_SCALED: dict[str, Any] = {"base": None, "speed_up": None, "scaling_efficiency": None, "differs_in": []}
 
 
@@ -40,16 +42,17 @@ def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dic
     """Scaling by the letters of rows; a row that has no other to be compared with has none.
 
     Args:
-        allow_differences: where no other row may be compared, take any of the same model and say what differs.
+        allow_differences: where no other row may be compared, take any of the same model, task and length of rows,
+            and say what differs. A sample of another is another amount of work, whatever was asked for.
     """
     timed = [group for group in groups if group.is_ok and group.values["samples_per_second"]]
     by_settings = _by_key(timed, _required)
-    by_model = _by_key(timed, lambda group: str(group.first.facts["model_id"]))
+    by_work = _by_key(timed, _work)
     found = {}
     for group in timed:
         peers = [other for other in by_settings[_required(group)] if not unequal(group.settings, other.settings)]
         if peers == [group] and allow_differences:
-            peers = by_model[str(group.first.facts["model_id"])]
+            peers = by_work[_work(group)]
         if len(peers) > 1:
             found[group.letter] = scaling(group, min(peers, key=_order))
     return found
@@ -68,6 +71,13 @@ def scaling(group: Group, base: Group) -> Scaling:
 
 def _order(group: Group) -> tuple[int, bool]:
     return group.values["world_size"], group.values["technique"] != "none"
+
+
+def _work(group: Group) -> str:
+    identity = group.first.facts.get("identity") or {}
+    return as_key(
+        {"model_id": group.first.facts["model_id"], "task": group.task, **{k: identity.get(k) for k in LENGTHS}}
+    )
 
 
 def _required(group: Group) -> str:

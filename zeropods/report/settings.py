@@ -30,6 +30,8 @@ TECHNIQUE = {
 """Flags that a technique or a number of pods changes by itself; the effective batch size is compared."""
 BY_DESIGN = {"seed"}
 """What repeats of a run may differ in."""
+DATA = ("dataset_path", "data")
+"""What the two scripts call the prepared data; a run's identity has its content key there."""
 SHOWN_DIGITS = 12
 """Of the prepared data's content key and of a configuration's digest."""
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
@@ -45,8 +47,9 @@ def settings(facts: Mapping[str, Any]) -> Settings:
     if not facts:
         return {}
     identity = facts.get("identity") or {}
-    left = identity.keys() - TECHNIQUE - BY_DESIGN - {*FACTS, "dataset_path"}
-    data = {"data": str(identity["dataset_path"])[:SHOWN_DIGITS]} if "dataset_path" in identity else {}
+    left = identity.keys() - TECHNIQUE - BY_DESIGN - {*FACTS, *DATA}
+    key = next((identity[name] for name in DATA if name in identity), None)
+    data = {} if key is None else {"data": str(key)[:SHOWN_DIGITS]}
     return {
         **{key: facts[key] for key in FACTS if key in facts},
         **data,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from zeropods.plan.flops import training_flops
+from zeropods.plan.known_shape import known_shape, sample_flops
 from zeropods.plan.peaks import published_flops
-from zeropods.plan.shapes import shape_from
 from zeropods.report.figures.ranks import Record, of_ranks
 from zeropods.report.figures.speed import tokens_per_sample
 
@@ -12,12 +11,15 @@ PUBLISHED, MEASURED = "published", "measured matmul"
 
 
 def model_flops_per_second(record: Record) -> float | None:
-    """FLOP/s that the model needs: FLOPs of a sample of mean real tokens (`plan.flops`) x samples/s."""
+    """FLOP/s that the model needs: FLOPs of a sample of mean real tokens x samples/s.
+
+    `plan.flops` has those of a T5; `plan.causal_flops` those of a causal model, half a square of attention included.
+    """
     rate, tokens = record["samples_per_second"], tokens_per_sample(record)
     shape = next((rank["shape"] for rank in record["ranks"] if rank["shape"]), None)
     if rate is None or tokens is None or shape is None:
         return None
-    return training_flops(shape_from(shape), *tokens) * rate
+    return sample_flops(known_shape(shape), *tokens) * rate
 
 
 def peak_flops_per_second(record: Record) -> float | None:

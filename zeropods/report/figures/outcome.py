@@ -43,9 +43,14 @@ def cost(record: Record, price_per_hour: float | None) -> float | None:
 
 
 def inference_result(score: Score | None) -> tuple[str, float] | None:
-    """The accuracy that a run is judged by: execution accuracy; where no query could be run, logical form."""
+    """What a run is judged by, and its name: of SQuAD F1, of text perplexity, of text-to-SQL execution accuracy; where
+    no query could be run, logical form."""
     if score is None:
         return None
+    if score.get("task") == "squad":
+        return "F1", score["f1"]
+    if score.get("task") == "lm":
+        return "perplexity", score["perplexity"]
     if score["execution_accuracy"] is not None:
         return "execution", score["execution_accuracy"]
     return "logical form", score["logical_form_accuracy"]

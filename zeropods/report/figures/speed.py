@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
+from zeropods.measure.tokens import real_tokens
 from zeropods.report.figures.ranks import Record, largest, longest, of_ranks
 
 
@@ -42,22 +43,26 @@ def samples(record: Record) -> int:
 
 
 def tokens_per_sample(record: Record) -> tuple[float, float] | None:
-    """Mean real tokens of a training row, source and target: tokens of all ranks / `samples`; None without a count."""
+    """Mean real tokens of a training row: tokens of all ranks / `samples`; None without a count.
+
+    Source and target; of a causal model all tokens, and those with a loss, which are among them.
+    """
     rows = samples(record)
     source, target = (sum(rank[f"{side}_tokens"] for rank in record["ranks"]) for side in ("source", "target"))
     return (source / rows, target / rows) if rows and source + target else None
 
 
 def tokens_per_second(record: Record) -> float | None:
-    """Real tokens a second, both sides, no padding: samples/s x mean real tokens a sample."""
-    rate, tokens = record["samples_per_second"], tokens_per_sample(record)
-    return None if rate is None or tokens is None else rate * sum(tokens)
+    """Real tokens a second, no padding: samples/s x mean real tokens a sample, of T5 both sides."""
+    rate, rows = record["samples_per_second"], samples(record)
+    tokens = sum(real_tokens(rank, record["task"]) for rank in record["ranks"])
+    return None if rate is None or not tokens else rate * tokens / rows
 
 
 def padding_share(record: Record) -> float | None:
     """Share of 1 of what was computed that was padding: 1 - real tokens / tokens with padding, of all ranks."""
     padded = sum(rank["padded_tokens"] for rank in record["ranks"])
-    real = sum(rank["source_tokens"] + rank["target_tokens"] for rank in record["ranks"])
+    real = sum(real_tokens(rank, record["task"]) for rank in record["ranks"])
     return 1 - real / padded if padded else None
 
 

@@ -1,0 +1,276 @@
+"""Answers, perplexity and sample text of saved causal models, by the verbs that users call."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from zeropods.cli import main
+from zeropods.data.causal import CausalPreparation, prepare_causal
+from zeropods.data.squad import SquadExample, read_squad
+from zeropods.data.squad_sample import write_squad_sample
+from zeropods.data.text_sample import write_text_sample
+from zeropods.errors import UserError
+from zeropods.evaluate.causal_generate import QuestionAnswerer
+from zeropods.evaluate.generate import Generation
+from zeropods.evaluate.sample_text import sample_text
+from zeropods.evaluate.saved_causal import load_causal_answerer
+from zeropods.evaluate.saved_model import task_of
+from zeropods.evaluate.text_perplexity import TextToScore, text_perplexity
+from zeropods.train.dataset import load_split
+
+QUESTIONS, LENGTH, BLOCK = 12, 96, 64
+
+
+@pytest.fixture(scope="module")
+def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample in SQuAD's layout."""
+    folder = tmp_path_factory.mktemp("squad") / "sample"
+    write_squad_sample(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first articles of the sample of text."""
+    folder = tmp_path_factory.mktemp("text") / "sample"
+    write_text_sample(folder)
+    for path in folder.iterdir():
+        path.write_text("\n".join(path.read_text().split("\n")[:60]))
+    return folder
+
+
+def a_model(vocabulary: int, **values: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, **values}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **shape))
+
+
+@pytest.fixture(scope="module")
+def run(squad: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder whose model knows the first questions of train by heart."""
+    folder = tmp_path_factory.mktemp("runs") / "heart"
+    wanted = CausalPreparation(
+        task="squad", data=squad, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=QUESTIONS
+    )  # fmt: skip
+    manifest, _ = prepare_causal(wanted, folder / "data")
+    rows = load_split(folder / "data", "train")
+    assert rows is not None
+    model = a_model(manifest.vocabulary_size, prompt="squad")
+    _learn(model, [rows[i] for i in range(len(rows))])
+    model.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(folder / "data" / "tokenizer").save_pretrained(folder / "model")
+    config = {"task": "squad", "identity": {"max_seq_length": LENGTH}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _learn(model: GPT2LMHeadModel, rows: list[Any]) -> None:
+    longest = max(len(ids) for ids, _ in rows)
+    ids, labels = torch.zeros(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+    for row, (of_row, labels_of_row) in enumerate(rows):
+        ids[row, : len(of_row)], labels[row, : len(of_row)] = torch.tensor(of_row), torch.tensor(labels_of_row)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(300):
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if loss.item() < 0.02:
+            return
+    raise AssertionError(f"the loss is still {loss.item()}")
+
+
+@pytest.fixture(scope="module")
+def answerer(run: Path) -> QuestionAnswerer:
+    return QuestionAnswerer(load_causal_answerer(run), LENGTH)
+
+
+@pytest.fixture(scope="module")
+def examples(squad: Path) -> list[SquadExample]:
+    """The questions that the model knows, and some that it does not."""
+    return list(read_squad(squad, "train"))[:QUESTIONS] + list(read_squad(squad, "dev"))[:6]
+
+
+def predicted(run: Path, squad: Path, out: Path, *flags: str) -> int:
+    call = ["predict", "--model", str(run), "--data", str(squad), "--split", "train", "--out", str(out)]
+    return main([*call, "--limit", str(QUESTIONS), "--max-new-tokens", "12", *flags])
+
+
+@pytest.mark.parametrize("flags", [("--batch-size", "5"), ("--num-beams", "3")])
+def test_what_a_model_knows_by_heart_scores_one(
+    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    out = tmp_path / "predictions.train.jsonl"
+    assert predicted(run, squad, out, "--json", *flags) == 0
+    speed = json.loads(capsys.readouterr().out)
+    assert speed["questions_per_second"] == pytest.approx(QUESTIONS / speed["seconds"])
+    assert main(["score", str(out), "--data", str(squad), "--split", "train", "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert (score["examples"], score["exact_match"], score["f1"]) == (QUESTIONS, 1.0, 1.0)
+
+
+def test_answers_in_batches_are_those_one_at_a_time(answerer: QuestionAnswerer, examples: list[SquadExample]) -> None:
+    single, batched = (answerer.answer(examples, Generation(max_new_tokens=8, batch_size=n)) for n in (1, 18))
+    assert single == batched
+
+
+def test_answers_come_in_the_order_of_their_questions(answerer: QuestionAnswerer, examples: list[SquadExample]) -> None:
+    answers = answerer.answer(examples, Generation(max_new_tokens=2, batch_size=7))
+    assert [a.id for a in answers] == [e.id for e in examples]
+
+
+def test_a_line_break_ends_an_answer(answerer: QuestionAnswerer) -> None:
+    tokenizer = answerer.saved.tokenizer
+    assert {tokenizer.eos_token_id, *tokenizer("\n").input_ids} <= set(answerer.ends)
+    assert all("\n" in tokenizer.decode(i) for i in answerer.ends if i != tokenizer.eos_token_id)
+
+
+def test_a_context_that_is_too_long_leaves_room_for_the_answer(answerer: QuestionAnswerer) -> None:
+    example = SquadExample(0, "long", "Who?", "word " * 500, ("word",))
+    (answer,) = answerer.answer([example], Generation(max_new_tokens=16, batch_size=1, fixed_length=True))
+    assert answer.id == "long"
+
+
+def test_an_answer_that_leaves_no_room_for_its_prompt_is_refused(
+    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predicted(run, squad, tmp_path / "p.jsonl", "--max-new-tokens", str(LENGTH)) == 1
+    assert f"--max-new-tokens {LENGTH}: no room for a prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--unconstrained"], "--unconstrained: is for text2sql, this is squad"),
+        (["--model", "nowhere"], "no trained model"),
+        (["--split", "test"], "test-v1.1.json: no such file"),
+        (["--precision", "fp16"], "--precision fp16: needs a GPU"),
+    ],
+)
+def test_bad_calls_are_one_line_and_leave_the_old_file(
+    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], said: str
+) -> None:
+    if "fp16" in changed and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    out = tmp_path / "p.jsonl"
+    out.write_text("old")
+    assert predicted(run, squad, out, *changed) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert out.read_text() == "old"
+
+
+def test_a_model_folder_says_its_task_too(run: Path) -> None:
+    assert (task_of(run), task_of(run / "model")) == ("squad", "squad")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({}, "does not say its task (None); give --task text2sql or squad"), ({"prompt": "lm"}, "trained on text")],
+)
+def test_a_model_that_answers_no_questions_is_refused(
+    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], said: str
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes((run / "model" / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert predicted(tmp_path, squad, tmp_path / "p.jsonl") == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_model_that_lacks_a_tensor_is_refused(run: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(run / "model" / "model.safetensors")
+    weights.pop("transformer.h.0.attn.c_attn.weight")
+    for path in (run / "model").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"h\.0\.attn\.c_attn\.weight is missing"):
+        load_causal_answerer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def language(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model folder with random weights, and a set that was prepared with its tokenizer."""
+    folder, prepared = tmp_path_factory.mktemp("lm") / "model", tmp_path_factory.mktemp("lm") / "prepared"
+    manifest, _ = prepare_causal(
+        CausalPreparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=BLOCK), prepared
+    )
+    a_model(manifest.vocabulary_size).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(folder)
+    return folder, prepared
+
+
+def test_perplexity_is_that_of_transformers_own_loss(language: tuple[Path, Path]) -> None:
+    folder, prepared = language
+    model, rows = GPT2LMHeadModel.from_pretrained(folder).eval(), load_split(prepared, "dev")
+    assert rows is not None
+    loss_sum, tokens = 0.0, 0
+    for i in range(len(rows)):
+        ids, labels = (torch.tensor(column)[None].long() for column in rows[i])
+        count = int((labels[:, 1:] != -100).sum())
+        with torch.no_grad():
+            loss_sum += float(model(input_ids=ids, labels=labels).loss) * count
+        tokens += count
+    score = text_perplexity(folder, TextToScore(data=str(prepared), split="dev"), batch_size=3)
+    assert (score.tokens, score.loss) == (tokens, pytest.approx(loss_sum / tokens, rel=1e-5))
+    assert score.perplexity == pytest.approx(math.exp(score.loss))
+
+
+def test_raw_text_has_the_perplexity_of_the_prepared_set(
+    language: tuple[Path, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, prepared = language
+    call = ["perplexity", str(folder), "--split", "test", "--json"]
+    assert main([*call, "--data", str(text), "--max-seq-length", str(BLOCK), "--out", str(tmp_path)]) == 0
+    raw = json.loads(capsys.readouterr().out)
+    assert main([*call, "--data", str(prepared)]) == 0
+    assert raw == json.loads(capsys.readouterr().out) == json.loads((tmp_path / "score.test.json").read_text())
+
+
+def test_perplexity_of_what_the_model_cannot_read_is_refused(
+    language: tuple[Path, Path], run: Path, text: Path
+) -> None:
+    folder, prepared = language
+    for source, data, split, length, said in (
+        (run, prepared, "dev", None, "prepared with another tokenizer"),
+        (run, run / "data", "dev", None, "prepared for squad; perplexity is of text"),
+        (folder, prepared, "validation", None, "no split 'validation' in it; expected train or dev or test"),
+        (folder, prepared, "dev", 32, "is in blocks already"),
+        (folder, text, "validation", None, "no split 'validation' in it; expected train or dev or test"),
+        (folder, text, "dev", LENGTH + 1, f"blocks of {LENGTH + 1} tokens, the model has {LENGTH} positions"),
+    ):
+        with pytest.raises(UserError, match=said):
+            text_perplexity(source, TextToScore(data=str(data), split=split, max_seq_length=length))
+
+
+def test_the_likeliest_text_is_the_same_each_time(language: tuple[Path, Path]) -> None:
+    first, second = (sample_text(language[0], "The town", max_new_tokens=9, seed=seed) for seed in (1, 2))
+    assert (first.text, first.new_tokens) == (second.text, 9)
+    assert first.prompt == "The town" and first.seconds > 0
+
+
+def test_drawn_text_follows_its_seed_and_leaves_other_draws_alone(language: tuple[Path, Path]) -> None:
+    torch.manual_seed(5)
+    texts = [sample_text(language[0], "The", max_new_tokens=9, seed=s, temperature=1.0).text for s in (1, 2, 1)]
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert texts[0] == texts[2] != texts[1]
+    assert torch.equal(drawn, torch.rand(1))
+
+
+def test_a_sample_ends_with_the_models_positions(language: tuple[Path, Path]) -> None:
+    assert sample_text(language[0], "the " * 40, max_new_tokens=500).new_tokens < LENGTH
+
+
+@pytest.mark.parametrize(("prompt", "said"), [("", "no tokens"), ("town " * 400, f"the model has {LENGTH} positions")])
+def test_a_prompt_that_cannot_be_gone_on_from_is_refused(language: tuple[Path, Path], prompt: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        sample_text(language[0], prompt)

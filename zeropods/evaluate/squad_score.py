@@ -1,0 +1,72 @@
+"""Answers to SQuAD's questions against their split: exact match and F1, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from zeropods.atomic import write_json
+from zeropods.data.squad import SquadExample, read_squad
+from zeropods.errors import UserError
+from zeropods.evaluate.interval import Interval, interval, mean_interval
+from zeropods.evaluate.own_metric import OwnMetric, own_scores
+from zeropods.evaluate.squad_answers import SquadAnswer, read_answers
+from zeropods.evaluate.squad_metrics import exact_match, f1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadScore:
+    """Means over the answered questions, of 1 and not of 100."""
+
+    task: str = field(default="squad", init=False)
+    examples: int
+    exact_match: float
+    f1: float
+    intervals: dict[str, Interval | None]
+    """95 %, by `interval` and `mean_interval`."""
+    own_metrics: dict[str, float]
+    """Means of metrics of one's own, by name."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def score_answers(predictions: Path, data_folder: Path, split: str, *, own: Sequence[OwnMetric] = ()) -> SquadScore:
+    """Score a file and write `score.SPLIT.json` beside it; `UserError` where the two do not fit together.
+
+    The file may answer a part of the split: questions without an answer are not counted.
+    """
+    score = squad_score(list(_pairs(predictions, data_folder, split)), own)
+    write_json(predictions.parent / f"score.{split}.json", score.to_json())
+    return score
+
+
+def squad_score(pairs: Sequence[tuple[SquadAnswer, SquadExample]], own: Sequence[OwnMetric] = ()) -> SquadScore:
+    """The score of answers to their questions; at least one."""
+    exact = sum(exact_match(answer.text, example.answers) for answer, example in pairs)
+    f1_scores = [f1(answer.text, example.answers) for answer, example in pairs]
+    own_means, own_intervals = own_scores(own, [(answer.text, example.answers) for answer, example in pairs])
+    return SquadScore(
+        examples=len(pairs),
+        exact_match=exact / len(pairs),
+        f1=fmean(f1_scores),
+        intervals={
+            "exact_match": interval(exact, len(pairs)), "f1": mean_interval(f1_scores), **own_intervals,
+        },
+        own_metrics=own_means,
+    )  # fmt: skip
+
+
+def _pairs(path: Path, data_folder: Path, split: str) -> Iterator[tuple[SquadAnswer, SquadExample]]:
+    examples = {example.id: example for example in read_squad(data_folder, split)}
+    for number, answer in enumerate(read_answers(path), 1):
+        example = examples.get(answer.id)
+        if example is None:
+            raise UserError(
+                f"{path}:{number}: {split} has no question with the id {answer.id!r:.60}; "
+                "score the file against the split and data it was made from"
+            )
+        yield answer, example
