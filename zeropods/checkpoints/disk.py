@@ -33,10 +33,15 @@ def sync_tree(folder: Path) -> None:
 
 def discard(folder: Path) -> None:
     """Take a folder away: its name is free at once, its content goes after that."""
+    shutil.rmtree(put_away(folder), ignore_errors=True)
+
+
+def put_away(folder: Path) -> Path:
+    """Give a folder a name that counts for nothing, and return that; `sweep_up` removes it where nobody else does."""
     # A new name takes no room, so this works on a full disk.
     away = folder.with_name(f"{DISCARDED}{folder.name}-{secrets.token_hex(4)}")
     os.rename(folder, away)
-    shutil.rmtree(away, ignore_errors=True)
+    return away
 
 
 def sweep_up(folder: Path) -> None:

@@ -19,7 +19,7 @@ class Origin:
     run_id: str
     settings: str
     """`digest` of everything that must be equal for two calls to mean the same run."""
-    model: dict[str, int | str | None]
+    model: dict[str, int | str | bool | None]
     """What must be equal for the files to fit at all: shape, precision, technique."""
     world_size: int
     """Ranks that wrote it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 Result = dict[str, Any]
+OF_SLURM = ("slots", "partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 INTERRUPTED = 130
 """As a shell has it of a command that Ctrl-C has ended."""
 
@@ -32,6 +34,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
         "--ssh-config", type=Path, metavar="C", help="by which ssh reaches them; your usual one if not given"
     )
     verb.add_argument("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
+    _add_slurm(verb)
     verb.add_argument(
         "--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here"
     )
@@ -41,6 +44,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=readable, status=exit_status)
 
 
+def _add_slurm(verb: argparse.ArgumentParser) -> None:
+    job = verb.add_argument_group("--launcher slurm: a job of --num-pods nodes")
+    job.add_argument("--slots", type=int, metavar="K", help="processes a node, each with a GPU where there are any; 1")
+    job.add_argument("--partition", metavar="P", help="SLURM's own choice if not given")
+    job.add_argument("--time-limit", metavar="T", help="as sbatch --time takes it; the run saves and requeues itself")
+    job.add_argument("--account", metavar="A", help="whom the job is charged to")
+    job.add_argument("--cpus-per-slot", type=int, metavar="N", help="CPU cores of each process; 4")
+    job.add_argument(
+        "--sbatch-option", action="append", metavar="OPTION", help="another: --sbatch-option=--qos=high"
+    )
+
+
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
     from zeropods.launch.child import check_timeout
@@ -48,6 +63,11 @@ def run(arguments: argparse.Namespace) -> Result:
     if arguments.num_pods is not None and arguments.num_pods < 1:
         raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
     check_timeout(arguments.timeout)
+    if arguments.launcher == "slurm":
+        return _as_job(arguments)
+    for name in OF_SLURM:
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')}: is for --launcher slurm; leave it out")
     if arguments.launcher == "none":
         return _alone(arguments)
     with _cluster(arguments) as cluster:
@@ -97,6 +117,31 @@ def _alone(arguments: argparse.Namespace) -> Result:
         return _dry(planned)
     run = run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout)
     return {**run.record, "folder": str(planned.folder)}
+
+
+def _as_job(arguments: argparse.Namespace) -> Result:
+    """Run as a job of SLURM."""
+    from zeropods.launch.slurm.run import plan_slurm, run_slurm
+
+    if arguments.hostfile or arguments.ssh_config or arguments.name:
+        raise UserError("--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name")
+    if arguments.export:
+        raise UserError(f"--export {arguments.export[0]}: a SLURM job gets the whole environment; leave it out")
+    script, *script_arguments = arguments.command
+    asked = {name: getattr(arguments, name) for name in ("partition", "time_limit", "account")}
+    if arguments.dry_run and shutil.which("sinfo") is None:
+        # A job can be written where there is no SLURM.
+        asked["has_gpus"] = True
+    if arguments.cpus_per_slot is not None:
+        asked["cpus_per_slot"] = arguments.cpus_per_slot
+    submission = plan_slurm(
+        script, script_arguments, pods=arguments.num_pods or 1, slots=1 if arguments.slots is None else arguments.slots,
+        options=tuple(arguments.sbatch_option or ()), **asked,
+    )  # fmt: skip
+    if arguments.dry_run:
+        return submission.to_json()
+    record = run_slurm(submission, show=_show, timeout_seconds=arguments.timeout)
+    return {**record, "folder": str(submission.launch.folder)}
 
 
 def _dry(planned: Launch) -> Result:

@@ -1,0 +1,230 @@
+"""`zeropods export`: the weights of real runs, of each kind of checkpoint, as folders that anyone can load."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.full.divided import train_divided
+from tests.full.test_train import train
+from zeropods.checkpoints.manifest import read_manifest
+from zeropods.checkpoints.save import complete
+from zeropods.checkpoints.shards import measured, names_in
+from zeropods.cli.root import main
+from zeropods.errors import UserError
+from zeropods.export.check import check_export
+from zeropods.export.export import Exported, export
+from zeropods.export.weights import stored
+from zeropods.export.write import write_companions, write_weights
+from zeropods.measure.records import read_record
+
+STEP = {"zero1": 20, "zero3": 2}
+
+
+@pytest.fixture(scope="module")
+def divided(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`zero1` and `zero3`: finished runs of two ranks, with checkpoints; one rank of `zero1` was told to save."""
+    folder = tmp_path_factory.mktemp("divided")
+    train_divided(prepared, folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_a_signal_to_one_of_two_ranks_saves_and_ends_both(divided: Path) -> None:
+    run = divided / "zero1"
+    interrupted, record = json.loads((run / "attempts" / "0.json").read_text()), read_record(run)
+    step = interrupted["steps"]
+    said = {(rank["status"], rank["reason"]) for rank in interrupted["ranks"]}
+    assert said == {("interrupted", f"SIGUSR1: saved at step {step}")}
+    assert (len(interrupted["ranks"]), record["status"]) == (2, "ok")
+    assert [rank["first_step"] for rank in record["ranks"]] == [step, step]
+
+
+@pytest.mark.parametrize("technique", ["zero1", "zero3"])
+def test_shards_of_two_ranks_become_the_model_that_training_ended_with(
+    divided: Path, tmp_path: Path, technique: str
+) -> None:
+    run, out = divided / technique, tmp_path / "out"
+    done = export(run, out)
+    checkpoint = run / "checkpoints" / f"checkpoint-{STEP[technique]}"
+    expected = (str(checkpoint), STEP[technique], True, "float32", True)
+    assert (done.source, done.checkpoint, done.consolidated, done.dtype, done.equals_model) == expected
+    assert_equal(weights(out), weights(run / "model"))
+    assert done.parameters == sum(tensor.numel() for tensor in weights(out).values())
+    assert done.bytes == (out / "model.safetensors").stat().st_size
+
+
+def test_an_exported_folder_answers_like_any_model(divided: Path, tmp_path: Path) -> None:
+    export(divided / "zero3", tmp_path / "out", dtype="bfloat16")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert (model.dtype, model.lm_head.weight.data_ptr()) == (torch.bfloat16, model.shared.weight.data_ptr())
+    asked = AutoTokenizer.from_pretrained(tmp_path / "out")("how many?", return_tensors="pt")
+    assert model.generate(**asked, max_new_tokens=3).shape[1] > 1
+
+
+def unfinished(run: Path, copy: Path) -> Path:
+    """A copy of a run, as if it had been killed before its record."""
+    shutil.copytree(run, copy)
+    (copy / "record.json").unlink()
+    return copy
+
+
+def test_an_unfinished_run_gives_its_newest_whole_checkpoint(
+    divided: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = unfinished(divided / "zero1", tmp_path / "run")
+    saved = run / "checkpoints"
+    (earlier,) = (name for name in os.listdir(saved) if name not in ("checkpoint-20", "latest.json"))
+    os.truncate(saved / "checkpoint-20" / "global_step20" / "mp_rank_00_model_states.pt", 100)
+    done = export(run, tmp_path / "out")
+    assert (done.source, done.equals_model) == (str(saved / earlier), None)
+    assert "checkpoint-20: passed over: global_step20/mp_rank_00_model_states.pt: 100 bytes" in capsys.readouterr().err
+    assert_equal(weights(tmp_path / "out"), weights(saved / earlier))
+
+
+def test_a_run_without_checkpoints_gives_its_model_and_says_so_as_json(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained), "--out", str(tmp_path / "out"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    size = (trained / "model" / "model.safetensors").stat().st_size
+    assert (said["source"], said["checkpoint"], said["bytes"]) == (str(trained / "model"), 6, size)
+    assert not (tmp_path / "out" / "training_args.bin").exists()
+
+
+def test_masters_of_bf16_weights_are_exported_and_the_best_step_where_the_run_ended_with_it(
+    prepared: Path, tmp_path: Path
+) -> None:
+    flags = ("--max_steps", 4, "--eval_steps", 2, "--save_steps", 2, "--load_best_model", "True", "--precision", "bf16")
+    train(tmp_path / "run", prepared, *flags, "--learning_rate", "0")
+    done = export(tmp_path / "run", tmp_path / "out")
+    assert (done.checkpoint, done.consolidated, done.equals_model) == (2, False, True)
+    assert {tensor.dtype for tensor in weights(tmp_path / "out").values()} == {torch.float32}
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal run of two steps on a line of text said again and again."""
+    from zeropods.train.causal_arguments import parse_arguments
+    from zeropods.train.run import fine_tune
+
+    folder = tmp_path_factory.mktemp("causal")
+    for split in ("train", "valid", "test"):
+        (folder / "text").mkdir(exist_ok=True)
+        (folder / "text" / f"{split}.txt").write_text("Pods report in, and a run begins on all of them.\n" * 200)
+    argv = [
+        "--task", "lm", "--data", str(folder / "text"), "--model_name_or_path", "gpt-tiny", "--init", "random",
+        "--tokenizer_name", "gpt-tiny", "--max_seq_length", "16", "--max_train_steps", "2", "--save_steps", "2",
+        "--per_device_train_batch_size", "2", "--threads", "1", "--precision", "fp32", "--eval_steps", "0",
+        "--max_eval_steps", "1", "--outputdir", str(folder / "run"),
+    ]  # fmt: skip
+    fine_tune(parse_arguments(argv), argv)
+    return folder / "run"
+
+
+def test_a_causal_run_is_exported_with_its_tied_weight_once(causal: Path, tmp_path: Path) -> None:
+    done = export(causal, tmp_path / "out")
+    assert (done.source, done.equals_model) == (str(causal / "checkpoints" / "checkpoint-2"), True)
+    assert "lm_head.weight" not in weights(tmp_path / "out")
+
+
+def test_weights_in_several_files_load_as_one_model(trained: Path, tmp_path: Path) -> None:
+    found = stored(trained / "model")
+    write_weights(found, tmp_path, torch.float32, lambda count: None, file_bytes=2**20)
+    write_companions(trained / "model", tmp_path, "float32")
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 2
+    assert check_export(found, tmp_path, torch.float32) == sum(tensor.read().numel() for tensor in found.values())
+
+
+def refusal(run: Path, out: Path, **options: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        export(run, out, **options)
+    return str(refused.value)
+
+
+def test_a_folder_that_holds_something_is_refused_and_left_alone(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    assert refusal(trained, tmp_path) == f"--out {tmp_path}: exists; choose a new folder, or an empty one"
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(divided: Path, tmp_path: Path) -> None:
+    place = divided / "zero3" / "checkpoints" / "checkpoint-7"
+    said = refusal(divided / "zero3", tmp_path / "out", checkpoint=7)
+    assert said == f"--checkpoint 7: {place}: no such checkpoint; there are: 2"
+
+
+def test_a_run_with_nothing_to_export_is_refused(trained: Path, tmp_path: Path) -> None:
+    run = unfinished(trained, tmp_path / "run")
+    assert refusal(run, tmp_path / "out").startswith(f"{run}: not finished, and has no checkpoint that counts")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path, tmp_path / "out").startswith(f"{tmp_path}: no config.json")
+
+
+def saved_again(run: Path, step: int) -> None:
+    """Give a checkpoint that was changed a manifest that proves it."""
+    checkpoints = run / "checkpoints"
+    place = checkpoints / f"checkpoint-{step}"
+    complete(checkpoints, step, read_manifest(place).origin, measured(place, names_in(place)))
+
+
+class Runs:
+    """Runs a program when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch harmed",)
+
+
+def test_a_shard_that_would_run_a_program_is_refused_though_its_manifest_is_right(
+    divided: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = unfinished(divided / "zero3", tmp_path / "run")
+    shards = run / "checkpoints" / "checkpoint-2" / "global_step2"
+    torch.save({"optimizer_state_dict": Runs()}, next(shards.glob("*rank_1*_optim_states.pt")), pickle_module=pickle)
+    saved_again(run, 2)
+    monkeypatch.chdir(tmp_path)
+    said = refusal(run, tmp_path / "out")
+    assert said == f"{shards}: holds posix.system, which is no plain value; it is not opened"
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+
+
+def test_a_finished_model_that_was_changed_is_not_exported_as_the_run_s(divided: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(divided / "zero3", tmp_path / "run"))
+    changed = {name: tensor + 1 for name, tensor in weights(run / "model").items()}
+    save_file(changed, run / "model" / "model.safetensors", metadata={"format": "pt"})
+    assert f"{run / 'model'}: differs from checkpoint-2: " in refusal(run, tmp_path / "out")
+    assert export(run, tmp_path / "out", checkpoint=2).equals_model is False
+
+
+def test_numbers_that_float16_cannot_hold_are_refused(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    large = {name: tensor * 1e6 for name, tensor in weights(run / "model").items()}
+    save_file(large, run / "model" / "model.safetensors", metadata={"format": "pt"})
+    said = refusal(run, tmp_path / "out", dtype="float16")
+    assert said.startswith("--dtype float16: ")
+    assert said.endswith(" holds larger numbers; take bfloat16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_was_exported_is_said_by_name(trained: Path, tmp_path: Path) -> None:
+    done = export(trained, tmp_path / "out")
+    assert Exported(**done.to_json()) == done

@@ -1,0 +1,157 @@
+"""A run that is told to save and end, one that was killed when all was trained, and the room that checkpoints take."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.full.conftest import TINY
+from tests.full.test_train import refused, train
+from zeropods.checkpoints.verify import fault
+from zeropods.errors import guarded
+from zeropods.measure.records import read_record
+from zeropods.train.arguments import parse_arguments
+from zeropods.train.run import fine_tune
+
+STEPS = [
+    "--max_steps", "9", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--threads", "1",
+    "--precision", "fp32",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 9 steps, which are no whole number of epochs, with a checkpoint of the last."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(folder, prepared, *STEPS, "--save_steps", "9")
+    return folder
+
+
+@contextmanager
+def signals_from(run: Path, sent: signal.Signals, moment: str) -> Iterator[None]:
+    """Once the run's log has the words, send this process a signal each millisecond, to the end of the block."""
+    ended = threading.Event()
+
+    def send() -> None:
+        log = run / "train.log"
+        while not ended.wait(0.001):
+            if log.exists() and moment in log.read_text():
+                os.kill(os.getpid(), sent)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        signal.signal(sent, signal.SIG_DFL)
+
+
+def status_of(run: Path, prepared: Path, *flags: str) -> int:
+    """Train in this process; returns the exit status that the script would end with."""
+    argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(run), *flags]
+    return guarded(lambda: fine_tune(parse_arguments(argv), argv))
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module", params=["USR1", "SIGTERM"])
+def told(prepared: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A run that hears a signal again and again from its third step on."""
+    name = request.param
+    run = tmp_path_factory.mktemp("told") / name
+    number = signal.Signals["SIG" + name.removeprefix("SIG")]
+    with pytest.MonkeyPatch.context() as environment, signals_from(run, number, "step 3 "):
+        environment.setenv("ZEROPODS_SAVE_SIGNAL", name)
+        assert status_of(run, prepared, *STEPS) == os.EX_TEMPFAIL
+    return run
+
+
+def test_a_signal_saves_at_the_next_step_and_a_later_call_ends_with_the_same_weights(
+    told: Path, undisturbed: Path, prepared: Path
+) -> None:
+    record = read_record(told)
+    step = record["steps"]
+    assert 3 <= step < 9
+    name = "SIGUSR1" if told.name == "USR1" else "SIGTERM"
+    assert (record["status"], record["reason"]) == ("interrupted", f"{name}: saved at step {step}")
+    assert fault(told / "checkpoints" / f"checkpoint-{step}", lambda _: None) is None
+    again = train(told, prepared, *STEPS)
+    assert (again["status"], again["attempt"], again["ranks"][0]["first_step"]) == ("ok", 1, step)
+    assert weights(told) == weights(undisturbed)
+
+
+def test_a_name_that_is_no_signal_to_save_on_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prepared: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ZEROPODS_SAVE_SIGNAL", "KILL")
+    said = refused(capsys, "--dataset_path", prepared, "--outputdir", tmp_path / "run")
+    assert said == "zeropods: ZEROPODS_SAVE_SIGNAL 'KILL'; expected USR1, USR2, TERM, HUP, CONT, URG"
+
+
+def killed_before_its_record(run: Path, copy: Path) -> Path:
+    """A copy of a finished run as it was right after its last checkpoint."""
+    shutil.copytree(run, copy)
+    (copy / "record.json").unlink()
+    shutil.rmtree(copy / "model")
+    return copy
+
+
+def test_a_run_killed_after_its_last_step_trains_no_other(undisturbed: Path, prepared: Path, tmp_path: Path) -> None:
+    run = killed_before_its_record(undisturbed, tmp_path / "run")
+    record = train(run, prepared, *STEPS, "--save_steps", "9")
+    first = record["ranks"][0]
+    assert (record["status"], record["steps"], first["first_step"]) == ("ok", 9, 9)
+    assert (first["step_seconds"], first["stopped_by"], record["losses"]) == ([], "steps", [])
+    assert record["eval_losses"] == read_record(undisturbed)["eval_losses"]
+    assert weights(run) == weights(undisturbed)
+
+
+IMPATIENT = [
+    "--max_steps", "30", "--save_steps", "3", "--eval_steps", "3", "--per_device_train_batch_size", "4",
+    "--threads", "1", "--precision", "fp32", "--learning_rate", "0", "--early_stopping_patience", "2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def impatient(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose first evaluation stays the best, so that it stops after the third, of step 9."""
+    folder = tmp_path_factory.mktemp("impatient") / "run"
+    train(folder, prepared, *IMPATIENT)
+    return folder
+
+
+def test_a_run_killed_after_early_stopping_trains_no_further(impatient: Path, prepared: Path, tmp_path: Path) -> None:
+    run = killed_before_its_record(impatient, tmp_path / "run")
+    record = train(run, prepared, *IMPATIENT)
+    assert (record["steps"], record["ranks"][0]["stopped_by"]) == (9, "early_stopping")
+    assert weights(run) == weights(impatient)
+
+
+@pytest.fixture(scope="module")
+def thrifty(impatient: Path, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, as if it had been killed after its second evaluation, called again to keep two checkpoints."""
+    run = killed_before_its_record(impatient, tmp_path_factory.mktemp("thrifty") / "run")
+    shutil.rmtree(run / "checkpoints" / "checkpoint-9")
+    train(run, prepared, *IMPATIENT, "--save_total_limit", "2")
+    return run
+
+
+def test_early_stopping_counts_on_from_the_checkpoint(thrifty: Path) -> None:
+    record = read_record(thrifty)
+    assert (record["ranks"][0]["first_step"], record["steps"]) == (6, 9)
+
+
+def test_the_newest_and_the_best_checkpoint_are_kept(thrifty: Path) -> None:
+    assert sorted(os.listdir(thrifty / "checkpoints")) == ["checkpoint-3", "checkpoint-9", "latest.json"]
+    assert "checkpoint-6 deleted: --save_total_limit 2" in (thrifty / "train.log").read_text()
