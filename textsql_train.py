@@ -30,10 +30,10 @@ def main() -> int:
 
     try:
         fine_tune(parse_arguments(sys.argv[1:]), sys.argv, process_age_seconds())
-    except SharedError:
+    except SharedError as error:
         if os.environ.get("RANK", "0") == "0":
             raise
-        return 1
+        return error.exit_status
     return 0
 
 

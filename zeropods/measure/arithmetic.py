@@ -10,6 +10,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.measure.rates import samples_per_second, train_seconds
+from zeropods.measure.tokens import real_tokens
 
 RELATIVE = 1e-9
 
@@ -50,7 +51,7 @@ def _steps(record: dict[str, Any]) -> Iterator[str]:
             yield f"rank {rank['rank']}: a step took {shortest} s"
         if rank["step"] - rank["first_step"] != timed:
             yield f"rank {rank['rank']}: steps {rank['first_step']} to {rank['step']}, {timed} times"
-        if rank["padded_tokens"] < rank["source_tokens"] + rank["target_tokens"]:
+        if rank["padded_tokens"] < real_tokens(rank, record["task"]):
             yield f"rank {rank['rank']}: padded_tokens {rank['padded_tokens']}, fewer than the real ones"
     reached = max((rank["step"] for rank in record["ranks"]), default=0)
     if record["steps"] != reached:

@@ -72,6 +72,7 @@ class BatchShape:
     source_tokens: int
     """A row."""
     target_tokens: int
+    """A row; 0 where a row is one text."""
 
 
 @dataclass(kw_only=True)
@@ -105,7 +106,9 @@ class RankMeasurement:
     evaluate_seconds: list[float] = field(default_factory=list)
     save_seconds: list[float] = field(default_factory=list)
     source_tokens: int = 0
+    """Real tokens that were read, over the steps that were timed."""
     target_tokens: int = 0
+    """Tokens that carry a loss; in the tasks of `measure.tokens.ONE_TEXT` they are among those that were read."""
     padded_tokens: int = 0
     """Tokens of both sides with padding, over the same steps."""
     largest_batch: BatchShape | None = None
@@ -115,8 +118,9 @@ class RankMeasurement:
     eval_losses: list[Loss] = field(default_factory=list)
     parameters: int | None = None
     """Of the whole model, each counted once."""
-    shape: dict[str, int] | None = None
-    """Its architecture as `plan.shapes` has it; None for one that the project does not know."""
+    shape: dict[str, int | str | bool] | None = None
+    """Its architecture as `plan.shapes` has it, or with a `family` `plan.causal_shapes`; None for one that the project
+    does not know."""
     matmul_flops_per_second: float | None = None
     """The best matrix multiplication of this rank's machine at the run's precision, measured before training by
     rank 0; None on other ranks."""

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 2
+NO_NUMBERS = {"family": str, "tied": bool}
+"""What a causal shape says by something else than whole numbers."""
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
@@ -93,6 +95,9 @@ def check_form(path: Path, record: dict[str, Any], text: str) -> None:
         for field in fields(RankMeasurement):
             if field.name not in rank:
                 raise UserError(f"{path}: ranks.{rank.get('rank')}.{field.name}: missing; run it again")
+        for name, value in (rank["shape"] or {}).items():
+            if type(value) is not NO_NUMBERS.get(name, int):
+                raise UserError(f"{path}: ranks.{rank['rank']}.shape.{name} is {value!r:.60}; run it again")
 
 
 @cache

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, EarlyStoppingCallback, Seq2SeqTrainingArguments
+from transformers import EarlyStoppingCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from zeropods.checkpoints.origin import Origin, digest
@@ -16,29 +16,29 @@ from zeropods.measure import environment
 from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.run_folder import Opening
 from zeropods.train import processes
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.callbacks import TimeLimit
 from zeropods.train.checkpoints import Checkpoints
 from zeropods.train.curves import Curves
-from zeropods.train.dataset import collate
 from zeropods.train.deepspeed_config import technique
 from zeropods.train.dropout import cheapen_dropout
 from zeropods.train.interrupt import heard_while_waiting
 from zeropods.train.job import Job
-from zeropods.train.master import MasterAdamW
+from zeropods.train.master import MasterAdamW, round_to_bf16
 from zeropods.train.matmul_peak import matmul_flops_per_second
 from zeropods.train.meter import Meter
-from zeropods.train.model import load_model, parameters_of
+from zeropods.train.model import parameters_of
 from zeropods.train.outcome import conclude, outcome, write_interrupted
 from zeropods.train.recorder import LiveBytesRecorder, Recorder
-from zeropods.train.t5 import shape_of
+from zeropods.train.resumption import SamePatience, has_waited, resumption
+from zeropods.train.run_arguments import RunArguments
+from zeropods.train.save_signal import SavedOnSignalError, SaveSignal, save_on_signal
 from zeropods.train.train_log import train_log
-from zeropods.train.trainer import TextToSQLTrainer
+from zeropods.train.trainer import MeasuredTrainer
 
 log = logging.getLogger(__name__)
 
 
-def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, age_seconds: float) -> None:
+def attempt(job: Job, settings: TrainingArguments, opening: Opening, age_seconds: float, asked: SaveSignal) -> None:
     """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
 
     Where a supervisor started the ranks (`ZEROPODS_RUN` is set) it composes the record: it knows of pods that
@@ -46,20 +46,24 @@ def attempt(job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, age_
 
     Args:
         age_seconds: how long ago the process began.
+        asked: whether the run shall save and end.
     """
     measured = RankMeasurement(rank=processes.rank(), host=environment.host(), warmup_steps=_warmup_steps(job))
     interval = job.arguments.memory_interval
     with train_log(job.folder):
         meter = Meter(job.folder, measured, interval=interval, age_seconds=age_seconds)
+        together = False
         try:
-            with meter, heard_while_waiting(lambda name: write_interrupted(job.folder, measured, meter, name)):
-                _train(job, settings, opening, measured, meter)
-            measured.status = "ok"
+            unheard = partial(write_interrupted, job.folder, measured, meter)
+            with meter, heard_while_waiting(unheard, saving=asked.number):
+                _train(job, settings, opening, measured, meter, asked)
+            measured.status, together = "ok", True
         except BaseException as error:
             measured.status, measured.reason = outcome(error)
+            together = isinstance(error, SavedOnSignalError)
             raise
         finally:
-            conclude(job.folder, measured, meter)
+            conclude(job.folder, measured, meter, together=together)
 
 
 def _warmup_steps(job: Job) -> int:
@@ -69,32 +73,42 @@ def _warmup_steps(job: Job) -> int:
 
 
 def _train(
-    job: Job, settings: Seq2SeqTrainingArguments, opening: Opening, measured: RankMeasurement, meter: Meter
+    job: Job,
+    settings: TrainingArguments,
+    opening: Opening,
+    measured: RankMeasurement,
+    meter: Meter,
+    asked: SaveSignal,
 ) -> None:
     measured.matmul_flops_per_second = processes.alone_on_rank_zero(lambda: matmul_flops_per_second(job.precision))
     trainer = _trainer(job, settings, measured, meter)
-    trainer.checkpoints = Checkpoints(job.folder / "checkpoints", _origin(job, opening, measured))
-    trainer.train(resume_from_checkpoint=_checkpoint(job, opening, trainer.checkpoints))
+    origin = _origin(job, opening, measured)
+    trainer.checkpoints = Checkpoints(job.folder / "checkpoints", origin, keep=job.arguments.save_total_limit)
+    trainer.resumption = resumption(job.arguments.resume, opening, trainer.checkpoints)
+    saving = save_on_signal(asked)
+    if saving is not None:
+        trainer.add_callback(saving)
+    settings.eval_on_start = job.arguments.eval_on_start and job.dev is not None and not trainer.resumption.checkpoint
+    trainer.train(resume_from_checkpoint=trainer.resumption.checkpoint)
     measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
     last = measured.eval_losses[-1].step if measured.eval_losses else None
     if job.dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
     trainer.save_model(str(job.folder / "model"))
+    job.recipe.conclude(trainer, job.prepared, job.folder)
 
 
-def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasurement, meter: Meter) -> TextToSQLTrainer:
+def _trainer(job: Job, settings: TrainingArguments, measured: RankMeasurement, meter: Meter) -> MeasuredTrainer:
     arguments = job.arguments
-    tokenizer = AutoTokenizer.from_pretrained(Path(arguments.dataset_path) / "tokenizer")
-    model = cheapen_dropout(load_model(arguments, tokenizer, job.manifest.prompt))
-    measured.parameters, measured.shape = parameters_of(model), shape_of(model.config)
+    model = job.recipe.model(job.prepared, job.precision)
+    cheapen_dropout(model)
+    measured.parameters, measured.shape = parameters_of(model), job.recipe.shape(model)
     masters = job.precision == "bf16" and job.deepspeed is None
-    trainer = TextToSQLTrainer(
-        model=model.to(torch.bfloat16) if masters else model,
+    trainer = MeasuredTrainer(
+        model=round_to_bf16(model) if masters else model,
         args=settings,
-        train_dataset=job.train,
-        eval_dataset=job.dev,
-        data_collator=collate,
-        processing_class=tokenizer,
+        recipe=job.recipe,
+        data=job.prepared,
         recorder=Recorder(measured, meter),
         seconds=arguments.max_train_seconds,
         scaled_rates=arguments.scaled_rates,
@@ -107,28 +121,29 @@ def _trainer(job: Job, settings: Seq2SeqTrainingArguments, measured: RankMeasure
     return trainer
 
 
-def _optimizer(arguments: TextToSQLArguments, masters: bool) -> tuple[type, dict[str, Any]]:
+def _optimizer(arguments: RunArguments, masters: bool) -> tuple[type, dict[str, Any]]:
     return MasterAdamW if masters else torch.optim.AdamW, _adamw(arguments)
 
 
-def _adamw(arguments: TextToSQLArguments) -> dict[str, Any]:
-    return {"lr": arguments.learning_rate, "betas": (0.9, arguments.adam_beta2), "fused": True}
+def _adamw(arguments: RunArguments) -> dict[str, Any]:
+    return {"lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2), "fused": True}
 
 
-def _callbacks(job: Job, trainer: TextToSQLTrainer, measured: RankMeasurement, meter: Meter) -> Iterator[Any]:
+def _callbacks(job: Job, trainer: MeasuredTrainer, measured: RankMeasurement, meter: Meter) -> Iterator[Any]:
     arguments = job.arguments
     yield LiveBytesRecorder(measured, trainer.engine)
     if processes.rank() == 0:
-        yield Curves(job.folder / "tensorboard", meter, job.effective_batch_size())
+        yield Curves(job.folder / "tensorboard", meter, job.effective_batch_size(), joint=job.recipe.joint)
     if arguments.max_train_seconds:
         yield TimeLimit(trainer, measured)
     if arguments.early_stopping_patience:
-        yield EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
+        stopping = EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
+        yield from (stopping, SamePatience(stopping))
 
 
 def _origin(job: Job, opening: Opening, measured: RankMeasurement) -> Origin:
     ranks = processes.world_size()
-    model: dict[str, int | str | None] = {
+    model: dict[str, Any] = {
         **(measured.shape or {}),
         "parameters": measured.parameters,
         "precision": job.precision,
@@ -137,14 +152,7 @@ def _origin(job: Job, opening: Opening, measured: RankMeasurement) -> Origin:
     return Origin(run_id=opening.run_id, settings=digest(job.identity()), model=model, world_size=ranks)
 
 
-def _checkpoint(job: Job, opening: Opening, checkpoints: Checkpoints) -> str | None:
-    asked = job.arguments.resume
-    if asked not in ("auto", "never"):
-        checkpoints.check(Path(asked), f"--resume {asked}", "give auto, never or the folder of a whole checkpoint")
-        return asked
-    found = checkpoints.newest() if opening.resume else None
-    return str(found) if found else None
-
-
-def _stopped_by(trainer: TextToSQLTrainer) -> str:
-    return "steps" if trainer.state.global_step >= trainer.state.max_steps else "early_stopping"
+def _stopped_by(trainer: MeasuredTrainer) -> str:
+    if trainer.state.global_step >= trainer.state.max_steps:
+        return "steps"
+    return "early_stopping" if has_waited(trainer.callback_handler.callbacks) else "time"

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from zeropods.measure.rank import RankMeasurement
 
 if TYPE_CHECKING:
-    from zeropods.train.trainer import TextToSQLTrainer
+    from zeropods.train.trainer import MeasuredTrainer
 
 
 class EpochOrder(TrainerCallback):
@@ -20,7 +20,7 @@ class EpochOrder(TrainerCallback):
     of its first epoch: that epoch would have the order of epoch 0.
     """
 
-    def __init__(self, trainer: TextToSQLTrainer) -> None:
+    def __init__(self, trainer: MeasuredTrainer) -> None:
         self.trainer = trainer
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -31,7 +31,7 @@ class EpochOrder(TrainerCallback):
 class TimeLimit(TrainerCallback):
     """Ends training when its time is up; one process only, since clocks differ."""
 
-    def __init__(self, trainer: TextToSQLTrainer, measured: RankMeasurement) -> None:
+    def __init__(self, trainer: MeasuredTrainer, measured: RankMeasurement) -> None:
         self.trainer = trainer
         self.measured = measured
 

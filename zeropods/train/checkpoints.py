@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zeropods.checkpoints.disk import discard
+from zeropods.checkpoints.manifest import Manifest, UnsoundError
 from zeropods.checkpoints.names import name_of
 from zeropods.checkpoints.newest import newest_good
 from zeropods.checkpoints.origin import Origin
+from zeropods.checkpoints.retire import retire
 from zeropods.checkpoints.save import complete, make_room
 from zeropods.checkpoints.shards import MANIFEST, Shard, measured, names_in, share
-from zeropods.checkpoints.verify import fault
+from zeropods.checkpoints.verify import verified
 from zeropods.errors import UserError
 from zeropods.train import processes
 from zeropods.train.disk_errors import said_in_one_line
@@ -26,13 +28,25 @@ REMEDY = "see to the disk, then call again: the run goes on from the checkpoint 
 class Checkpoints:
     """The checkpoints of a run. Every rank has one, and calls the same methods at the same time."""
 
-    def __init__(self, folder: Path, origin: Origin) -> None:
-        """`folder`: `checkpoints/` of the run folder, on a disk that all ranks share."""
+    def __init__(self, folder: Path, origin: Origin, *, keep: int | None = None) -> None:
+        """`Checkpoints` of a folder that all ranks share.
+
+        Args:
+            folder: `checkpoints/` of the run folder.
+            origin: of this run.
+            keep: how many may stay when a newer one is whole; None: all.
+        """
         self.folder = folder
         self.origin = origin
+        self.keep = keep
 
-    def save(self, step: int, write: Callable[[], None]) -> None:
-        """Save a step: `write` writes this rank's files into the step's folder.
+    def save(self, step: int, write: Callable[[], None], best: Callable[[], str | None] = lambda: None) -> None:
+        """Save a step, then delete older ones that are too many.
+
+        Args:
+            step: of the optimizer.
+            write: writes this rank's files into the step's folder.
+            best: the folder of the best model's checkpoint, asked after writing; it is never deleted.
 
         Raises:
             UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
@@ -46,24 +60,27 @@ class Checkpoints:
         except UserError:
             self._free(step)
             raise
+        if self.keep is not None and processes.rank() == 0:
+            self._retire(step, self.keep, best())
 
     def newest(self) -> Path | None:
         """The newest checkpoint that counts; what is passed over is said, with the reason."""
         return processes.on_rank_zero(self._newest)
 
-    def check(self, checkpoint: Path, place: str, remedy: str) -> None:
-        """Refuse a checkpoint that is not whole, or not of this model; it may be another run's.
+    def check(self, checkpoint: Path, place: str, remedy: str) -> Manifest:
+        """Refuse a checkpoint that is not whole, or not of this model; it may be another run's. Returns its manifest.
 
         Args:
             place: what the message begins with.
         """
 
-        def check() -> None:
-            why = fault(checkpoint, lambda found: found.other_model(self.origin))
-            if why is not None:
-                raise UserError(f"{place}: {why}; {remedy}")
+        def check() -> Manifest:
+            try:
+                return verified(checkpoint, lambda found: found.other_model(self.origin))
+            except UnsoundError as unsound:
+                raise UserError(f"{place}: {unsound}; {remedy}") from None
 
-        processes.on_rank_zero(check)
+        return processes.on_rank_zero(check)
 
     def _newest(self) -> Path | None:
         found = newest_good(self.folder, self.origin)
@@ -75,6 +92,20 @@ class Checkpoints:
         elif found.skipped:
             log.warning("no checkpoint counts: beginning at step 0")
         return found.path
+
+    def _retire(self, step: int, keep: int, best: str | None) -> None:
+        """On rank 0; what cannot be deleted takes room, and is no reason to end a run."""
+        try:
+            retired = retire(self.folder, step, self.origin, keep, Path(best).name if best else None)
+        except OSError as error:
+            log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
+            return
+        if retired.fault is not None:
+            place = self.folder / name_of(step)
+            log.warning("%s: %s; older checkpoints stay", place, retired.fault)
+            print(f"{place}: {retired.fault}; older checkpoints stay", file=sys.stderr)
+        for name in retired.gone:
+            log.info("%s deleted: --save_total_limit %d", self.folder / name, keep)
 
     def _files(self, step: int) -> dict[str, Shard]:
         """What all ranks answer for. A rank that cannot must tell the others, or they would wait for ever."""

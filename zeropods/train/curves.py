@@ -20,9 +20,15 @@ MEMORY = ("allocated_bytes", "resident_bytes")
 class Curves(TrainerCallback):
     """Training and validation loss in one chart (one tag, two runs), and what the steps since the last point took."""
 
-    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int) -> None:
-        """`folder`: TensorBoard's, in the run folder."""
+    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int, *, joint: bool = False) -> None:
+        """Curves in TensorBoard's files.
+
+        Args:
+            folder: TensorBoard's, in the run folder.
+            joint: whether label tokens are among the source's.
+        """
         self.folder = folder
+        self.joint = joint
         self.meter = meter
         self.effective_batch_size = effective_batch_size
         self.writers: dict[str, SummaryWriter] = {}
@@ -47,7 +53,7 @@ class Curves(TrainerCallback):
         steps = self.meter.clock.steps()
         fresh, self._drawn = steps[self._drawn :], len(steps)
         memory = {key: value for key, value in self.meter.read().items() if key in MEMORY and value is not None}
-        return memory | (_figures(fresh, self.effective_batch_size) if fresh else {})
+        return memory | (_figures(fresh, self.effective_batch_size, self.joint) if fresh else {})
 
     def _add(self, run: str, values: dict[str, float], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -58,10 +64,10 @@ class Curves(TrainerCallback):
             self.writers[run].add_scalar(tag, value, step)
 
 
-def _figures(steps: Sequence[TimedStep], effective_batch_size: int) -> dict[str, float]:
+def _figures(steps: Sequence[TimedStep], effective_batch_size: int, joint: bool) -> dict[str, float]:
     """Mean seconds a step, samples of all ranks a second, and the share of this rank's tokens that is padding."""
     seconds = sum(step.seconds for step in steps)
-    real = sum(int(step.tokens.source) + step.tokens.target for step in steps)
+    real = sum(int(step.tokens.source) + (0 if joint else step.tokens.target) for step in steps)
     padded = sum(step.tokens.padded for step in steps)
     return {
         "step_seconds": seconds / len(steps),

@@ -32,6 +32,10 @@ class TokenizedSplit(Dataset[Row]):
     def __getitem__(self, index: int) -> Row:
         return self.sources[index], self.targets[index]
 
+    def first(self, count: int | None) -> TokenizedSplit:
+        """The first rows; all of them for None."""
+        return TokenizedSplit(self.sources[:count], self.targets[:count])
+
     def lengths(self) -> np.ndarray:
         """(rows, 2): source and target tokens of every row."""
         pairs = zip(self.sources, self.targets, strict=True)
@@ -68,8 +72,8 @@ def collate(rows: list[Row], pad: int = 0) -> dict[str, Tensor]:
         labels: (rows, target tokens) int64, -100 where there is no label.
         label_positions: (n,) int64, flat positions of the labels.
     """
-    sources, mask = _padded([row[0] for row in rows], pad)
-    labels, labelled = _padded([row[1] for row in rows], -100)
+    sources, mask = padded([row[0] for row in rows], pad)
+    labels, labelled = padded([row[1] for row in rows], -100)
     return {
         "input_ids": torch.from_numpy(sources),
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),
@@ -78,12 +82,13 @@ def collate(rows: list[Row], pad: int = 0) -> dict[str, Tensor]:
     }
 
 
-def _padded(rows: list[np.ndarray], fill: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(rows: list[np.ndarray], fill: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, longest) int64, filled up on the right, and which of its places a row has."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max())[None, :] < lengths[:, None]
-    padded = np.full(mask.shape, fill, dtype=np.int64)
-    padded[mask] = np.concatenate(rows)
-    return padded, mask
+    filled = np.full(mask.shape, fill, dtype=np.int64)
+    filled[mask] = np.concatenate(rows)
+    return filled, mask
 
 
 def _rows(table: pyarrow.Table, column: str) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.train.deepspeed_keys import first_fault, lookup
+from zeropods.train.deepspeed_optimizer import optimizer_faults
 
 Config = dict[str, Any]
 
@@ -18,9 +19,6 @@ FLAGS = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "max_grad_norm",
-    "optimizer.params.lr": "learning_rate",
-    "optimizer.params.weight_decay": "weight_decay",
-    "scheduler.params.warmup_max_lr": "learning_rate",
 }
 """Keys that say the same as a flag: `auto`, or the same value."""
 
@@ -38,15 +36,16 @@ def read_config(path: Path) -> Config:
     return config
 
 
-def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any]) -> None:
+def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any], fp16_fault: str | None = None) -> None:
     """Refuse what DeepSpeed does not know, what has no effect, and what contradicts the flags.
 
     Args:
         path: where the configuration was read from, for messages.
         arguments: the script's flags by name, typed; `world_size`, the number of processes, where it is
-            known. What is missing is not compared.
+            known; `optimizer_steps` likewise. What is missing is not compared.
+        fp16_fault: why the model does not train in FP16; None where it does.
     """
-    fault = first_fault(config) or next(_faults(config, arguments), None)
+    fault = first_fault(config) or next(_faults(config, arguments, fp16_fault), None)
     if fault is not None:
         raise UserError(f"--deepspeed {path}: {fault}")
 
@@ -78,10 +77,11 @@ def _offloaded(zero: Config, key: str) -> bool:
     return (zero.get(key) or {}).get("device", "none") != "none"
 
 
-def _faults(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:
+def _faults(config: Config, arguments: Mapping[str, Any], fp16_fault: str | None) -> Iterator[str]:
     yield from _stage_faults(config.get("zero_optimization") or {})
-    yield from _precision_faults(config, arguments.get("precision"))
+    yield from _precision_faults(config, arguments.get("precision"), fp16_fault)
     yield from _contradictions(config, arguments)
+    yield from optimizer_faults(config, arguments)
     yield from _without_effect(config, arguments)
 
 
@@ -97,13 +97,14 @@ def _stage_faults(zero: Config) -> Iterator[str]:
             yield f"zero_optimization.{key} with stage {stage}: has no effect; needs stage {least} or more"
 
 
-def _precision_faults(config: Config, precision: str | None) -> Iterator[str]:
-    if lookup(config, "fp16.enabled") is True:
-        yield "fp16.enabled true: T5's activations overflow FP16, the loss becomes NaN; use bf16, or leave fp16 out"
-    enabled = lookup(config, "bf16.enabled")
-    if precision in ("fp32", "bf16") and enabled != "auto" and bool(enabled) != (precision == "bf16"):
-        shown = "absent" if enabled is None else json.dumps(enabled)
-        yield f'bf16.enabled {shown}, --precision {precision}; write "auto", or give both the same'
+def _precision_faults(config: Config, precision: str | None, fp16_fault: str | None) -> Iterator[str]:
+    if lookup(config, "fp16.enabled") is True and fp16_fault is not None:
+        yield f'fp16.enabled true: {fp16_fault}; use bf16, and write "auto" here, or leave fp16 out'
+    for name in ("bf16", "fp16"):
+        enabled = lookup(config, f"{name}.enabled")
+        if precision in ("fp32", "bf16", "fp16") and enabled != "auto" and bool(enabled) != (precision == name):
+            shown = "absent" if enabled is None else json.dumps(enabled)
+            yield f'{name}.enabled {shown}, --precision {precision}; write "auto", or give both the same'
 
 
 def _contradictions(config: Config, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 UNHEARD_SECONDS = 2.0
@@ -19,8 +19,15 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that its record is written."""
+def terminable(*, saving: signal.Signals | None = None) -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, so that its record is written.
+
+    Args:
+        saving: the signal that asks for a save instead; where it is SIGTERM, that stays as it is.
+    """
+    if saving == signal.SIGTERM:
+        yield
+        return
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -33,15 +40,19 @@ def terminable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def heard_while_waiting(act: Callable[[str], None]) -> Iterator[None]:
+def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | None = None) -> Iterator[None]:
     """Call `act` with a signal's name, in a thread, where the main thread does not leave this block on it.
 
     To be entered in the main thread.
+
+    Args:
+        saving: a signal on which the main thread goes on, until it has saved.
     """
     hearing, waking = socket.socketpair()
     waking.setblocking(False)
     before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
-    thread = threading.Thread(target=_listen, args=(hearing, act), name="signals", daemon=True)
+    endings = [number for number in ENDINGS if number != saving]
+    thread = threading.Thread(target=_listen, args=(hearing, endings, act), name="signals", daemon=True)
     thread.start()
     try:
         yield
@@ -52,10 +63,10 @@ def heard_while_waiting(act: Callable[[str], None]) -> Iterator[None]:
         hearing.close()
 
 
-def _listen(hearing: socket.socket, act: Callable[[str], None]) -> None:
+def _listen(hearing: socket.socket, endings: Sequence[int], act: Callable[[str], None]) -> None:
     """Read signal numbers until the other end is closed."""
     while number := hearing.recv(1):
-        if number[0] not in ENDINGS:
+        if number[0] not in endings:
             continue
         hearing.settimeout(UNHEARD_SECONDS)
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,24 @@ from zeropods.measure import environment
 from zeropods.measure.run_folder import Opening
 from zeropods.measure.schema import SCHEMA_VERSION
 from zeropods.train import processes
-from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.dataset import TokenizedSplit, load_prepared
+from zeropods.train.dataset import TokenizedSplit
 from zeropods.train.deepspeed_config import Config, check_config, effective_config, read_config, technique
 from zeropods.train.precision import resolve_precision
+from zeropods.train.recipe import Prepared, Recipe, recipe_of
+from zeropods.train.run_arguments import RunArguments
 
 
 @dataclass(frozen=True)
 class Job:
     """A checked call: everything that can be known before processes meet."""
 
-    arguments: TextToSQLArguments
+    arguments: RunArguments
+    recipe: Recipe
     precision: str
     template: Config | None
     """The DeepSpeed configuration as it was read."""
-    manifest: Manifest
-    train: TokenizedSplit
-    dev: TokenizedSplit | None
+    data: Prepared | None
+    """None for raw data that the run itself is going to prepare."""
 
     @property
     def folder(self) -> Path:
@@ -44,34 +46,80 @@ class Job:
         """The configuration that is in effect: its output goes into the run folder."""
         return None if self.template is None else effective_config(self.template, self.folder)
 
+    @property
+    def prepared(self) -> Prepared:
+        """The data, once they are prepared."""
+        assert self.data is not None
+        return self.data
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the data."""
+        return self.prepared.manifest
+
+    @property
+    def train(self) -> TokenizedSplit:
+        """The rows to train on."""
+        return self.prepared.train
+
+    @property
+    def dev(self) -> TokenizedSplit | None:
+        """The rows to evaluate."""
+        return self.prepared.dev
+
     def effective_batch_size(self) -> int:
         """Rows of an optimizer step, over all ranks; to be asked once processes have met."""
         rows = self.arguments.per_device_train_batch_size * self.arguments.gradient_accumulation_steps
         return rows * processes.world_size()
 
+    def steps(self) -> int:
+        """Optimizer steps of the whole run, if nothing stops it early; to be asked once processes have met."""
+        if self.arguments.max_steps > 0:
+            return self.arguments.max_steps
+        return math.ceil(self.arguments.epochs * math.ceil(len(self.train) / self.effective_batch_size()))
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for two calls to mean the same run."""
-        return {
-            **self.arguments.comparable(),
-            "precision": self.precision,
-            "deepspeed": self.template,
-            "dataset_path": self.manifest.content_key,
-        }
+        return {**self.recipe.settings(self.prepared), "precision": self.precision, "deepspeed": self.template}
+
+    def with_data(self) -> Job:
+        """The call with its data, prepared by rank 0 where they are raw, and checked against the flags."""
+        job = self
+        if job.data is None:
+            processes.on_rank_zero(self.recipe.prepare)
+            job = replace(self, data=self.recipe.prepared())
+        processes.on_rank_zero(lambda: _check_data(job))
+        return job
 
 
-def check_call(arguments: TextToSQLArguments) -> Job:
+def check_call(arguments: RunArguments) -> Job:
     """Read what the arguments name, and refuse what contradicts itself."""
-    precision = resolve_precision(arguments.precision)
+    precision = resolve_precision(arguments.precision, arguments.fp16_fault)
     processes_asked = int(os.environ.get("WORLD_SIZE", "1"))
     config = None
     if arguments.deepspeed is not None:
         config = read_config(Path(arguments.deepspeed))
-        flags = {**asdict(arguments), "precision": precision, "world_size": processes_asked}
-        check_config(config, arguments.deepspeed, flags)
+        check_config(config, arguments.deepspeed, _flags(arguments, precision, processes_asked), arguments.fp16_fault)
     if arguments.max_train_seconds and processes_asked > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
-    manifest, train, dev = load_prepared(Path(arguments.dataset_path))
-    return Job(arguments, precision, config, manifest, train, dev)
+    recipe = recipe_of(arguments)
+    recipe.check(precision)
+    return Job(arguments, recipe, precision, config, recipe.found())
+
+
+def _flags(arguments: RunArguments, precision: str, ranks: int) -> dict[str, Any]:
+    """What a DeepSpeed configuration is compared with."""
+    return {**asdict(arguments), "adam_beta1": arguments.adam_beta1, "precision": precision, "world_size": ranks}
+
+
+def _check_data(job: Job) -> None:
+    """Refuse what only the data show to be wrong."""
+    arguments = job.arguments
+    if job.dev is None and arguments.wants_best_model:
+        raise UserError(f"{arguments.dataset_path}: has no dev split, by which the best model would be found")
+    if job.template is not None and arguments.deepspeed is not None:
+        known = {**_flags(arguments, job.precision, processes.world_size()), "optimizer_steps": job.steps()}
+        check_config(job.template, arguments.deepspeed, known, arguments.fp16_fault)
 
 
 def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, Any]:
@@ -95,7 +143,7 @@ def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) ->
         "slots": slots,
         "world_size": ranks,
         "precision": job.precision,
-        "prompt": job.manifest.prompt,
+        "prompt": None if job.manifest.task == "lm" else job.manifest.prompt,
         "per_device_train_batch_size": arguments.per_device_train_batch_size,
         "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
         "effective_batch_size": job.effective_batch_size(),

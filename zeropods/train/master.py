@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class MasterAdamW(AdamW):
@@ -69,6 +71,13 @@ class MasterAdamW(AdamW):
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         masters = [p for group in self.param_groups for p in group["params"]]
         return masters, [copy for group in self.copies for copy in group]
+
+
+def round_to_bf16(model: Model) -> Model:
+    """Round a model's parameters to BF16 in place. Buffers stay: rotary angles of long texts need all their bits."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return model
 
 
 @torch.no_grad()

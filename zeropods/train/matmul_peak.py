@@ -22,10 +22,10 @@ def matmul_flops_per_second(precision: str) -> float:
     A size that would take too long is not tried: some CPUs only emulate BF16.
 
     Args:
-        precision: `fp32` (without TF32, as a run trains) or `bf16`.
+        precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     threads, best = torch.get_num_threads(), 0.0
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:

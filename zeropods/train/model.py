@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeropods.data.hub import hub_options
 from zeropods.data.tokenizer import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import t5_shape
-from zeropods.safe_weights import has_weights, refuse_other_weights
 from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.pretrained import check_folder, check_same_ids, load_weights
 from zeropods.train.t5 import T5ForTextToSQL, random_t5
 
 if TYPE_CHECKING:
@@ -47,36 +47,13 @@ def parameters_of(model: nn.Module) -> int:
 
 
 def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
-    import torch
-
-    folder = Path(name)
-    if folder.is_dir() and not has_weights(folder):
-        raise UserError(
-            f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
-        )
-    refuse_other_weights(folder)
-    options = {} if dropout is None else {"dropout_rate": dropout}
-    if not folder.is_dir():
+    check_folder(name)
+    options: dict[str, Any] = {} if dropout is None else {"dropout_rate": dropout}
+    if not Path(name).is_dir():
         options |= hub_options(name)
-    try:
-        return T5ForTextToSQL.from_pretrained(name, dtype=torch.float32, use_safetensors=True, **options)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0][:200]
-        raise UserError(
-            f"--model_id {name!r}: cannot be loaded ({reason}); "
-            "give a hub id that can be reached, a local folder, or --init random with a known shape"
-        ) from None
+    return load_weights(T5ForTextToSQL, name, flag="--model_id", **options)
 
 
 def _check_own_tokenizer(name: str, prepared: PreTrainedTokenizerBase) -> None:
-    """A folder's own tokenizer must give the ids that the prepared set was made with."""
-    if not any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
-        return
-    own = load_tokenizer(name, complete=False).get_vocab()
-    ids = prepared.get_vocab()
-    wrong = next((token for token, index in own.items() if ids.get(token) != index), None)
-    if wrong is not None:
-        raise UserError(
-            f"--model_id {name}: its tokenizer gives {wrong!r} id {own[wrong]}, the prepared set's gives "
-            f"{ids.get(wrong)}; prepare the data with --tokenizer {name}"
-        )
+    if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
+        check_same_ids("--model_id", name, load_tokenizer(name, complete=False).get_vocab(), prepared)

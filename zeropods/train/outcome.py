@@ -13,11 +13,14 @@ from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.records import compose_record, write_record
 from zeropods.train import processes
 from zeropods.train.meter import Meter
+from zeropods.train.save_signal import SavedOnSignalError
 
 
 def outcome(error: BaseException) -> tuple[str, str]:
     """Status and reason of an attempt that ended with an exception."""
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SavedOnSignalError):
+        return "interrupted", str(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", str(error) or "SIGINT"
     # The CPU's allocator has no exception of its own.
@@ -26,11 +29,15 @@ def outcome(error: BaseException) -> tuple[str, str]:
     return "failed", text.split("\n")[0]
 
 
-def conclude(folder: Path, measured: RankMeasurement, meter: Meter) -> None:
-    """Write this rank's measurement; rank 0 waits for the others where all went well, and composes."""
+def conclude(folder: Path, measured: RankMeasurement, meter: Meter, *, together: bool) -> None:
+    """Write this rank's measurement; rank 0 composes.
+
+    Args:
+        together: whether all ranks have come here, so that rank 0 can wait for what they write.
+    """
     _measure_end(measured, meter)
     measured.write(folder)
-    if measured.status == "ok" and processes.world_size() > 1:
+    if together and processes.world_size() > 1:
         torch.distributed.barrier()
     if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
         write_record(folder, compose_record(folder))

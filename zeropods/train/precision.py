@@ -14,10 +14,16 @@ def multiplies_bf16() -> bool:
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def resolve_precision(asked: str) -> str:
-    """`fp32` or `bf16`; `auto` takes BF16 where the hardware has it. FP16 is refused."""
-    if asked == "fp16":
-        raise UserError("--precision fp16: T5's activations overflow FP16, the loss becomes NaN; use bf16 or fp32")
+def resolve_precision(asked: str, fp16_fault: str | None) -> str:
+    """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it.
+
+    Args:
+        fp16_fault: why the model does not train in FP16; None where it does. It needs a GPU.
+    """
+    if asked == "fp16" and fp16_fault is not None:
+        raise UserError(f"--precision fp16: {fp16_fault}; use bf16 or fp32")
+    if asked == "fp16" and not torch.cuda.is_available():
+        raise UserError("--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32")
     if asked == "auto":
         return "bf16" if multiplies_bf16() else "fp32"
     return asked

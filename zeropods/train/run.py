@@ -1,4 +1,4 @@
-"""One run of `textsql_train.py`, from its flags to its record."""
+"""One run of a training script, from its flags to its record."""
 
 from __future__ import annotations
 
@@ -14,30 +14,38 @@ from zeropods import atomic
 from zeropods.measure import environment
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
 from zeropods.train import processes
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.attempt import attempt
 from zeropods.train.interrupt import terminable
 from zeropods.train.job import Job, check_call, run_config
-from zeropods.train.settings import training_arguments
+from zeropods.train.run_arguments import RunArguments
+from zeropods.train.save_signal import SaveSignal, save_signal_heard
+from zeropods.train.settings import suited_to, training_arguments
 
 
-def fine_tune(arguments: TextToSQLArguments, argv: list[str], age_seconds: float = 0.0) -> None:
+def fine_tune(arguments: RunArguments, argv: list[str], age_seconds: float = 0.0) -> None:
     """Train, evaluate, save, and leave a record; `UserError` and Ctrl-C leave one too.
 
     Args:
         age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
     """
+    with save_signal_heard() as asked:
+        _fine_tune(arguments, argv, age_seconds, asked)
+
+
+def _fine_tune(arguments: RunArguments, argv: list[str], age_seconds: float, asked: SaveSignal) -> None:
     began = time.monotonic() - age_seconds
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     job = check_call(arguments)
     settings = training_arguments(job)
     try:
-        with _rank_zero_lock(job.folder), terminable():
+        with _rank_zero_lock(job.folder), terminable(saving=asked.number):
+            job = job.with_data()
+            suited_to(settings, job)
             hosts = list(dict.fromkeys(processes.gathered(environment.host())))
             opening = processes.on_rank_zero(lambda: _open(job, argv, hosts))
             if not opening.finished:
-                attempt(job, settings, opening, time.monotonic() - began)
+                attempt(job, settings, opening, time.monotonic() - began, asked)
             elif processes.rank() == 0:
                 print(f"{job.folder}: this run is finished; nothing to do", file=sys.stderr)
     except processes.SharedError:

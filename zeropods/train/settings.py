@@ -6,16 +6,18 @@ import logging
 import sys
 
 import torch
-from transformers import Seq2SeqTrainingArguments
+from transformers import IntervalStrategy, SchedulerType, TrainingArguments
 
+from zeropods.errors import UserError
 from zeropods.extension_cache import extension_cache, remove_stale_locks
 from zeropods.train import processes
+from zeropods.train.compiler import spare_compiler
 from zeropods.train.job import Job
 
 log = logging.getLogger(__name__)
 
 
-def training_arguments(job: Job) -> Seq2SeqTrainingArguments:
+def training_arguments(job: Job) -> TrainingArguments:
     """transformers' arguments; making them starts the process group."""
     if job.template is None:
         return _arguments(job)
@@ -27,12 +29,14 @@ def training_arguments(job: Job) -> Seq2SeqTrainingArguments:
     import deepspeed
 
     deepspeed.init_distributed(verbose=False)
+    spare_compiler(job.template)
     return settings
 
 
-def _arguments(job: Job) -> Seq2SeqTrainingArguments:
+def _arguments(job: Job) -> TrainingArguments:
     arguments = job.arguments
-    return Seq2SeqTrainingArguments(
+    _check_schedule(arguments.lr_scheduler_type)
+    return TrainingArguments(
         output_dir=str(job.folder / "checkpoints"),
         num_train_epochs=arguments.epochs,
         max_steps=arguments.max_steps,
@@ -44,26 +48,27 @@ def _arguments(job: Job) -> Seq2SeqTrainingArguments:
         learning_rate=arguments.learning_rate,
         lr_scheduler_type=arguments.lr_scheduler_type,
         warmup_steps=arguments.warmup_steps,
+        adam_beta1=arguments.adam_beta1,
         adam_beta2=arguments.adam_beta2,
         weight_decay=arguments.weight_decay,
         max_grad_norm=arguments.max_grad_norm,
         logging_steps=arguments.logging_steps,
-        eval_strategy=_strategy(arguments.eval_steps) if job.dev else "no",
+        eval_strategy=_strategy(arguments.eval_steps),
         eval_steps=arguments.eval_steps or None,
         save_strategy=_strategy(arguments.save_steps),
         save_steps=arguments.save_steps or 500,
-        load_best_model_at_end=arguments.load_best_model or arguments.early_stopping_patience > 0,
+        load_best_model_at_end=arguments.wants_best_model,
         metric_for_best_model="eval_loss",
         greater_is_better=False,
-        generation_max_length=arguments.generation_max_length,
-        generation_num_beams=arguments.generation_num_beams,
         deepspeed=job.deepspeed,
         # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
         bf16=job.precision == "bf16" and job.deepspeed is not None,
+        fp16=job.precision == "fp16",
         seed=arguments.seed,
         report_to=[],
         remove_unused_columns=False,
         label_names=["labels"],
+        dataloader_num_workers=arguments.dataloader_num_workers,
         dataloader_pin_memory=torch.cuda.is_available(),
         ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
@@ -72,6 +77,18 @@ def _arguments(job: Job) -> Seq2SeqTrainingArguments:
         logging_nan_inf_filter=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
+
+
+def suited_to(settings: TrainingArguments, job: Job) -> None:
+    """Switch evaluation off where the data have no dev split."""
+    if job.dev is None:
+        settings.eval_strategy = IntervalStrategy.NO
+
+
+def _check_schedule(asked: str) -> None:
+    known = [kind.value for kind in SchedulerType]
+    if asked not in known:
+        raise UserError(f"--lr_scheduler_type {asked!r}; expected {', '.join(known)}")
 
 
 def _strategy(steps: int | None) -> str:

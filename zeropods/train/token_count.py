@@ -13,7 +13,9 @@ from zeropods.train.step_clock import Tokens
 class TokenCount:
     """Counts the forward passes of this rank, step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, joint: bool = False) -> None:
+        """`joint`: a row is one text, of which some tokens carry a loss; else it is a source and a target."""
+        self.joint = joint
         self.largest: BatchShape | None = None
         """The pass with the most tokens, padding included."""
         self._source: int | Tensor = 0
@@ -21,9 +23,10 @@ class TokenCount:
         self._padded = 0
 
     def add(self, inputs: dict[str, Any]) -> None:
-        """Count a forward pass of `dataset.collate`'s batch."""
-        (rows, source), target = inputs["input_ids"].shape, inputs["labels"].shape[1]
-        self._source = self._source + inputs["attention_mask"].sum()
+        """Count a forward pass of a collator's batch. Without a mask no token of it is padding."""
+        (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
+        mask = inputs.get("attention_mask")
+        self._source = self._source + (rows * source if mask is None else mask.sum())
         self._target += inputs["label_positions"].numel()
         self._padded += rows * (source + target)
         if self.largest is None or rows * (source + target) > _tokens(self.largest):

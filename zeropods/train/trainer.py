@@ -10,24 +10,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Seq2SeqTrainer
+from transformers import Trainer
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.train.callbacks import EpochOrder
 from zeropods.train.checkpoints import Checkpoints
-from zeropods.train.dataset import TokenizedSplit, collate
+from zeropods.train.dataset import TokenizedSplit
 from zeropods.train.disk_errors import said_in_one_line
 from zeropods.train.evaluation_batches import evaluation_batches
 from zeropods.train.master import MasterAdamW, load_masters
 from zeropods.train.rates import rate_groups
+from zeropods.train.recipe import Prepared, Recipe
 from zeropods.train.recorder import Recorder
+from zeropods.train.resumption import Resumption
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.token_count import TokenCount
 from zeropods.train.whole_weights import whole_weights
 
 
-class TextToSQLTrainer(Seq2SeqTrainer):
-    """`Seq2SeqTrainer` whose figures do not depend on the number of processes."""
+class MeasuredTrainer(Trainer):
+    """`Trainer` whose figures do not depend on the number of processes."""
 
     train_dataset: TokenizedSplit
     eval_dataset: TokenizedSplit
@@ -37,28 +39,41 @@ class TextToSQLTrainer(Seq2SeqTrainer):
 
     def __init__(
         self,
-        *args: Any,
+        recipe: Recipe,
+        data: Prepared,
         recorder: Recorder | None = None,
         seconds: float = 0.0,
         scaled_rates: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Like `Seq2SeqTrainer`.
+        """`Trainer` over the rows of `data`, with its tokenizer and the recipe's batches.
 
         Args:
+            recipe: what a script's runs have of their own.
+            data: rows to train on and to evaluate.
             recorder: measures the run; it takes this trainer's tokens.
             seconds: training time by which the learning rate reaches 0; 0: by the last step.
             scaled_rates: learning rates by kind of weight, as in `rates.rate_groups`.
         """
-        super().__init__(*args, **kwargs)
+        super().__init__(
+            train_dataset=data.train,
+            eval_dataset=data.dev,
+            data_collator=partial(recipe.collate, data),
+            processing_class=data.tokenizer,
+            **kwargs,
+        )
+        self.recipe = recipe
         self.seconds = seconds
         self.scaled_rates = scaled_rates
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None
         self.checkpoints: Checkpoints | None = None
         """Makes what is saved complete, and verifies what is loaded; None: transformers' own way."""
+        self.resumption = Resumption()
+        self.evaluated: tuple[float, int] | None = None
+        """Summed loss and label tokens of the last evaluation."""
         self.add_callback(EpochOrder(self))
-        self.tokens = TokenCount()
+        self.tokens = TokenCount(recipe.joint)
         self.recorder = recorder
         if recorder is not None:
             recorder.tokens = self.tokens
@@ -69,6 +84,13 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         self.sampler = LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
         return self.sampler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch, where the checkpoint that was loaded is not of the end."""
+        if self.resumption.has_ended(self.state):
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
@@ -110,10 +132,9 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         transformers' own `eval_loss` is a mean of means, and depends on the number of processes.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        with self._within("evaluate"):
-            began = time.perf_counter()
-            total, tokens = self._summed_loss(rows)
-            seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        self.evaluated = total, tokens = self.summed_loss(rows)
+        seconds = time.perf_counter() - began
         metrics = {
             f"{metric_key_prefix}_loss": total / tokens,
             f"{metric_key_prefix}_runtime": seconds,
@@ -123,6 +144,11 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
+        """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
+        with self._within("evaluate"):
+            return self._summed_loss(rows)
+
     @torch.no_grad()
     def _summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         was_training = self.model.training
@@ -130,7 +156,7 @@ class TextToSQLTrainer(Seq2SeqTrainer):
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         mine = evaluation_batches(rows, self.args.eval_batch_size, self.args.process_index, self.args.world_size)
         for indices, weight in mine:
-            batch = self._prepare_inputs(collate([rows[i] for i in indices]))
+            batch = self._prepare_inputs(self.data_collator([rows[i] for i in indices]))
             loss = self.model(**batch, num_items_in_batch=1).loss
             sums += weight * torch.stack([loss.double(), torch.tensor(batch["label_positions"].numel())])
         self.model.train(was_training)
@@ -153,7 +179,7 @@ class TextToSQLTrainer(Seq2SeqTrainer):
             if self.checkpoints is None:
                 write()
             else:
-                self.checkpoints.save(self.state.global_step, write)
+                self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
 
     def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.recorder is None else self.recorder.within(phase)
@@ -166,7 +192,7 @@ class TextToSQLTrainer(Seq2SeqTrainer):
             state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.model.config.architectures = ["T5ForConditionalGeneration"]
+            self.model.config.architectures = [self.recipe.architecture(self.model)]
             self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
             self.model.config.save_pretrained(output_dir or self.args.output_dir)
 

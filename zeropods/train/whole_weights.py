@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """FP32 weights by name, on the CPU, a tied one once; every rank must call it.
+    """FP32 weights by name, on the CPU, a tied one once, and what else a model keeps; every rank must call it.
 
     DeepSpeed's own gathering gives ZeRO-3's BF16 copies, which have lost their low bits, and a copy for
     each name of a tied weight. Here the optimizer's masters are gathered, one at a time.
@@ -25,7 +25,17 @@ def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
             # Stage 0 has no master beside the parameter itself.
             gathered = parameter.detach() if master is None else master
             whole[name] = gathered.to("cpu", torch.float32, copy=True).view(_shape(parameter))
-    return whole
+    return {**whole, **_kept_buffers(model)} if keep else whole
+
+
+def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What is no weight, but is saved with them; ZeRO does not divide it."""
+    return {
+        f"{place}.{name}".lstrip("."): buffer.to("cpu", copy=True)
+        for place, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
 
 
 def _shape(parameter: nn.Parameter) -> torch.Size:

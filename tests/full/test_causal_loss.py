@@ -1,0 +1,211 @@
+"""The loss of causal models against transformers' own, family by family, and what training needs besides."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from zeropods.launch.child import child_environment
+from zeropods.plan.causal_shapes import CausalShape
+from zeropods.train.causal_batch import collate_causal
+from zeropods.train.causal_loss import predicting_positions, with_causal_loss
+from zeropods.train.causal_model import random_causal
+from zeropods.train.dataset import Row
+
+SECONDS = 120.0
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LLAMA = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+BIG_CODE = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64}
+GPT2 = {**BIG_CODE, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+NEOX = {name: size for name, size in LLAMA.items() if name not in ("head_dim", "num_key_value_heads")}
+UNGROUPED = {name: size for name, size in LLAMA.items() if name != "head_dim"}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": GPT2,
+    "bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "llama": LLAMA,
+    # A window that is shorter than the rows.
+    "mistral": {**LLAMA, "sliding_window": 8},
+    "qwen2": UNGROUPED,
+    "qwen3": LLAMA,
+    "mixtral": {**UNGROUPED, "num_local_experts": 4},
+    "gpt_neox": NEOX,
+    "opt": {
+        "vocab_size": 64, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 64, "word_embed_proj_dim": 32, "dropout": 0.0,
+    },
+    "phi": {**NEOX, "resid_pdrop": 0.0},
+    "falcon": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+    # Logits that are capped, in one multiplied as well.
+    "gemma2": {**LLAMA, "final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
+    "cohere": {**UNGROUPED, "logit_scale": 0.25},
+    "granite": {**UNGROUPED, "logits_scaling": 8.0},
+    "olmo": UNGROUPED,
+    "starcoder2": {**UNGROUPED, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
+    "gptj": {**GPT2, "rotary_dim": 8},
+    "codegen": {**GPT2, "rotary_dim": 8},
+    "gpt_bigcode": {**GPT2},
+}  # fmt: skip
+TINY = CausalShape(
+    family="gpt2",
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=4,
+    head_size=8,
+    ffn=128,
+    vocabulary=64,
+    positions=64,
+    tied=True,
+)
+
+
+def rows(*lengths: tuple[int, int]) -> list[Row]:
+    """Rows of so many tokens, of which the last so many have a label."""
+    generator = np.random.default_rng(0)
+    made = []
+    for tokens, labelled in lengths or ((12, 3), (20, 5), (20, 1), (7, 6)):
+        ids = generator.integers(3, 60, tokens).astype(np.int32)
+        made.append((ids, np.where(np.arange(tokens) < tokens - labelled, -100, ids).astype(np.int32)))
+    return made
+
+
+def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A model with our loss, and transformers' own with the same weights."""
+    config = CONFIG_MAPPING[family](**FAMILIES[family], **ENDS)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    torch.manual_seed(0)
+    theirs = model_class(config).train()
+    ours = with_causal_loss(model_class)(config).train()
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def tiny() -> PreTrainedModel:
+    return random_causal(TINY, seed=1, dropout=0.0).train()
+
+
+def test_rows_are_padded_on_the_right_and_predicting_positions_precede_their_labels() -> None:
+    short = (np.array([5, 6]), np.array([-100, 6]))
+    batch = collate_causal([short, (np.array([7, 8, 9]), np.array([7, 8, 9]))], pad=1)
+    assert batch["input_ids"].tolist() == [[5, 6, 1], [7, 8, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch["labels"].tolist() == [[-100, 6, -100], [-100, 8, 9]]
+    assert batch["label_positions"].tolist() == [0, 3, 4]
+
+
+def test_a_batch_without_padding_has_no_mask() -> None:
+    assert "attention_mask" not in collate_causal(rows((8, 8), (8, 2)), pad=0)
+
+
+def test_positions_are_those_of_the_collator() -> None:
+    batch = collate_causal(rows(), pad=0)
+    assert torch.equal(predicting_positions(batch["labels"]), batch["label_positions"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradients_are_those_of_transformers(family: str) -> None:
+    ours, theirs = pair(family)
+    batch = collate_causal(rows(), pad=0)
+    expected = theirs(**{name: batch[name] for name in ("input_ids", "attention_mask", "labels")}).loss
+    loss = ours(**batch).loss
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    loss.backward()
+    expected.backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_parts_sum_to_the_loss_of_the_whole() -> None:
+    model, all_rows = tiny(), rows()
+    whole = model(**collate_causal(all_rows, 0)).loss
+    parts = [model(**collate_causal([row], 0), num_items_in_batch=15).loss for row in all_rows]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_the_head_sees_no_other_positions_than_those_that_predict_a_label() -> None:
+    model, seen = tiny(), []
+    model.lm_head.register_forward_hook(lambda *passed: seen.append(passed[2].shape))
+    model(**collate_causal(rows(), 0))
+    assert seen == [(1, 15, 64)]
+
+
+def test_without_positions_rows_may_be_padded_on_the_left() -> None:
+    model, (ids, labels) = tiny(), rows((9, 4))[0]
+    padding = np.zeros(3, np.int32)
+    left = {
+        "input_ids": torch.tensor([[*padding, *ids]]).long(),
+        "labels": torch.tensor([[*(padding - 100), *labels]]).long(),
+        "attention_mask": torch.tensor([[0] * 3 + [1] * 9]),
+        "position_ids": torch.tensor([[0] * 3 + list(range(9))]),
+    }
+    torch.testing.assert_close(model(**left).loss, model(**collate_causal([(ids, labels)], 0)).loss)
+
+
+def test_a_batch_without_labels_costs_nothing() -> None:
+    model = tiny()
+    loss = model(**collate_causal(rows((5, 0)), 0)).loss
+    loss.backward()
+    assert loss == 0
+
+
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    plain, checkpointed = tiny(), tiny()
+    checkpointed.activation_checkpointing_enable({"use_reentrant": False})
+    for model in (plain, checkpointed):
+        model(**collate_causal(rows(), 0)).loss.backward()
+    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_bf16_weights_have_a_loss_in_fp32() -> None:
+    model, batch = tiny(), collate_causal(rows(), 0)
+    expected = model(**batch).loss
+    loss = model.to(torch.bfloat16)(**batch).loss
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0.0)
+
+
+def test_generation_is_that_of_the_plain_model_with_padding_on_the_left() -> None:
+    ours, theirs = (model.eval() for model in pair("llama"))
+    asked = {
+        "input_ids": torch.tensor([[0, 0, 5, 6], [9, 8, 7, 6]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+        "max_new_tokens": 6,
+        "do_sample": False,
+    }
+    assert torch.equal(ours.generate(**asked), theirs.generate(**asked))
+
+
+def test_a_saved_model_is_a_plain_one_of_transformers(tmp_path: Path) -> None:
+    ours = tiny().eval()
+    ours.save_pretrained(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert saved.config.architectures == ["GPT2LMHeadModel"]
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(saved(input_ids=ids).logits, ours(input_ids=ids).logits)
+
+
+def test_two_ranks_train_as_one_process_under_ddp_and_every_zero_stage(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.full.causal_ranks", str(tmp_path / "losses.json")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, env=child_environment(),
+        cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert losses["alone"][-1] < losses["alone"][0]
+    for technique in ("ddp", "zero1", "zero2", "zero3"):
+        assert losses[technique] == pytest.approx(losses["alone"], rel=2e-5), technique

@@ -1,0 +1,320 @@
+"""Runs of `causal_train.py`: what they leave, on questions and on text, on one process and on two; what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.conftest import ROOT
+from zeropods.data.causal import CausalPreparation, prepare_causal
+from zeropods.data.squad_sample import write_squad_sample
+from zeropods.data.text_sample import write_text_sample
+from zeropods.errors import guarded
+from zeropods.measure.records import read_record
+from zeropods.train.causal_arguments import parse_arguments
+from zeropods.train.run import fine_tune
+
+SECONDS = 240.0
+TINY = [
+    "--model_name_or_path", "gpt-tiny", "--init", "random", "--precision", "fp32", "--threads", "1", "--dropout", "0",
+    "--logging_steps", "1", "--save_steps", "0", "--learning_rate", "3e-3", "--memory_interval", "0",
+]  # fmt: skip
+LM = ["--task", "lm", "--max_seq_length", "32"]
+CURVE = ["--max_train_steps", "5", "--eval_steps", "0"]
+WHOLE = [*CURVE, "--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "1"]
+
+
+def train(folder: Path, data: Path, *flags: object) -> dict[str, Any]:
+    """Train in this process and return the record."""
+    argv = [*TINY, "--data", str(data), "--outputdir", str(folder), *map(str, flags)]
+    fine_tune(parse_arguments(argv), argv)
+    return read_record(folder)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
+    """The one line that a call says before it ends with status 1."""
+    capsys.readouterr()
+    argv = [*TINY, *map(str, flags)]
+    assert guarded(lambda: fine_tune(parse_arguments(argv), argv)) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def losses(record: dict[str, Any], key: str = "losses") -> list[float]:
+    return [entry["loss"] for entry in record[key]]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw text: the sample's, cut so that a few blocks of each split remain."""
+    whole, folder = tmp_path_factory.mktemp("text") / "whole", tmp_path_factory.mktemp("text") / "cut"
+    write_text_sample(whole)
+    folder.mkdir()
+    for path, size in ((whole / "train.txt", 9_000), (whole / "valid.txt", 1_500), (whole / "test.txt", 1_200)):
+        (folder / path.name).write_text(path.read_text()[:size])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text_run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw text, prepared and trained on by one run."""
+    folder = tmp_path_factory.mktemp("runs") / "lm"
+    more = ("--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--generation_prompt", "The town")
+    train(folder, text, *LM, *WHOLE, *more)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample's first 60 questions of each split, prepared."""
+    raw, folder = tmp_path_factory.mktemp("squad") / "raw", tmp_path_factory.mktemp("squad") / "prepared"
+    write_squad_sample(raw)
+    wanted = CausalPreparation(task="squad", data=raw, tokenizer="gpt-tiny", max_seq_length=96, limit=60)
+    prepare_causal(wanted, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squad_run(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on questions, in one batch a step."""
+    folder = tmp_path_factory.mktemp("runs") / "squad"
+    train(folder, questions, *WHOLE)
+    return folder
+
+
+def test_a_run_on_raw_text_leaves_the_whole_folder(text_run: Path) -> None:
+    files = ("config.json", "train.log", "data/manifest.json", "model/model.safetensors", "model/tokenizer.json")
+    assert all((text_run / name).is_file() for name in files)
+    assert [path.name for path in (text_run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-5"]
+
+
+def test_its_record_says_what_was_run(text_run: Path) -> None:
+    record = read_record(text_run)
+    said = [record[key] for key in ("status", "task", "prompt", "model_id", "init", "technique", "steps")]
+    assert said == ["ok", "lm", None, "gpt-tiny", "random", "none", 5]
+    settings = [record["identity"][key] for key in ("task", "max_seq_length", "loss_on", "attn_implementation")]
+    assert settings == ["lm", 32, "all", "sdpa"]
+    assert record["ranks"][0]["shape"]["family"] == "gpt2"
+
+
+def test_every_token_but_a_blocks_first_carries_a_loss_and_none_is_padding(text_run: Path) -> None:
+    rank = read_record(text_run)["ranks"][0]
+    rows = 5 * 12
+    assert (rank["source_tokens"], rank["target_tokens"], rank["padded_tokens"]) == (rows * 32, rows * 31, rows * 32)
+    assert rank["largest_batch"] == {"rows": 12, "source_tokens": 32, "target_tokens": 0}
+
+
+def test_the_loss_falls_from_that_of_a_guess(text_run: Path) -> None:
+    record = read_record(text_run)
+    before, after = losses(record, "eval_losses")
+    assert [entry["step"] for entry in record["eval_losses"]] == [0, 5]
+    assert before == pytest.approx(math.log(1_024), rel=0.03)
+    assert after < before - 0.5
+    assert losses(record)[-1] < losses(record)[0]
+
+
+def test_the_perplexity_is_that_of_every_token_of_dev_and_test(text_run: Path) -> None:
+    score = json.loads((text_run / "score.dev.json").read_text())
+    assert score["loss"] == pytest.approx(losses(read_record(text_run), "eval_losses")[-1])
+    assert score["perplexity"] == pytest.approx(math.exp(score["loss"]))
+    splits = json.loads((text_run / "data" / "manifest.json").read_text())["splits"]
+    for split in ("dev", "test"):
+        counted = json.loads((text_run / f"score.{split}.json").read_text())["tokens"]
+        assert counted == splits[split]["target"]["total"]
+
+
+def test_the_trained_model_goes_on_from_the_prompt(text_run: Path) -> None:
+    generated = json.loads((text_run / "generated.json").read_text())
+    assert generated["prompt"] == "The town"
+    assert generated["new_tokens"] > 0
+
+
+def test_the_model_can_be_loaded_by_anyone(text_run: Path, squad_run: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for run, prompt in ((text_run, None), (squad_run, "squad")):
+        model, found = AutoModelForCausalLM.from_pretrained(run / "model", output_loading_info=True)
+        assert (type(model).__name__, model.config.architectures) == ("GPT2LMHeadModel", ["GPT2LMHeadModel"])
+        assert not found["missing_keys"]
+        assert getattr(model.config, "prompt", None) == prompt
+
+
+def test_the_same_call_again_finds_the_run_finished(
+    text_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (text_run / "record.json").stat().st_mtime_ns
+    more = ("--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--generation_prompt", "The town")
+    train(text_run, text, *LM, *WHOLE, *more)
+    assert "this run is finished" in capsys.readouterr().err
+    assert (text_run / "record.json").stat().st_mtime_ns == before
+
+
+def test_data_that_a_run_has_prepared_are_not_replaced(
+    text_run: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(text_run / "data", run / "data")
+    (run / "run.lock").touch()
+    before = (run / "data" / "manifest.json").read_bytes()
+    said = refused(capsys, "--data", text, "--outputdir", run, "--task", "lm", "--max_seq_length", 16, *WHOLE)
+    assert f"{run}/data: was prepared from other data, or with other settings" in said
+    assert (run / "data" / "manifest.json").read_bytes() == before
+
+
+def test_only_answers_carry_a_loss_on_questions(squad_run: Path, questions: Path) -> None:
+    record = read_record(squad_run)
+    rank = record["ranks"][0]
+    assert (record["task"], record["prompt"], record["identity"]["loss_on"]) == ("squad", "squad", "answer")
+    assert 0 < rank["target_tokens"] < rank["source_tokens"] / 4 < rank["padded_tokens"] / 4
+    assert not list(squad_run.glob("score.*"))
+    assert losses(record)[-1] < losses(record)[0]
+
+
+def test_accumulation_gives_the_losses_of_one_large_batch(squad_run: Path, questions: Path, tmp_path: Path) -> None:
+    parts = ("--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 3, "--dataloader_num_workers", 1)
+    again, whole = train(tmp_path / "parts", questions, *CURVE, *parts), read_record(squad_run)
+    assert losses(again) == pytest.approx(losses(whole), rel=1e-5)
+    assert losses(again, "eval_losses") == pytest.approx(losses(whole, "eval_losses"), rel=1e-5)
+
+
+def test_an_evaluation_of_a_part_claims_no_perplexity(text_run: Path, tmp_path: Path) -> None:
+    data, some = text_run / "data", ("--max_eval_steps", 1, "--per_device_eval_batch_size", 3, "--subset", 8)
+    record = train(tmp_path / "run", data, *WHOLE, "--max_train_steps", 1, *some)
+    assert (record["dev_rows"], record["train_rows"]) == (3, 8)
+    assert not list((tmp_path / "run").glob("score.*"))
+
+
+def test_bf16_over_fp32_masters_follows_fp32(squad_run: Path, questions: Path, tmp_path: Path) -> None:
+    record = train(tmp_path / "run", questions, *WHOLE, "--precision", "bf16")
+    assert losses(record) == pytest.approx(losses(read_record(squad_run)), rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on questions on two ranks: DDP, and the two causal DeepSpeed files."""
+    folder = tmp_path_factory.mktemp("two")
+    rows = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2")
+    schedules = {"causal_zero2_offload": "cosine", "causal_zero3_offload": "linear"}
+    command = [sys.executable, str(ROOT / "tests" / "full" / "several.py"), "causal_train.py", *TINY]
+    command += ["--data", str(questions), *CURVE, *rows, "--", "2", str(folder / "ddp")]
+    for name, schedule in schedules.items():
+        config = ("--deepspeed", str(ROOT / "dsconfig" / f"{name}.json"), "--lr_scheduler_type", schedule)
+        command += ["--", "2", str(folder / name), *config, "--num_warmup_steps", "2"]
+    run_to_end(command, folder / "said")
+    return folder
+
+
+def run_to_end(command: list[str], said: Path) -> None:
+    """Run a command; it and its forks end with this call, whatever happens."""
+    with open(said, "wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        status = child.wait(SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    assert status == 0, said.read_text()[-4000:]
+
+
+def test_two_ranks_train_as_one(two_ranks: Path, squad_run: Path) -> None:
+    two, one = read_record(two_ranks / "ddp"), read_record(squad_run)
+    assert (two["technique"], two["world_size"], two["effective_batch_size"]) == ("ddp", 2, 12)
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert losses(two, "eval_losses") == pytest.approx(losses(one, "eval_losses"), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["causal_zero2_offload", "causal_zero3_offload"])
+def test_deepspeeds_optimizer_and_schedule_train_with_what_the_flags_say(
+    name: str, two_ranks: Path, squad_run: Path
+) -> None:
+    record = read_record(two_ranks / name)
+    assert (record["status"], record["technique"]) == ("ok", name.removeprefix("causal_"))
+    # The rate of DeepSpeed's schedules is 0 in the first step.
+    assert losses(record)[0] == pytest.approx(losses(read_record(squad_run))[0], rel=1e-5)
+    assert losses(record)[-1] < losses(record)[0] - 0.5
+
+
+def test_real_questions_and_text_train_with_a_published_tokenizer(shared_data: Path, tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = tmp_path / "model"
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=256)).save_pretrained(model)
+    own = ("--init", "pretrained", "--model_name_or_path", model, "--tokenizer_name", shared_data / "gpt2")
+    few = ("--max_train_steps", 2, "--max_seq_length", 256, "--learning_rate", "1e-2")
+    squad = train(tmp_path / "squad", shared_data / "squad", "--task", "squad", "--subset", 24, *own, *few)
+    text = train(tmp_path / "text", shared_data / "wikitext-2", "--task", "lm", "--subset", 2, *own, *few)
+    for record in (squad, text):
+        assert record["status"] == "ok"
+        assert losses(record)[-1] < losses(record)[0]
+    assert json.loads((tmp_path / "text" / "score.dev.json").read_text())["perplexity"] > 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--data", "/nowhere"), "--data /nowhere: no such folder"),
+        (("--precision", "fp16"), "--precision fp16: there is no GPU here"),
+        (("--attn_implementation", "flash_attention_2"), "use --attn_implementation sdpa"),
+        (("--task", "lm"), "--task lm: --data {} was prepared with squad; leave the flag out"),
+        (("--max_seq_length", 64), "--max_seq_length 64: --data {} was prepared with 96"),
+        (("--loss_on", "all"), "--loss_on all: --data {} was prepared with answer"),
+        (("--tokenizer_name", "gpt2"), "--tokenizer_name gpt2: --data {} was prepared with gpt-tiny"),
+        (("--text_field", "body"), "--text_field body: --data {} is made already"),
+        (("--lr_scheduler_type", "cosin"), "--lr_scheduler_type 'cosin'; expected linear, cosine"),
+        (("--deepspeed", ROOT / "dsconfig" / "causal_zero2_offload.json"), "give --lr_scheduler_type cosine"),
+        (("--model_name_or_path", "gpt-huge"), "has no shape known here"),
+        (("--generation_prompt", " "), "--generation_prompt ' ': no words"),
+    ],
+)
+def test_bad_flags_are_refused(
+    capsys: pytest.CaptureFixture[str], questions: Path, tmp_path: Path, flags: tuple[object, ...], said: str
+) -> None:
+    if "fp16" in flags and has_gpu():
+        pytest.skip("there is a GPU here: FP16 runs")
+    run = tmp_path / "run"
+    assert said.format(questions) in refused(capsys, "--data", questions, "--outputdir", run, *flags)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def test_a_text_longer_than_the_models_positions_is_refused_with_both(
+    capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path
+) -> None:
+    flags = ("--data", text, "--task", "lm", "--max_seq_length", 1_200, "--outputdir", tmp_path / "run")
+    said = refused(capsys, *flags)
+    assert "--max_seq_length 1200" in said and "1024" in said
+
+
+def test_a_set_of_another_task_is_refused_by_each_script(
+    capsys: pytest.CaptureFixture[str], questions: Path, prepared: Path, tmp_path: Path
+) -> None:
+    from zeropods.train.arguments import parse_arguments as parse_text_to_sql
+
+    assert "prepared for text2sql" in refused(capsys, "--data", prepared, "--outputdir", tmp_path / "a")
+    argv = ["--dataset_path", str(questions), "--outputdir", str(tmp_path / "b")]
+    assert guarded(lambda: fine_tune(parse_text_to_sql(argv), argv)) == 1
+    assert "prepared for squad; causal_train.py trains on it" in capsys.readouterr().err
+
+
+def test_the_best_model_needs_a_dev_split(capsys: pytest.CaptureFixture[str], text_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_run / "data", tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "dev")
+    best = ("--load_best_model", True, "--eval_steps", 5, "--save_steps", 5)
+    said = refused(capsys, "--data", tmp_path / "data", "--outputdir", tmp_path / "run", *best)
+    assert "has no dev split" in said

@@ -1,0 +1,101 @@
+"""Weights of a saved model: safetensors only, in FP32, and all of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from zeropods.errors import UserError
+from zeropods.safe_weights import has_weights, refuse_other_weights
+
+
+def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **options: Any) -> Any:
+    """A model of the class with the weights that `name` has, in FP32.
+
+    Args:
+        name: a local folder or a hub id; `check_folder` has seen it.
+        flag: the flag that gave the name, for what is said when it cannot be loaded.
+        options: for `from_pretrained`.
+
+    Raises:
+        UserError: it cannot be read, or a tensor is missing or of another size: transformers would draw that at random.
+    """
+    with loading(name, flag), _without_report():
+        model, found = model_class.from_pretrained(
+            name,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    fault = next(_faults(found), None)
+    if fault is not None:
+        raise UserError(f"{flag} {name!r}: {fault}; save the model again, or train it with --init random")
+    return model
+
+
+def check_folder(name: str) -> None:
+    """Refuse a local folder without weights, or with weights of another format."""
+    folder = Path(name)
+    if folder.is_dir() and not has_weights(folder):
+        raise UserError(
+            f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
+        )
+    refuse_other_weights(folder)
+
+
+@contextlib.contextmanager
+def loading(name: str, flag: str) -> Iterator[None]:
+    """Say in one line why a model, or its configuration, cannot be loaded."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+        raise UserError(
+            f"{flag} {name!r}: cannot be loaded ({_reason(error)}); "
+            "give a hub id that can be reached, a local folder, or --init random with a known shape"
+        ) from None
+
+
+def check_same_ids(flag: str, name: str, own: dict[str, int], prepared: PreTrainedTokenizerBase) -> None:
+    """A model's own vocabulary must give the ids that the prepared set was made with."""
+    ids = prepared.get_vocab()
+    wrong = next((token for token, index in own.items() if ids.get(token) != index), None)
+    if wrong is not None:
+        raise UserError(
+            f"{flag} {name}: its tokenizer gives {wrong!r} id {own[wrong]}, the prepared set's gives "
+            f"{ids.get(wrong)}; prepare the data with --tokenizer {name}"
+        )
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    # The first line of this one names a field; what is wrong with it comes after that.
+    line = " ".join(text.split()) if isinstance(error, StrictDataclassError) else text.split("\n")[0]
+    return line[:200]
+
+
+def _faults(found: dict[str, Any]) -> Iterator[str]:
+    for key in sorted(found["missing_keys"]):
+        yield f"its weights have no tensor {key!r}"
+    for key, saved, expected in sorted(found["mismatched_keys"]):
+        yield f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """transformers prints a table of what is missing; here that is an error of one line."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
