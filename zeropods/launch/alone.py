@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -39,12 +40,26 @@ def run_to_end(argv: list[str], folder: Path, timeout_seconds: float | None = No
     The command writes its own. Where it was killed, nobody else would write one; and where its time was
     over, it can only say that it was interrupted.
     """
-    opened, recorded = _stamp(folder / CONFIG), _stamp(folder / RECORD)
+
+    def run(output: IO[bytes]) -> int:
+        with following(folder) as tick:
+            return run_child(argv, output, tick, timeout_seconds=timeout_seconds)
+
+    return to_end(run, folder)
+
+
+def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> Ended:
+    """As `run_to_end`, for whatever it is that trains.
+
+    Args:
+        run: trains, lets stdout and stderr go into the file that it is given, and returns an exit status; raises
+            `OverdueError` where its time was over.
+    """
+    opened, recorded = stamp(folder / CONFIG), stamp(folder / RECORD)
     status: int | None = None
     with tempfile.TemporaryFile() as output:
         try:
-            with following(folder) as tick:
-                status = run_child(argv, output, tick, timeout_seconds=timeout_seconds)
+            status = run(output)
         except OverdueError as error:
             reason = str(error)
         finally:
@@ -52,9 +67,9 @@ def run_to_end(argv: list[str], folder: Path, timeout_seconds: float | None = No
     if status is not None:
         reason = _how_it_ended(status, lines)
     record = None
-    if _stamp(folder / RECORD) != recorded:
+    if stamp(folder / RECORD) != recorded:
         record = _of_command(folder, status, reason, lines)
-    elif _stamp(folder / CONFIG) != opened:
+    elif stamp(folder / CONFIG) != opened:
         record = _of_caller(folder, "timeout" if status is None else "failed", reason, lines)
     return Ended(status=status, reason=reason, lines=lines, record=record)
 
@@ -83,7 +98,7 @@ def _how_it_ended(status: int, lines: list[str]) -> str:
     return f"killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
 
 
-def _stamp(path: Path) -> int | None:
+def stamp(path: Path) -> int | None:
     """What changes when a file is written anew."""
     return path.stat().st_mtime_ns if path.is_file() else None
 

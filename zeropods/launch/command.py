@@ -16,7 +16,7 @@ from zeropods.launch.exported import without_secrets
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import pdsh_ssh_arguments
 
-LAUNCHERS = ("pdsh", "none")
+LAUNCHERS = ("pdsh", "slurm", "none")
 PLAIN = re.compile(r"[\w@%+=:,./-]+")
 """What DeepSpeed's launcher and the shells beyond it leave as it is."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")

@@ -53,7 +53,7 @@ def identity(launch: Launch) -> dict[str, Any]:
         "arguments": list(launch.arguments),
         "pods": [host.slots for host in launch.hosts],
         "deepspeed": _digest(Path(flags.get("deepspeed", ""))),
-        "dataset": _content_key(Path(flags.get("dataset_path", "")) / MANIFEST),
+        "dataset": _content_key(Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST),
     }
 
 

@@ -9,9 +9,6 @@ from typing import Any
 
 from zeropods.errors import UserError
 
-DEFAULT_FOLDER = "runs/textsql"
-"""The script's own default of `--outputdir`."""
-
 
 def flag_values(arguments: Sequence[str]) -> dict[str, str]:
     """Values by flag name, without dashes: of `--name value` and of `--name=value`; the last one wins."""
@@ -38,9 +35,13 @@ def _value(text: str) -> Any:
     return {"True": True, "False": False}.get(text, text)
 
 
-def run_folder_of(arguments: Sequence[str], working_folder: Path) -> Path:
-    """The run folder that a script's arguments name."""
-    return (working_folder / flag_values(arguments).get("outputdir", DEFAULT_FOLDER)).resolve()
+def run_folder_of(arguments: Sequence[str], working_folder: Path, script: str | Path = "textsql_train.py") -> Path:
+    """The run folder that a script's arguments name; where they name none, the script's own default if it is ours."""
+    from zeropods.train.arguments import TextToSQLArguments
+    from zeropods.train.scripts import arguments_of
+
+    kind = arguments_of(script) or TextToSQLArguments
+    return (working_folder / flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
 
 
 def find_script(name: str | Path, working_folder: Path, project: Path) -> Path:

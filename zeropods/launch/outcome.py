@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from zeropods.errors import UserError
 from zeropods.launch.heartbeat import LEASE_SECONDS
-from zeropods.launch.output import Output
 from zeropods.launch.ranks import Ranks
 from zeropods.launch.verdict import Verdict
 from zeropods.measure.records import compose_record, first_failure, write_record
@@ -21,6 +21,13 @@ NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
 """By the supervisor's verdict, what ranks say because of it: those that are ended later miss the others."""
 
 
+class Written(Protocol):
+    """What the ranks wrote."""
+
+    def tail(self, pod: str | None = None) -> list[str]:
+        """The last lines, of one pod if it is named."""
+
+
 class UnopenedError(UserError):
     """A run that ended before its ranks had opened its folder: there is nothing to record."""
 
@@ -30,24 +37,29 @@ class UnopenedError(UserError):
         self.reason = reason
 
 
-def record_run(folder: Path, verdict: Verdict, output: Output, ranks: Ranks) -> dict[str, Any]:
+def record_run(folder: Path, verdict: Verdict, output: Written, ranks: Ranks) -> dict[str, Any]:
     """Write `record.json` of a run whose ranks have ended, and return it.
 
     Rank 0 of a pod that was lost may live on until its lease runs out, and hold `run.lock` so long. What
     holds it longer is out of reach; the supervisor's own lock still keeps others out.
     """
+    return record_final(folder, lambda: of_ranks(ranks, verdict), output)
+
+
+def record_final(folder: Path, final: Callable[[], Verdict], output: Written) -> dict[str, Any]:
+    """`record_run` with a verdict that is asked for once the ranks have let go of the folder."""
     deadline = time.monotonic() + LEASE_SECONDS + PATIENCE_SECONDS
     while is_held(folder / LOCK) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
-        final = _of_ranks(ranks, verdict)
-        lines = [] if final.status is None else output.tail(final.pod) or output.tail()
-        record = compose_record(folder, status=final.status, reason=final.reason, pod=final.pod, last_lines=lines)
+        said = final()
+        lines = [] if said.status is None else output.tail(said.pod) or output.tail()
+        record = compose_record(folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines)
         write_record(folder, record)
     return record
 
 
-def _of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
+def of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
     """The verdict by what the ranks measured; without a status where all of them ended well, whatever came after.
 
     Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from

@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from zeropods.pods.this_pod import slots
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
+    from zeropods.train.run_arguments import RunArguments
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -39,10 +39,11 @@ def plan_launch(
         raise UserError(f"--num-pods {pods}: {cluster.name} has {len(cluster.hosts)}; bring up as many")
     check_plain("working folder", here)
     check_plain("Python", sys.executable)
+    found = find_script(script, here, PROJECT)
     planned = Launch(
-        script=find_script(script, here, PROJECT),
+        script=found,
         arguments=tuple(arguments),
-        folder=run_folder_of(arguments, here),
+        folder=run_folder_of(arguments, here, found),
         hosts=hosts,
         master_port=free_port(),
         ssh_config=cluster.ssh_config,
@@ -56,10 +57,11 @@ def plan_launch(
 def plan_alone(script: str | Path, arguments: Sequence[str]) -> Launch:
     """A launch on this machine alone as data, with its arguments checked; starts nothing."""
     here = Path.cwd()
+    found = find_script(script, here, PROJECT)
     planned = Launch(
-        script=find_script(script, here, PROJECT),
+        script=found,
         arguments=tuple(arguments),
-        folder=run_folder_of(arguments, here),
+        folder=run_folder_of(arguments, here, found),
         hosts=(Host(socket.gethostname(), slots()),),
         master_port=free_port(),
         launcher="none",
@@ -71,30 +73,34 @@ def plan_alone(script: str | Path, arguments: Sequence[str]) -> Launch:
 def check_arguments(planned: Launch) -> None:
     """Refuse what can be seen to be wrong before anything starts."""
     from zeropods.train.deepspeed_config import check_config, read_config
+    from zeropods.train.flags import read_flags
+    from zeropods.train.scripts import arguments_of
 
     check_plain("script", planned.script)
     if planned.folder.exists() and not planned.folder.is_dir():
         raise UserError(f"{planned.folder}: is a file; choose another --outputdir")
     flags = flag_values(planned.arguments)
-    _check_names(planned.script, flags)
+    kind = arguments_of(planned.script)
+    if kind is not None:
+        _check_names(kind, flags)
     if flags.get("deepspeed") == "":
         raise UserError("--deepspeed: no value; expected a file like dsconfig/zero1.json")
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
-        check_config(read_config(path), path, {**typed(flags), "world_size": planned.world_size})
+        known = typed(flags) if kind is None else read_flags(kind, planned.arguments)
+        fp16_fault = None if kind is None else kind.fp16_fault
+        check_config(read_config(path), path, {**known, "world_size": planned.world_size}, fp16_fault)
 
 
-def _check_names(script: Path, flags: dict[str, str]) -> None:
+def _check_names(kind: type[RunArguments], flags: dict[str, str]) -> None:
     """Refuse a flag that our own script does not know; it would say so itself, after half a minute on every pod."""
-    from zeropods.train.arguments import TextToSQLArguments
+    from zeropods.train.scripts import unknown_flag
 
-    if script != PROJECT / "textsql_train.py":
-        return
-    known = [field.name for field in fields(TextToSQLArguments)]
+    known = [field.name for field in fields(kind)]
     for name in flags:
-        if name.replace("-", "_") not in known:
-            near = get_close_matches(name, known, 1)
-            raise UserError(f"--{name}: no flag of {script.name}; {f'--{near[0]}?' if near else '--help lists them'}")
+        fault = unknown_flag(kind, name.replace("-", "_"), known)
+        if fault is not None:
+            raise UserError(f"--{name}: {fault}")
 
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:

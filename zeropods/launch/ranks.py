@@ -18,11 +18,12 @@ class Ranks:
         """`pods`: the name of each rank's pod, in the order of ranks."""
         self.pods = tuple(pods)
         self._folder = folder
-        self._before = self._stamp()
+        self.before = self.stamp()
+        """What the folder said when the launch began."""
 
     def have_opened_the_run(self) -> bool:
         """Whether rank 0 has begun an attempt: what lies in the folder is this launch's."""
-        return self._stamp() != self._before
+        return self.stamp() != self.before
 
     def have_all_measured(self) -> bool:
         """Whether every rank has written its last word."""
@@ -46,7 +47,7 @@ class Ranks:
     def _files(self) -> list[Path]:
         return [path for path in (self._folder / "ranks").glob("*.json") if path.stem.isdigit()]
 
-    def _stamp(self) -> int | None:
+    def stamp(self) -> int | None:
         """What changes when the ranks open the run."""
         path = self._folder / CONFIG
         return path.stat().st_mtime_ns if path.is_file() else None

@@ -49,7 +49,7 @@ def supervise(
         tick: called some times a second.
         timeout_seconds: from the launcher's start; a run that takes longer is ended.
     """
-    with _noted_signals() as signals, _runner(command, environment) as process:
+    with noted_signals() as signals, _runner(command, environment) as process:
         assert process.stdout is not None
         written = output(process.stdout)
         verdict = None
@@ -119,7 +119,7 @@ def _runner(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
 
 
 @contextmanager
-def _noted_signals() -> Iterator[list[str]]:
+def noted_signals() -> Iterator[list[str]]:
     """Names of the SIGINT, SIGTERM and SIGHUP that came; they interrupt nothing, so that no clean-up is cut short."""
     noted: list[str] = []
     if threading.current_thread() is not threading.main_thread():

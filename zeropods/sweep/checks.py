@@ -7,12 +7,16 @@ from math import prod
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.plan.causal_shapes import CAUSAL_SHAPES, causal_shape
 from zeropods.plan.shapes import t5_shape
 from zeropods.sweep.cells import AXES, Cell, combinations, matches
 from zeropods.sweep.flag_checks import A_PASS, EFFECTIVE, PASSES, flag_faults
-from zeropods.sweep.matrix import SCRIPT, Matrix
+from zeropods.sweep.matrix import Matrix
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.scripts import arguments_of
 
 TINY = "t5-tiny"
+CAUSAL_TINY = tuple(name for name in CAUSAL_SHAPES if name.endswith("-tiny"))
 MOST_RUNS = 10_000
 """Of a matrix: a few years of them. More is a slip of the pen, and would be laid out in memory."""
 EACH = "*"
@@ -103,22 +107,24 @@ def _batch(matrix: Matrix) -> Iterator[str]:
 
 
 def _models(matrix: Matrix) -> Iterator[str]:
-    if matrix.script != SCRIPT:
+    kind = arguments_of(matrix.script)
+    if kind is None:
         return
+    shape_of, tiny = (t5_shape, (TINY,)) if kind is TextToSQLArguments else (causal_shape, CAUSAL_TINY)
     for model in dict.fromkeys(cell.model for cell in matrix.cells):
         if matrix.flags.get("init") == "random":
             try:
-                t5_shape(model)
+                shape_of(model)
             except UserError as error:
                 yield f"model: {error}"
-        elif model == TINY:
+        elif model in tiny:
             yield f"model: {model} has no pretrained weights; write flags: {{init: random}}"
 
 
 def _data(matrix: Matrix) -> Iterator[str]:
     if matrix.data is not None and matrix.dataset_path:
         yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
-    if matrix.script == SCRIPT and matrix.data is None and not matrix.dataset_path:
+    if arguments_of(matrix.script) is not None and matrix.data is None and not matrix.dataset_path:
         yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
     if matrix.tokenizer and matrix.data is None:
         yield "tokenizer: is for data that is to be prepared; give data, or leave it out"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
-from difflib import get_close_matches
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.sweep.matrix import SCRIPT, Matrix
+from zeropods.sweep.matrix import Matrix
+from zeropods.train.flags import READERS, types_of
+from zeropods.train.run_arguments import RunArguments
+from zeropods.train.scripts import arguments_of, unknown_flag
 
 SET_BY = {
     "model_id": "is the model axis",
+    "model_name_or_path": "is the model axis",
     "deepspeed": "follows from the technique axis",
     "dataset_path": "is a key of its own, beside flags",
+    "data": "is a key of its own, beside flags",
+    "tokenizer_name": "is the key tokenizer, beside flags",
+    "task": "is the prompt axis",
     "outputdir": "follows from --out",
     "local_rank": "is given by the launcher",
 }
@@ -26,28 +31,26 @@ def flag_faults(matrix: Matrix) -> Iterator[str]:
     for name in matrix.flags:
         if name in SET_BY:
             yield f"flags.{name}: {SET_BY[name]}; leave it out"
-    if matrix.script == SCRIPT:
-        yield from _of_ours(matrix)
+    kind = arguments_of(matrix.script)
+    if kind is not None:
+        yield from _of_ours(matrix, kind)
 
 
-def _of_ours(matrix: Matrix) -> Iterator[str]:
-    from zeropods.train.arguments import READERS, TextToSQLArguments
-
-    types = get_type_hints(TextToSQLArguments)
-    known = [field.name for field in fields(TextToSQLArguments) if field.name not in SET_BY] + [EFFECTIVE]
+def _of_ours(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
+    types = types_of(kind)
+    known = [name for name in types if name not in SET_BY] + [EFFECTIVE]
     values: dict[str, Any] = {}
     for name, value in matrix.flags.items():
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            yield f"flags.{name}: no flag of {SCRIPT}; {f'{near[0]}?' if near else '--help lists them'}"
+        fault = unknown_flag(kind, name, known)
+        if fault is not None:
+            yield f"flags.{name}: {fault}"
         elif name != EFFECTIVE:
-            kind = (get_args(types[name]) or (types[name],))[0]
             try:
-                values[name] = READERS[kind](str(value))
+                values[name] = READERS[types[name]](str(value))
             except (KeyError, ValueError):
-                yield f"flags.{name}: {value!r}; expected {kind.__name__}"
+                yield f"flags.{name}: {value!r}; expected {types[name].__name__}"
     try:
-        TextToSQLArguments(**values)
+        kind(**values)
     except UserError as error:
         yield f"flags: {error}"
     if values.get("max_train_seconds") and any(matrix.processes(cell) > 1 for cell in matrix.cells):

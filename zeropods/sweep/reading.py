@@ -8,15 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from zeropods.data.prompts import PROMPTS
 from zeropods.errors import UserError
 from zeropods.sweep.cells import AXES, TECHNIQUES, Axes
 from zeropods.sweep.checks import check_matrix
-from zeropods.sweep.matrix import Matrix
+from zeropods.sweep.matrix import SCRIPT, Matrix
 from zeropods.sweep.yaml_file import read_yaml
-
-DEFAULTS: Axes = {"prompt": ("schema",)}
-CHOICES = {"technique": TECHNIQUES, "prompt": tuple(PROMPTS)}
+from zeropods.train.scripts import SCRIPTS, arguments_of
 
 
 def read_matrix(path: Path) -> Matrix:
@@ -29,9 +26,20 @@ def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
     _known(document, (*AXES, *READERS), place)
     axes = {axis: _axis(axis, document[axis], place) for axis in AXES if axis in document}
     read = {key: reader(document[key], f"{place}: {key}") for key, reader in READERS.items() if key in document}
-    matrix = Matrix(axes={**DEFAULTS, **axes}, **{FIELDS.get(key, key): value for key, value in read.items()})
+    prompts = _prompts(read.get("script", SCRIPT))
+    named = {FIELDS.get(key, key): value for key, value in read.items()}
+    matrix = Matrix(axes={"prompt": prompts[:1], **axes}, **named)
+    for given in (matrix.axes, *matrix.entries, *matrix.exclude):
+        for prompt in given.get("prompt", ()):
+            if prompt not in prompts:
+                raise UserError(f"{place}: prompt: {prompt!r}; expected one of {', '.join(sorted(prompts))}")
     check_matrix(matrix, place)
     return matrix
+
+
+def _prompts(script: str) -> tuple[str, ...]:
+    """The prompts of a script, the usual one first; another's are those of the first of ours."""
+    return (arguments_of(script) or SCRIPTS[SCRIPT]).prompts
 
 
 def _axis(axis: str, value: Any, place: str) -> tuple[Any, ...]:
@@ -43,8 +51,8 @@ def _axis(axis: str, value: Any, place: str) -> tuple[Any, ...]:
     read = _count if axis == "pods" else _text
     found = tuple(read(each, where) for each in values)
     for each in found:
-        if axis in CHOICES and each not in CHOICES[axis]:
-            raise UserError(f"{where}: {each!r}; expected one of {', '.join(CHOICES[axis])}")
+        if axis == "technique" and each not in TECHNIQUES:
+            raise UserError(f"{where}: {each!r}; expected one of {', '.join(TECHNIQUES)}")
         if found.count(each) > 1:
             raise UserError(f"{where}: {each!r} is there twice; leave one of them out")
     return found

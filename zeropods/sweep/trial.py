@@ -17,7 +17,11 @@ from zeropods.sweep.checks import EACH, rows_of_a_pass
 from zeropods.sweep.flag_checks import A_PASS, EFFECTIVE
 from zeropods.sweep.matrix import Matrix
 from zeropods.sweep.order import balanced
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.scripts import arguments_of
 
+OF_RAW_DATA = ("dataset_config", "text_field")
+"""Flags that say how raw data are read: a sweep has read them by then."""
 PREPARED = "prepared"
 """Folder of the sets that a sweep prepares, beside its cells."""
 
@@ -90,16 +94,17 @@ def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
 
 def _arguments(matrix: Matrix, cell: Cell, repeat: int, out: Path) -> list[str]:
     config = None if cell.technique in PLAIN else PROJECT / "dsconfig" / f"{cell.technique}.json"
-    flags = {name: value for name, value in matrix.flags.items() if name != EFFECTIVE}
+    left_out = (EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))
+    flags = {name: value for name, value in matrix.flags.items() if name not in left_out}
     rows = rows_of_a_pass(matrix, cell)
     if rows is not None:
         flags[A_PASS] = rows
     if matrix.seeds:
         flags["seed"] = matrix.seeds[repeat - 1]
+    kind = arguments_of(matrix.script) or TextToSQLArguments
+    named = {kind.model_flag: cell.model, "deepspeed": config, kind.data_flag: dataset_of(matrix, cell, out)}
     return train_arguments(
-        model_id=cell.model,
-        deepspeed=config,
-        dataset_path=dataset_of(matrix, cell, out),
+        **named,
         **flags,
         outputdir=out / cell.name / str(repeat),
     )

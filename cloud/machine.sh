@@ -1,0 +1,46 @@
+# shellcheck shell=bash
+# What both machines do, sourced by their scripts: check the GPUs, set up, fetch the data, train.
+#
+# Parameters come from the environment.
+
+WIKITEXT=data/wikitext-2
+: "${DATA:=$WIKITEXT}"                # a folder of text, or a hub id; WikiText-2 is fetched where it is missing
+: "${PYTHON:=.venv/bin/python}"       # made by make setup, which the script runs first
+: "${DRY_RUN:=}"                      # anything: print what would be run, and run nothing
+
+fail() {
+    echo "${0##*/}: $*" >&2
+    exit 1
+}
+
+# kind WORD ...: quick or full; 1 and 2 are the words of the template that this stands for.
+kind() {
+    case $* in
+        quick | 1) echo quick ;;
+        full | 2) echo full ;;
+        *) fail "expected quick (1) or full (2)${1:+, not $*}" ;;
+    esac
+}
+
+# need_gpus COUNT: what the settings were chosen for; a run on fewer takes memory and time that nobody planned.
+need_gpus() {
+    local listed='' count
+    if command -v nvidia-smi >/dev/null; then listed=$(nvidia-smi --list-gpus); fi
+    count=$(grep -c '^GPU' <<<"$listed" || true)
+    [ "$count" = "$1" ] || fail "$count GPUs here; expected $1: rent another machine, or see docs/cloud.md"
+}
+
+set_up() {
+    if [ "$DRY_RUN" ]; then return; fi
+    tools/setup
+    if [ "$DATA" = "$WIKITEXT" ] && [ ! -e "$DATA" ]; then "$PYTHON" -m zeropods data get wikitext-2 --out "$DATA"; fi
+}
+
+# train NAME FLAG ...: causal_train.py on every GPU of this machine, into runs/NAME.
+train() {
+    local name=$1
+    shift
+    "$PYTHON" -m zeropods launch --launcher none ${DRY_RUN:+--dry-run} -- causal_train.py --task lm --data "$DATA" \
+        --outputdir "runs/$name" "$@"
+    if [ -z "$DRY_RUN" ]; then "$PYTHON" -m zeropods summary "runs/$name" --out "runs/$name-summary"; fi
+}

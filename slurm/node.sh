@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# What one node of a job does, run by srun with what job.sh exports: a process for each slot, and a memory log.
+#
+#     node.sh SCRIPT [ARGUMENT ...]
+#
+# The processes are ranks of torch.distributed, which meet on the first node. Each is started by this script itself:
+# an agent between them would hide their exit status, and answer SLURM's signals in its own way.
+set -euo pipefail
+
+readonly TERM_SECONDS=10 KILL_SECONDS=25  # after the first rank has failed: time for the others to say so
+
+fail() {
+    echo "slurm: ${SLURMD_NODENAME:-?}: $*" >&2
+    exit 1
+}
+
+gpus() {
+    local listed=''
+    if command -v nvidia-smi >/dev/null; then listed=$(nvidia-smi --list-gpus 2>/dev/null || true); fi
+    grep -c '^GPU' <<<"$listed" || true
+}
+
+# What is to be had here: interpreter, shared folder, CUDA, slots.
+prepare() {
+    command -v "$PYTHON" >/dev/null || fail "PYTHON $PYTHON: not there; run make setup, or give another"
+    [ -z "$MOUNT" ] || [ -d "$MOUNT" ] || fail "MOUNT $MOUNT: not there; mount it, or give another folder"
+    if [ "$CUDA_VERSION" ]; then
+        export CUDA_HOME=/usr/local/cuda-$CUDA_VERSION
+        [ -d "$CUDA_HOME" ] || fail "CUDA_VERSION $CUDA_VERSION: no $CUDA_HOME; unset it, or install it"
+        export PATH=$CUDA_HOME/bin:$PATH LD_LIBRARY_PATH=$CUDA_HOME/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    fi
+    if [ -z "$SLOTS" ]; then
+        SLOTS=$(gpus)
+        if [ "$SLOTS" = 0 ]; then SLOTS=1; fi
+    fi
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((${SLURM_CPUS_PER_TASK:-1} + SLOTS - 1) / SLOTS))}
+    export ZEROPODS_POD=$SLURMD_NODENAME ZEROPODS_SAVE_SIGNAL=USR1
+}
+
+# As the BLOOM workshop keeps it: the fourth column is memory.used, in MiB.
+log_memory() {
+    if command -v nvidia-smi >/dev/null; then
+        (trap '' USR1; exec nvidia-smi --query-gpu=timestamp,index,utilization.gpu,memory.used --format=csv --loop=1) \
+            >>"$MEMORY_LOG.$SLURMD_NODENAME.csv" 2>&1 &
+        memory=$!
+    fi
+}
+
+# A rank that is still starting does not listen to the signal that asks it to save; nor does it die of it.
+start() {
+    local slot first
+    if [ "$((SLURM_NNODES * SLOTS))" -gt 1 ]; then
+        first=${ADDRESSES%% *}
+        export MASTER_ADDR=$first MASTER_PORT WORLD_SIZE=$((SLURM_NNODES * SLOTS)) LOCAL_WORLD_SIZE=$SLOTS
+    fi
+    for ((slot = 0; slot < SLOTS; slot++)); do
+        (
+            trap '' USR1
+            if [ "${WORLD_SIZE:-}" ]; then export RANK=$((SLURM_NODEID * SLOTS + slot)) LOCAL_RANK=$slot; fi
+            exec "$PYTHON" -u "$@"
+        ) &
+        ranks+=("$!")
+    done
+}
+
+signal() { kill "-$1" "${ranks[@]}" 2>/dev/null || true; }
+
+# Keep those that still run; the status of the first that failed is the node's.
+reap() {
+    local rank code left=()
+    for rank in "${ranks[@]}"; do
+        if kill -0 "$rank" 2>/dev/null; then
+            left+=("$rank")
+            continue
+        fi
+        wait "$rank" && code=0 || code=$?
+        if [ "$code" != 0 ] && [ "$status" = 0 ]; then status=$code failed=$SECONDS; fi
+    done
+    ranks=("${left[@]+"${left[@]}"}")
+}
+
+# Until every rank has ended. Both signals of SLURM mean that there is something to save: the time limit's, which job.sh
+# sends, and SIGTERM, which comes before a preemption and with a cancellation.
+follow() {
+    local nap
+    exec {nap}<> <(:)
+    while [ "${#ranks[@]}" -gt 0 ]; do
+        read -r -t 1 -u "$nap" || true
+        if [ "$asked" ]; then signal USR1; fi
+        if [ "$failed" ] && [ "$((SECONDS - failed))" -ge "$TERM_SECONDS" ]; then signal TERM; fi
+        if [ "$failed" ] && [ "$((SECONDS - failed))" -ge "$KILL_SECONDS" ]; then signal KILL; fi
+        reap
+    done
+}
+
+main() {
+    local script=$1 status=0 asked='' failed='' memory='' ranks=()
+    shift
+    prepare
+    [ -f "$script" ] || script=$PROJECT/$script
+    [ -f "$script" ] || fail "$script: no such script"
+    trap 'asked=yes' USR1 TERM
+    log_memory
+    start "$script" "$@"
+    follow
+    if [ "$memory" ]; then
+        kill "$memory" || true
+        wait "$memory" || true
+    fi 2>/dev/null
+    exit "$status"
+}
+
+main "$@"

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Build the image of docker/ and convert it for Enroot, on a machine that has both; needed once, and after changes.
+#
+#     slurm/setup-pyxis.sh /fsx/zeropods.sqsh
+#     CUDA_VERSION=12.8 TORCH_CUDA_ARCH_LIST="9.0" slurm/setup-pyxis.sh /fsx/hopper.sqsh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+: "${CUDA_VERSION:=12.8}"
+: "${TORCH_CUDA_ARCH_LIST:=8.0 8.6 8.9 9.0 10.0 10.3}"
+: "${DOCKERFILE:=docker/Dockerfile}"
+: "${TAG:=zeropods:cuda$CUDA_VERSION}"
+
+fail() {
+    echo "setup-pyxis: $*" >&2
+    exit 1
+}
+
+main() {
+    [ $# = 1 ] || fail "expected one argument: the .sqsh file to make, in a folder that all nodes see"
+    local out=$1 program
+    case $out in /*.sqsh) ;; *) fail "$out: expected an absolute path that ends in .sqsh" ;; esac
+    [ -d "${out%/*}" ] || fail "${out%/*}: no such folder"
+    for program in docker enroot; do
+        command -v "$program" >/dev/null || fail "$program: not there; run this where Docker and Enroot are installed"
+    done
+    [ -f "$DOCKERFILE" ] || fail "DOCKERFILE $DOCKERFILE: not there"
+    docker build --file "$DOCKERFILE" --build-arg "CUDA_VERSION=$CUDA_VERSION" \
+        --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --tag "$TAG" .
+    # Beside it first: a job that starts meanwhile finds the old image or the new one.
+    rm -f "$out.new"
+    enroot import --output "$out.new" "dockerd://$TAG"
+    mv "$out.new" "$out"
+    echo "setup-pyxis: $out"
+}
+
+main "$@"

@@ -1,0 +1,151 @@
+"""Runs of a training script by forks: `python -m zeropods.launch.forks SCRIPT -- PROCESSES FOLDER FLAGS -- ...`.
+
+One process imports everything, which takes longer than a small run, and forks the ranks of each run. It never trains
+itself: DeepSpeed does not begin twice in one process, and threads of OpenMP do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess as Rank
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from zeropods.errors import UserError, guarded
+from zeropods.extension_cache import use_own_cache
+from zeropods.launch.alone import to_end
+from zeropods.launch.series import SEPARATOR
+from zeropods.own_programs import own_programs_first
+from zeropods.pods.signals import deferred, ending_in_order
+from zeropods.threads import wait_passively
+
+if TYPE_CHECKING:
+    from zeropods.train.run_arguments import RunArguments
+
+FORK = multiprocessing.get_context("fork")
+GRACE_SECONDS = 20.0
+"""From SIGTERM to SIGKILL for the ranks that are left when one has failed."""
+
+
+def main() -> int:
+    """Run all, one after the other; one that did not begin ends the series."""
+    wait_passively()
+    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
+    use_own_cache()
+    script, *words = sys.argv[1:]
+    kind = _imported(script, with_deepspeed="--deepspeed" in words)
+    with ending_in_order():
+        for processes, folder, *flags in _parts(words):
+            ended = to_end(partial(_run, kind, [script, *flags], int(processes)), Path(folder))
+            print("\n".join(ended.lines), flush=True)
+            if ended.record is None and ended.status != 0:
+                return 1
+    return 0
+
+
+def _imported(script: str, *, with_deepspeed: bool) -> type[RunArguments]:
+    """Import what a run needs; returns the script's kind of flags."""
+    from zeropods.train.scripts import arguments_of
+
+    kind = arguments_of(script)
+    if kind is None:
+        raise UserError(f"{script}: runs by forks are for this project's own training scripts")
+    if with_deepspeed:
+        import deepspeed  # noqa: F401
+
+    from zeropods.train.recipe import recipe_of
+    from zeropods.train.run import fine_tune  # noqa: F401
+
+    recipe_of(kind())
+    return kind
+
+
+def _parts(words: Sequence[str]) -> Iterator[list[str]]:
+    """The words behind each separator."""
+    starts = [number for number, word in enumerate(words) if word == SEPARATOR]
+    for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
+        yield list(words[start + 1 : end])
+
+
+def _run(kind: type[RunArguments], argv: list[str], processes: int, output: IO[bytes]) -> int:
+    """Fork the ranks of a run and wait for them; returns the status of the first that failed, else 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        FORK.Process(target=_rank, args=(kind, argv, _variables(rank, processes, port), output), name=f"rank {rank}")
+        for rank in range(processes)
+    ]
+    with deferred():
+        for rank in ranks:
+            rank.start()
+    try:
+        return _awaited(ranks)
+    finally:
+        _end(ranks)
+
+
+def _awaited(ranks: Sequence[Rank]) -> int:
+    """Wait until one has failed or all have ended."""
+    while True:
+        left = [rank for rank in ranks if rank.is_alive()]
+        failed = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
+        if failed or not left:
+            return failed
+        wait([rank.sentinel for rank in left])
+
+
+def _end(ranks: Sequence[Rank]) -> None:
+    """End what is left of a run, such as ranks that wait for one that is gone; they write their records."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in ranks:
+        rank.terminate()
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+        rank.kill()
+        rank.join()
+
+
+def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What a launcher gives a rank."""
+    if processes == 1:
+        return {}
+    own, all_ = str(rank), str(processes)
+    return {
+        **{"RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": all_, "LOCAL_SIZE": all_},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+    }
+
+
+def _rank(kind: type[RunArguments], argv: list[str], variables: dict[str, str], output: IO[bytes]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    os.environ.update(variables)
+    sys.exit(guarded(lambda: _trained(kind, argv)))
+
+
+def _trained(kind: type[RunArguments], argv: list[str]) -> int:
+    from zeropods.train.flags import parse_flags
+    from zeropods.train.processes import SharedError
+    from zeropods.train.run import fine_tune
+
+    try:
+        fine_tune(parse_flags(kind, argv[1:], script=kind.script, description=kind.description), argv)
+    except SharedError as error:
+        if os.environ.get("RANK", "0") == "0":
+            raise
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,1 @@
+"""A launch as a SLURM job: rendered, submitted, followed, recorded."""
