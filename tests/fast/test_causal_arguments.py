@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import fields
@@ -52,6 +53,14 @@ def test_without_flags_it_is_the_workshop() -> None:
         ({"max_eval_steps": 0}, "--max_eval_steps 0; expected at least 1"),
         ({"max_train_steps": 0}, "--max_train_steps 0; expected at least 1"),
         ({"num_train_epochs": 0.0}, "--num_train_epochs 0.0; expected more than 0"),
+        ({"num_train_epochs": math.inf}, "--num_train_epochs inf; expected more than 0"),
+        ({"learning_rate": math.inf}, "--learning_rate inf; expected a number of at least 0"),
+        ({"weight_decay": -1.0}, "--weight_decay -1.0; expected a number of at least 0"),
+        ({"max_grad_norm": math.nan}, "--max_grad_norm nan; expected a number of at least 0"),
+        ({"seed": -1}, "--seed -1; expected 0 to 4294967295"),
+        ({"threads": 100_000}, "--threads 100000; expected 0 to 1024"),
+        ({"dataloader_num_workers": 1_000}, "--dataloader_num_workers 1000; expected 0 to 128"),
+        ({"per_device_train_batch_size": 2**31}, "--per_device_train_batch_size 2147483648; expected 1 to 2147483647"),
         ({"num_warmup_steps": -1}, "--num_warmup_steps -1; expected at least 0"),
         ({"adam_beta2": 1.0}, "--adam_beta2 1.0; expected 0 or more, and less than 1"),
         ({"save_total_limit": 0}, "--save_total_limit 0; expected at least 1"),

@@ -157,3 +157,10 @@ def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("split", "number"), [("train", 600), ("dev", 60)])
 def test_all_articles_of_wikitext_are_found(shared_data: Path, split: str, number: int) -> None:
     assert len(documents(shared_data / "wikitext-2", split)) == number
+
+
+def test_a_text_alone_is_train_whatever_its_hash_says(tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / "book.txt").write_text(f"the text of book {number}")
+        corpus = open_corpus(tmp_path, None, "text")
+        assert (corpus.splits, len(list(corpus.documents("train")))) == (["train"], 1)

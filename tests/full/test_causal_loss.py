@@ -21,7 +21,7 @@ from zeropods.train.causal_loss import predicting_positions, with_causal_loss
 from zeropods.train.causal_model import random_causal
 from zeropods.train.dataset import Row
 
-SECONDS = 120.0
+SECONDS = 300.0
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

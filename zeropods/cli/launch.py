@@ -51,9 +51,7 @@ def _add_slurm(verb: argparse.ArgumentParser) -> None:
     job.add_argument("--time-limit", metavar="T", help="as sbatch --time takes it; the run saves and requeues itself")
     job.add_argument("--account", metavar="A", help="whom the job is charged to")
     job.add_argument("--cpus-per-slot", type=int, metavar="N", help="CPU cores of each process; 4")
-    job.add_argument(
-        "--sbatch-option", action="append", metavar="OPTION", help="another: --sbatch-option=--qos=high"
-    )
+    job.add_argument("--sbatch-option", action="append", metavar="OPTION", help="another: --sbatch-option=--qos=high")
 
 
 def run(arguments: argparse.Namespace) -> Result:

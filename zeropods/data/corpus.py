@@ -55,21 +55,24 @@ class FolderCorpus:
         self._named = by_split(folder, files)
         self._files = self._named or {"train": files}
         self.hashes = {str(path.relative_to(folder)): sha256(path) for path in files}
-        self.splits = [split for split in SPLITS if split in self._files] if self._named else self._split_by_hashs()
+        self.splits = [split for split in SPLITS if split in self._files] if self._named else self._split_by_hashes()
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in the order of the files' names; `UserError` at the first fault."""
         if self._named:
             return self._read(split)
+        if self.splits == ["train"]:
+            return self._read("train")
         return (text for text in self._read("train") if split == split_by_hash(text))
 
     def _read(self, split: str) -> Iterator[str]:
         for path in self._files[split]:
             yield from read_documents(path, self._text_field)
 
-    def _split_by_hashs(self) -> list[str]:
-        """Train, and dev if there is a document whose hash says so."""
-        return ["train", "dev"] if any(split_by_hash(text) == "dev" for text in self._read("train")) else ["train"]
+    def _split_by_hashes(self) -> list[str]:
+        """Train and dev, if there are documents of both; else, as for a single file, all is train."""
+        both = {split_by_hash(text) for text in self._read("train")} == {"train", "dev"}
+        return ["train", "dev"] if both else ["train"]
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:

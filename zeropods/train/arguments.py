@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from zeropods.errors import UserError
 from zeropods.train import flags
-from zeropods.train.flags import at_least, flag
+from zeropods.train.flags import amount, at_least, finite, flag
 from zeropods.train.run_arguments import RunArguments
 
 
@@ -38,12 +37,9 @@ class TextToSQLArguments(RunArguments):
         super().__post_init__()
         for name in ("generation_max_length", "generation_num_beams"):
             at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "max_train_seconds"):
-            at_least(name, getattr(self, name), 0)
-        if self.max_steps != -1:
-            at_least("max_steps", self.max_steps, 1)
-        elif self.epochs <= 0:
-            raise UserError(f"--epochs {self.epochs}; expected more than 0")
+        at_least("warmup_steps", self.warmup_steps, 0)
+        finite("max_train_seconds", self.max_train_seconds)
+        amount("max_steps", self.max_steps, "epochs", self.epochs)
 
 
 def parse_arguments(argv: Sequence[str]) -> TextToSQLArguments:

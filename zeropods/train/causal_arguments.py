@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from zeropods.errors import UserError
-from zeropods.train.flags import at_least, below_one, flag, one_of, parse_flags
+from zeropods.train.flags import amount, at_least, below_one, flag, one_of, parse_flags, within
 from zeropods.train.run_arguments import RunArguments
 
 TASKS = ("squad", "lm")
 LOSSES = ("answer", "all")
 MAX_SEQ_LENGTH = 512
 """Tokens of a row of raw data, where nothing else is said: the workshop's."""
+MOST_WORKERS = 128
+"""Processes that make batches, for each rank."""
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 
 
@@ -62,14 +64,11 @@ class CausalArguments(RunArguments):
         at_least("max_seq_length", self.max_seq_length, 2)
         for name in ("subset", "max_eval_steps"):
             at_least(name, getattr(self, name), 1)
-        for name in ("num_warmup_steps", "dataloader_num_workers"):
-            at_least(name, getattr(self, name), 0)
+        at_least("num_warmup_steps", self.num_warmup_steps, 0)
+        within("dataloader_num_workers", self.dataloader_num_workers, 0, MOST_WORKERS)
         for name in ("adam_beta1", "adam_beta2"):
             below_one(name, getattr(self, name))
-        if self.max_train_steps != -1:
-            at_least("max_train_steps", self.max_train_steps, 1)
-        elif self.num_train_epochs <= 0:
-            raise UserError(f"--num_train_epochs {self.num_train_epochs}; expected more than 0")
+        amount("max_train_steps", self.max_train_steps, "num_train_epochs", self.num_train_epochs)
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
 

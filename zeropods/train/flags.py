@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -70,6 +71,26 @@ def at_least(name: str, value: float | None, least: float) -> None:
     """Refuse what is less, or not a number; None is not given, and passes."""
     if value is not None and not value >= least:
         raise UserError(f"--{name} {value}; expected at least {least}")
+
+
+def within(name: str, value: float | None, least: float, most: float) -> None:
+    """Refuse what is less or more, or not a number; None is not given, and passes."""
+    if value is not None and not least <= value <= most:
+        raise UserError(f"--{name} {value}; expected {least} to {most}")
+
+
+def finite(name: str, value: float) -> None:
+    """Refuse what is negative, infinite or not a number."""
+    if not 0 <= value < math.inf:
+        raise UserError(f"--{name} {value}; expected a number of at least 0")
+
+
+def amount(steps_flag: str, steps: int, epochs_flag: str, epochs: float) -> None:
+    """Refuse a run of no length: steps, or where these are -1, epochs."""
+    if steps != -1:
+        at_least(steps_flag, steps, 1)
+    elif not 0 < epochs < math.inf:
+        raise UserError(f"--{epochs_flag} {epochs}; expected more than 0")
 
 
 def below_one(name: str, value: float | None) -> None:

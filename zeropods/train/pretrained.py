@@ -11,10 +11,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from zeropods.errors import UserError
 from zeropods.safe_weights import has_weights, refuse_other_weights
+from zeropods.train import processes
 
 
 def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **options: Any) -> Any:
@@ -29,15 +31,10 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
         UserError: it cannot be read, or a tensor is missing or of another size: transformers would draw that at random.
     """
     with loading(name, flag), _without_report():
-        model, found = model_class.from_pretrained(
-            name,
-            dtype=torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    fault = next(_faults(found), None)
+        model, fault = _loaded(model_class, name, options)
+    if is_deepspeed_zero3_enabled():
+        # Rank 0 alone has read the tensors, and may be the only one that knows.
+        fault = next(filter(None, processes.gathered(fault)), None)
     if fault is not None:
         raise UserError(f"{flag} {name!r}: {fault}; save the model again, or train it with --init random")
     return model
@@ -74,6 +71,26 @@ def check_same_ids(flag: str, name: str, own: dict[str, int], prepared: PreTrain
             f"{flag} {name}: its tokenizer gives {wrong!r} id {own[wrong]}, the prepared set's gives "
             f"{ids.get(wrong)}; prepare the data with --tokenizer {name}"
         )
+
+
+def _loaded(model_class: type[PreTrainedModel], name: str, options: dict[str, Any]) -> tuple[Any, str | None]:
+    """The model, and what is wrong with its weights."""
+    try:
+        model, found = model_class.from_pretrained(
+            name,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    except RuntimeError as error:
+        # ZeRO-3's way to say it.
+        unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
+        if unfit is None:
+            raise
+        return None, unfit.rstrip(".")
+    return model, next(_faults(found), None)
 
 
 def _reason(error: Exception) -> str:

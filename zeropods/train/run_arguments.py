@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zeropods.errors import UserError
-from zeropods.train.flags import at_least, below_one, flag, one_of
+from zeropods.train.flags import at_least, below_one, finite, flag, one_of, within
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 INITS = ("pretrained", "random")
+MOST_ROWS = 2**31 - 1
+MOST_THREADS = 1_024
+"""More than any machine has cores: so many threads or processes end the machine, not the run."""
+MOST_SEED = 2**32 - 1
+"""NumPy's generators take no more."""
 NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit")
 """Flags that change where and how a run is written down, not what it does."""
 
@@ -62,11 +67,15 @@ class RunArguments(ABC):
         one_of("precision", self.precision, PRECISIONS)
         one_of("init", self.init, INITS)
         for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
-            at_least(name, getattr(self, name), 1)
+            within(name, getattr(self, name), 1, MOST_ROWS)
         for name in ("logging_steps", "save_total_limit"):
             at_least(name, getattr(self, name), 1)
-        for name in ("early_stopping_patience", "learning_rate", "threads", "memory_interval"):
+        for name in ("early_stopping_patience", "early_stopping_threshold"):
             at_least(name, getattr(self, name), 0)
+        for name in ("learning_rate", "weight_decay", "max_grad_norm", "memory_interval"):
+            finite(name, getattr(self, name))
+        within("threads", self.threads, 0, MOST_THREADS)
+        within("seed", self.seed, 0, MOST_SEED)
         for name in ("eval_steps", "save_steps"):
             at_least(name, getattr(self, name), 0)
         below_one("dropout", self.dropout)

@@ -13,8 +13,12 @@ from zeropods.extension_cache import extension_cache, remove_stale_locks
 from zeropods.train import processes
 from zeropods.train.compiler import spare_compiler
 from zeropods.train.job import Job
+from zeropods.train.shared_buffers import release_shared_buffers
 
 log = logging.getLogger(__name__)
+
+WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")
+"""Schedules that need settings of their own, for which there is no flag."""
 
 
 def training_arguments(job: Job) -> TrainingArguments:
@@ -29,6 +33,7 @@ def training_arguments(job: Job) -> TrainingArguments:
     import deepspeed
 
     deepspeed.init_distributed(verbose=False)
+    release_shared_buffers()
     spare_compiler(job.template)
     return settings
 
@@ -86,7 +91,7 @@ def suited_to(settings: TrainingArguments, job: Job) -> None:
 
 
 def _check_schedule(asked: str) -> None:
-    known = [kind.value for kind in SchedulerType]
+    known = [kind.value for kind in SchedulerType if kind.value not in WITH_SETTINGS]
     if asked not in known:
         raise UserError(f"--lr_scheduler_type {asked!r}; expected {', '.join(known)}")
 
