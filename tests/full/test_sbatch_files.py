@@ -1,0 +1,305 @@
+"""The job files of `slurm/`, each submitted to a real SLURM as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY
+from tests.full.launches import record, until
+from tests.full.slurm_cluster import SlurmCluster
+
+RANK = ROOT / "tests" / "full" / "slurm_rank.py"
+STEPS = 100
+WAIT_SECONDS = 120
+CONTAINER_FLAGS = r"--container-\S+|--no-container-\S+"
+SRUN = """\
+#!/usr/bin/env bash
+# Stands for Pyxis, which adds these flags to srun: keeps them, and runs the rest outside of any container.
+words=()
+for word in "$@"; do
+    case $word in --container-*=*|--no-container-mount-home) echo "$word" >>"$SHIM_LOG" ;; *) words+=("$word") ;; esac
+done
+exec {srun} "${{words[@]}}"
+"""
+NVIDIA_SMI = """\
+#!/usr/bin/env bash
+if [ "$1" = --list-gpus ]; then echo "GPU 0: of a test"; exit; fi
+echo "$$" >>"$SHIM_LOG"
+echo "timestamp, index, utilization.gpu [%], memory.used [MiB]"
+while :; do echo "2026/01/02 03:04:05.678, 0, 42 %, 1234 MiB"; sleep 0.2; done
+"""
+
+
+class Jobs:
+    """Submits job files from a folder of the test's own."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.variables = {"PROJECT": str(ROOT), "PYTHON": sys.executable}
+
+    def submit(self, file: str, *arguments: object, options: tuple[str, ...] = (), **variables: object) -> int:
+        """Submit one, with further environment variables; returns its number."""
+        environment = {**self.cluster.environment, **self.variables, **{k: str(v) for k, v in variables.items()}}
+        argv = ["sbatch", "--parsable", *options, str(ROOT / "slurm" / file), *map(str, arguments)]
+        done = subprocess.run(
+            argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    def rank(self, file: str, name: str, *arguments: object, **more: Any) -> int:
+        """Submit one that runs the stand-in rank into a run folder of this name."""
+        return self.submit(file, RANK, "--outputdir", self.folder / name, *arguments, **more)
+
+    def begun(self, name: str) -> None:
+        """Wait until the stand-in rank of a run trains."""
+        until((self.folder / name / "train.0").exists, WAIT_SECONDS)
+
+    def end(self, number: int, state: str = "COMPLETED") -> str:
+        """Wait for a job's end, which must be of this state; returns its log."""
+        found = self.cluster.wait_for(number)
+        log = (self.folder / f"slurm-{number}.out").read_text()
+        assert found == state, log[-3000:]
+        return log
+
+    def program(self, name: str, text: str) -> Path:
+        """Put a program first on the jobs' PATH; returns the log that it writes (`SHIM_LOG`)."""
+        path = self.folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        log = self.folder / f"{name}.log"
+        self.variables |= {"PATH": f"{path.parent}:{self.cluster.environment['PATH']}", "SHIM_LOG": str(log)}
+        return log
+
+
+@pytest.fixture
+def jobs(slurm: SlurmCluster, tmp_path: Path) -> Jobs:
+    return Jobs(slurm, tmp_path)
+
+
+CAUSAL = [
+    "--task", "lm", "--model_name_or_path", "gpt-tiny", "--init", "random", "--tokenizer_name", "gpt-tiny",
+    "--max_seq_length", 32, "--max_train_steps", 3, "--max_eval_steps", 2, "--save_steps", 0,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(slurm: SlurmCluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
+    """Jobs that take long, three of which are asked to end: what each said, and its run folder. They wait together."""
+    jobs = Jobs(slurm, tmp_path_factory.mktemp("ended"))
+    text = jobs.folder / "text"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.txt").write_text("The history of small models is short.\nIt has many words.\n" * 300)
+    flags = [*TINY, "--max_steps", STEPS, "--save_steps", 0, "--eval_steps", 1000, "--dataset_path", prepared]
+    numbers = {
+        "limit": jobs.submit("train-singlenode.sbatch", "textsql_train.py", *flags, "--outputdir", "limit"),
+        "causal": jobs.submit("baseline.sbatch", "causal_train.py", *CAUSAL, "--data", text, "--outputdir", "causal"),
+        "preempted": jobs.rank("train-singlenode.sbatch", "preempted", "--seconds", 60, "--ignore_term"),
+        "deaf": jobs.rank("train-singlenode.sbatch", "deaf", "--seconds", 60, "--deaf", SAVE_SECONDS=1),
+    }
+    # SIGUSR1 to the batch script is what --signal=B: sends. The run is opened, and a second or more from its first
+    # step: it is asked until it listens.
+    until((jobs.folder / "limit" / "config.json").exists, WAIT_SECONDS)
+    slurm.ask("scancel", "--signal=USR1", "--batch", numbers["limit"])
+    for name in ("preempted", "deaf"):
+        jobs.begun(name)
+    slurm.ask("scancel", "--signal=USR1", "--batch", numbers["deaf"])
+    # SIGTERM to the steps alone is how a preemption begins.
+    slurm.ask("scancel", "--signal=TERM", numbers["preempted"])
+    return {name: (jobs.end(number), jobs.folder / name) for name, number in numbers.items()}
+
+
+def test_a_time_limit_saves_requeues_and_resumes(ended: dict[str, tuple]) -> None:
+    log, folder = ended["limit"]
+    first = json.loads((folder / "attempts" / "0.json").read_text())
+    assert (first["status"], record(folder)["status"]) == ("interrupted", "ok")
+    assert 0 < first["steps"] < record(folder)["steps"] == STEPS, log
+    assert record(folder)["losses"][0]["step"] == first["steps"] + 1
+
+
+def test_a_preemption_saves_requeues_and_resumes(ended: dict[str, tuple]) -> None:
+    log, folder = ended["preempted"]
+    assert "requeued, to go on from the newest checkpoint" in log and (folder / "saved").exists()
+    assert record(folder)["status"] == "ok"
+
+
+def test_ranks_that_do_not_listen_are_requeued_all_the_same(ended: dict[str, tuple]) -> None:
+    log, folder = ended["deaf"]
+    assert log.count("rank 0 on ") == 2 and record(folder)["status"] == "ok"
+
+
+def test_both_attempts_are_in_one_log(ended: dict[str, tuple]) -> None:
+    assert ended["preempted"][0].count("trains ''") == 2
+
+
+def test_a_job_is_not_restarted_for_ever(jobs: Jobs) -> None:
+    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--ignore_term", MAX_RESTARTS=0)
+    jobs.begun("run")
+    jobs.cluster.ask("scancel", "--signal=USR1", "--batch", number)
+    assert "restarted 0 times; not requeued" in jobs.end(number, "FAILED")
+
+
+def test_a_named_node_can_be_asked_for(jobs: Jobs) -> None:
+    jobs.end(jobs.rank("train-singlenode.sbatch", "run", options=("--nodelist=pod3",)))
+    assert record(jobs.folder / "run")["ranks"][0]["host"] == "pod3"
+
+
+def test_each_slot_of_each_node_is_a_rank(jobs: Jobs) -> None:
+    jobs.end(jobs.rank("train.sbatch", "run", "--seconds", 2, SLOTS=2))
+    found = record(jobs.folder / "run")
+    hosts = [rank["host"] for rank in found["ranks"]]
+    assert found["world_size"] == 4 and hosts[0] == hosts[1] != hosts[2] == hosts[3]
+
+
+def test_a_rank_that_fails_ends_the_others(jobs: Jobs) -> None:
+    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--fail_rank", 1, SLOTS=2)
+    jobs.end(number, "FAILED")
+    assert record(jobs.folder / "run")["status"] == "oom"
+
+
+def test_a_user_who_cancels_gets_no_requeue(jobs: Jobs) -> None:
+    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--ignore_term")
+    jobs.begun("run")
+    jobs.cluster.ask("scancel", number)
+    assert "requeued" not in jobs.end(number, "CANCELLED")
+
+
+def test_arguments_may_come_by_the_environment(jobs: Jobs) -> None:
+    words = f"--outputdir {jobs.folder}/run --said here"
+    assert "trains 'here'" in jobs.end(jobs.submit("train-singlenode.sbatch", SCRIPT=RANK, ARGUMENTS=words))
+
+
+def test_the_baseline_has_the_workshops_resources(jobs: Jobs) -> None:
+    number = jobs.rank("baseline.sbatch", "run", SLOTS=4)
+    said = jobs.cluster.ask("scontrol", "--oneliner", "show", "job", number)
+    assert "TimeLimit=12:00:00" in said and "mem=32G" in said and "gpu:1" in said
+    jobs.end(number)
+    assert record(jobs.folder / "run")["world_size"] == 1
+
+
+def test_the_baseline_trains_a_causal_model(ended: dict[str, tuple]) -> None:
+    found = record(ended["causal"][1])
+    assert (found["status"], found["technique"], found["steps"], found["task"]) == ("ok", "none", 3, "lm")
+
+
+def test_the_baseline_is_without_deepspeed(jobs: Jobs) -> None:
+    assert "take train-singlenode.sbatch" in jobs.end(jobs.rank("baseline.sbatch", "run", "--deepspeed=x"), "FAILED")
+
+
+def test_container_flags_stand_on_srun(jobs: Jobs) -> None:
+    log = jobs.program("srun", SRUN.format(srun=shutil.which("srun")))
+    jobs.end(jobs.rank("train-pyxis.sbatch", "run", "--seconds", 2, IMAGE="docker://a/b:c", MOUNT="/tmp"))
+    assert set(log.read_text().split()) == {
+        "--container-image=docker://a/b:c", f"--container-workdir={jobs.folder}", "--no-container-mount-home",
+        f"--container-mounts={ROOT}:{ROOT},{jobs.folder}:{jobs.folder},/tmp:/tmp",
+    }  # fmt: skip
+    assert record(jobs.folder / "run")["world_size"] == 2
+
+
+def test_an_image_that_is_not_there_is_named(jobs: Jobs) -> None:
+    said = jobs.end(jobs.rank("train-pyxis.sbatch", "run", IMAGE="/nowhere.sqsh"), "FAILED")
+    assert "IMAGE /nowhere.sqsh: not there; make it with slurm/setup-pyxis.sh" in said
+
+
+def test_gpu_memory_is_logged_while_it_trains_and_no_longer(jobs: Jobs) -> None:
+    pids = jobs.program("nvidia-smi", NVIDIA_SMI)
+    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 1, options=("--nodelist=pod1",))
+    jobs.end(number)
+    header, *rows = (jobs.folder / f"slurm-{number}.memory.pod1.csv").read_text().splitlines()
+    assert header.split(", ")[3] == "memory.used [MiB]" and rows
+    assert not any(Path("/proc", pid).exists() for pid in pids.read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"MOUNT": "/nowhere"}, "MOUNT /nowhere: not there"),
+        ({"CUDA_VERSION": "0.1"}, "CUDA_VERSION 0.1: no /usr/local/cuda-0.1"),
+        ({"PYTHON": "/nowhere"}, "PYTHON /nowhere: not there"),
+        ({"PROJECT": "/nowhere"}, "/nowhere/slurm/job.sh"),
+    ],
+)
+def test_what_a_node_lacks_is_named(jobs: Jobs, variables: dict[str, str], said: str) -> None:
+    assert said in jobs.end(jobs.rank("train-singlenode.sbatch", "run", **variables), "FAILED")
+
+
+def test_a_script_that_is_not_there_is_named(jobs: Jobs) -> None:
+    assert "nowhere.py: no such script" in jobs.end(jobs.submit("train.sbatch", "nowhere.py"), "FAILED")
+
+
+def shell_files() -> list[Path]:
+    folders = ("slurm", "cloud", "tools", ".ci")
+    files = [path for folder in folders for path in sorted((ROOT / folder).iterdir()) if path.is_file()]
+    return [path for path in files if path.suffix in (".sh", ".sbatch") or b"bash" in path.read_bytes()[:30]]
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck: apt-get install shellcheck")
+    files = shell_files()
+    assert len(files) >= 10
+    done = subprocess.run(
+        ["shellcheck", "--external-sources", *map(str, files)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_file_switches_a_fast_network_off() -> None:
+    text = "".join(path.read_text() for path in shell_files())
+    assert "NCCL_SOCKET_IFNAME" in text and not re.search(r"NCCL_(IB|P2P|SHM)_DISABLE", text)
+
+
+def test_no_container_flag_stands_where_slurm_alone_reads_it() -> None:
+    lines = [line for path in shell_files() for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert lines and not re.findall(CONTAINER_FLAGS, "\n".join(lines))
+
+
+def pyxis(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the set-up with a docker and an enroot that keep their words."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, does in (("docker", ""), ("enroot", 'touch "$3"')):
+        (programs / name).write_text(f'#!/bin/bash\nprintf "%s|" {name} "$@" >>{folder}/said\n{does}\n')
+        (programs / name).chmod(0o755)
+    path = variables.pop("PATH", f"{programs}:{os.environ['PATH']}")
+    argv = [shutil.which("bash") or "bash", str(ROOT / "slurm" / "setup-pyxis.sh"), *map(str, arguments)]
+    environment = {**os.environ, "PATH": path, **variables}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_the_image_is_built_and_converted(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").touch()
+    out = tmp_path / "zeropods.sqsh"
+    done = pyxis(tmp_path, out, DOCKERFILE=f"{tmp_path}/Dockerfile", CUDA_VERSION="12.4", TORCH_CUDA_ARCH_LIST="9.0")
+    assert (done.returncode, out.exists()) == (0, True), done.stderr
+    said = (tmp_path / "said").read_text()
+    assert "--build-arg|CUDA_VERSION=12.4|--build-arg|TORCH_CUDA_ARCH_LIST=9.0|" in said
+    assert "enroot|import|--output|" in said and "|dockerd://zeropods:cuda12.4|" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        ((), {}, "expected one argument"),
+        (("image.sqsh",), {}, "expected an absolute path that ends in .sqsh"),
+        (("/nowhere/image.sqsh",), {}, "/nowhere: no such folder"),
+        (("/tmp/image.sqsh",), {"DOCKERFILE": "/nowhere"}, "DOCKERFILE /nowhere: not there"),
+        (("/tmp/image.sqsh",), {"PATH": "/usr/bin:/bin"}, ": not there; run this where Docker and Enroot are"),
+    ],
+)
+def test_a_set_up_that_cannot_be_is_one_line(tmp_path: Path, arguments: Any, variables: Any, said: str) -> None:
+    done = pyxis(tmp_path, *arguments, **variables)
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1

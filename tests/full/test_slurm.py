@@ -1,0 +1,211 @@
+"""`zeropods launch --launcher slurm` against a real SLURM: what becomes of a job becomes of its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY
+from tests.full.launches import record, until
+from tests.full.slurm_cluster import SlurmCluster
+from zeropods.errors import UserError
+from zeropods.launch.slurm.controller import SlurmError, look
+from zeropods.launch.slurm.run import JOB, launch_slurm, plan_slurm, run_slurm
+
+RANK = ROOT / "tests" / "full" / "slurm_rank.py"
+Launch = Callable[..., dict[str, Any]]
+WAIT_SECONDS = 60
+
+
+@pytest.fixture
+def here(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    """The cluster, for commands of this process."""
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, slurm.environment[name])
+    return slurm
+
+
+def launched(folder: Path, *arguments: object, pods: int = 1, timeout: float | None = None, **asked: Any) -> dict:
+    """The record of a launch of the stand-in rank, and the lines that it showed."""
+    shown: list[str] = []
+    words = ["--outputdir", str(folder), *map(str, arguments)]
+    submission = plan_slurm(RANK, words, pods=pods, **asked)
+    # Should SLURM never start the job, this test still ends.
+    deadline = threading.Timer(WAIT_SECONDS, subprocess.run, [["scancel", f"--user={getuser()}"]])
+    deadline.start()
+    try:
+        return {**run_slurm(submission, shown.append, timeout), "shown": shown}
+    finally:
+        deadline.cancel()
+
+
+def command(cluster: SlurmCluster, *arguments: object) -> subprocess.Popen[str]:
+    """`zeropods launch --launcher slurm`, as a user calls it."""
+    argv = [sys.executable, "-m", "zeropods", "launch", "--launcher", "slurm", "--json", *map(str, arguments)]
+    return subprocess.Popen(
+        argv, cwd=ROOT, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_nodes(
+    slurm: SlurmCluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """A real run of two ranks on two nodes, and what its command said."""
+    folder = tmp_path_factory.mktemp("slurm") / "run"
+    flags = [*TINY, "--max_steps", 2, "--eval_steps", 2, "--dataset_path", prepared, "--outputdir", folder]
+    process = command(slurm, "--num-pods", 2, "--", "textsql_train.py", *flags)
+    out, said = process.communicate(timeout=180)
+    yield folder, subprocess.CompletedProcess(process.args, process.returncode, out, said)
+
+
+def test_two_nodes_train_one_model(two_nodes: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = two_nodes
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = record(folder)
+    assert (found["status"], found["technique"], found["pods"], found["slots"]) == ("ok", "ddp", 2, 1)
+    assert len({rank["host"] for rank in found["ranks"]} & {"pod1", "pod2", "pod3"}) == 2
+
+
+def test_a_launch_shows_what_becomes_of_its_job(two_nodes: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, done = two_nodes
+    assert "submitted; its log: " in done.stderr and ": RUNNING on pod" in done.stderr
+
+
+def test_a_finished_run_is_not_submitted_again(
+    two_nodes: tuple[Path, subprocess.CompletedProcess[str]], here: SlurmCluster
+) -> None:
+    folder, done = two_nodes
+    arguments = done.args[done.args.index("textsql_train.py") + 1 :]
+    number = json.loads((folder / JOB).read_text())["job"]
+    assert run_slurm(plan_slurm("textsql_train.py", arguments, pods=2))["status"] == "ok"
+    assert json.loads((folder / JOB).read_text())["job"] == number
+
+
+def test_arguments_reach_the_script_unchanged(here: SlurmCluster, tmp_path: Path) -> None:
+    said = """a  b $HOME "c" 'd' * %j"""
+    found = launched(tmp_path / "run %j", "--said", said)
+    assert found["status"] == "ok"
+    assert any(line.endswith(f"trains {said!r}") for line in found["shown"])
+
+
+def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node(here: SlurmCluster, tmp_path: Path) -> None:
+    found = launched(tmp_path / "run", "--fail_rank", 1, "--seconds", 3, pods=2)
+    assert (found["status"], found["reason"]) == ("oom", "rank 1: no memory left")
+    assert found["pod"] == found["ranks"][1]["host"]
+    assert found["last_lines"] and all(line.startswith(f"{found['pod']}: ") for line in found["last_lines"])
+
+
+def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", 60)
+    until((folder / "train.0").exists, WAIT_SECONDS)
+    here.ask("scancel", json.loads((folder / JOB).read_text())["job"])
+    assert process.wait(WAIT_SECONDS) == 130
+    found = record(folder)
+    assert found["status"] == "interrupted" and "CANCELLED" in found["reason"]
+
+
+def test_a_node_that_fails_is_a_lost_pod(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = ["--sbatch-option=--nodelist=pod2", "--sbatch-option=--no-requeue"]
+    process = command(here, *job, "--", RANK, "--outputdir", folder, "--seconds", 60)
+    until((folder / "train.0").exists, WAIT_SECONDS)
+    here.ask("scontrol", "update", "NodeName=pod2", "State=DOWN", "Reason=test")
+    assert process.wait(WAIT_SECONDS) == 1
+    # It comes back by itself once its daemon is heard again.
+    until(lambda: "pod2 idle" in here.ask("sinfo", "--noheader", "--Node", "--format=%N %t"), WAIT_SECONDS)
+    found = record(folder)
+    assert found["status"] == "pod_lost" and "NODE_FAIL" in found["reason"]
+
+
+def test_ctrl_c_cancels_the_job(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", 60)
+    until((folder / "train.0").exists, WAIT_SECONDS)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(WAIT_SECONDS) == 130
+    assert (record(folder)["status"], record(folder)["reason"]) == ("interrupted", "SIGINT")
+    assert here.state(json.loads((folder / JOB).read_text())["job"]) == "CANCELLED"
+
+
+def test_a_job_that_takes_too_long_is_cancelled(here: SlurmCluster, tmp_path: Path) -> None:
+    found = launched(tmp_path / "run", "--seconds", 60, timeout=2.0)
+    assert (found["status"], found["reason"]) == ("timeout", "took longer than 2 s")
+
+
+def test_a_job_whose_follower_was_killed_is_followed_again(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "4")
+    until((folder / "train.0").exists, WAIT_SECONDS)
+    process.kill()
+    process.wait(WAIT_SECONDS)
+    number = json.loads((folder / JOB).read_text())["job"]
+    assert launched(folder, "--seconds", "4")["status"] == "ok"
+    assert json.loads((folder / JOB).read_text())["job"] == number
+
+
+def test_another_launch_into_the_folder_of_a_running_job_is_refused(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "60")
+    until((folder / "train.0").exists, WAIT_SECONDS)
+    process.kill()
+    process.wait(WAIT_SECONDS)
+    with pytest.raises(SlurmError, match=r"job \d+ runs into it with other arguments; scancel"):
+        launched(folder, "--seconds", "5")
+    here.ask("scancel", json.loads((folder / JOB).read_text())["job"])
+
+
+def test_an_unknown_partition_is_refused_in_sbatchs_words(here: SlurmCluster, tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match=r"sbatch: .*[Ii]nvalid partition"):
+        launched(tmp_path / "run", partition="nowhere", has_gpus=True)
+
+
+def test_more_than_the_nodes_have_is_refused_in_sbatchs_words(here: SlurmCluster, tmp_path: Path) -> None:
+    with pytest.raises(SlurmError, match=r"sbatch: Memory specification .*; .*configuration is not available"):
+        launched(tmp_path / "run", options=("--mem=900G",))
+
+
+def test_more_nodes_than_there_are_are_refused(here: SlurmCluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="4 nodes: SLURM has 3 of all partitions"):
+        launched(tmp_path / "run", pods=4)
+
+
+def test_a_job_that_could_never_start_is_ended(here: SlurmCluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"failed: job \d+ cannot start as it was asked for: PartitionConfig"):
+        launched(tmp_path / "run", cpus_per_slot=999)
+
+
+def test_a_rejected_job_leaves_the_run_as_it_was(here: SlurmCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launched(folder, "--fail_rank", 0)
+    before = (folder / "record.json").read_bytes()
+    with pytest.raises(SlurmError):
+        launched(folder, time_limit="soon")
+    assert (folder / "record.json").read_bytes() == before
+
+
+def test_a_job_that_cannot_begin_says_why(here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOUNT", "/nowhere")
+    with pytest.raises(UserError, match=r"(?s)failed: SLURM's job .*MOUNT /nowhere: not there"):
+        launched(tmp_path / "run")
+
+
+def test_a_controller_that_does_not_know_a_job_is_no_error(here: SlurmCluster) -> None:
+    assert look(4_000_000) is None
+
+
+def test_from_python_a_failed_run_raises(here: SlurmCluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"oom: pod\d: rank 0: no memory left"):
+        launch_slurm(RANK, outputdir=tmp_path / "run", fail_rank=0)
