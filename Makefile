@@ -2,6 +2,7 @@
 PYTHON := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis build zeropods.egg-info
+WORKERS ?= 2
 KEPT := .git .venv .zeropods runs results
 
 .DEFAULT_GOAL := help
@@ -16,15 +17,15 @@ setup: ## make .venv with everything in it (the others do this first; at once wh
 demo: setup ## run the main job on the embedded data set and print the summary
 	@$(PYTHON) tools/demo.py
 
-test: setup ## run every test
-	@$(PYTHON) -m pytest
+test: setup ## run every test, WORKERS=2 at a time; the slowest are named
+	@$(PYTHON) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
-test-fast: setup ## run the tests that need no torch, in under a minute
-	@$(PYTHON) -m pytest tests/fast
+test-fast: setup ## run the tests that need neither torch nor real data, in under a minute
+	@$(PYTHON) -m pytest tests/fast -m "not real_data"
 
 soak: setup ## run the tests that take long: every technique on every number of pods, 100,000 hostile conversations
-	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest tests/full/test_same_numbers.py tests/fast/test_attacks.py \
-		tests/full/test_attacks_pod.py
+	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest --timeout 14400 -o faulthandler_timeout=0 tests/full/test_same_numbers.py \
+		tests/fast/test_attacks.py tests/full/test_attacks_pod.py tests/full/test_notebooks.py
 
 check: setup ## lint, formatting, types
 	@$(PYTHON) -m ruff check .

@@ -13,17 +13,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5ForConditionalGeneration, TrainerCallback
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5ForConditionalGeneration, Trainer, TrainerCallback
 
 from benchmarks.data import prepared_questions
 from benchmarks.figure import Figure, ratio
 from zeropods.plan.shapes import t5_shape
-from zeropods.train.dataset import TokenizedSplit, collate, load_split
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.dataset import TokenizedSplit
 from zeropods.train.dropout import cheapen_dropout
-from zeropods.train.master import MasterAdamW
+from zeropods.train.master import MasterAdamW, round_to_bf16
 from zeropods.train.precision import multiplies_bf16
+from zeropods.train.recipe import Prepared
 from zeropods.train.t5 import random_t5, t5_config
-from zeropods.train.trainer import TextToSQLTrainer
+from zeropods.train.text_to_sql import TextToSQL
+from zeropods.train.trainer import MeasuredTrainer
 
 ROUNDS, BATCH = 3, 32
 NO_BF16 = "this CPU has no BF16 arithmetic: PyTorch emulates it 200 times slower than FP32"
@@ -48,14 +51,13 @@ class _Clock(TrainerCallback):
 def measure(work: Path) -> list[Figure]:
     """Speed-ups over the original's recipe."""
     folder, what = prepared_questions(work)
-    rows = load_split(folder, "train")
-    assert rows is not None
+    data = Prepared.read(folder)
     control: list[float] = []
     ours: dict[str, list[float]] = {"FP32": []} | ({"BF16": []} if multiplies_bf16() else {})
     for _ in range(ROUNDS):
-        control += _steps(_control(rows), 2)
+        control += _steps(_control(data.train), 2)
         for precision, seconds in ours.items():
-            seconds += _steps(_ours(rows, precision), 9)
+            seconds += _steps(_ours(data, precision), 9)
     name = "training, t5-small shape, batch 32, {} against the original's recipe"
     figures = [ratio(name.format(p), control, seconds, "12 (BF16)", what) for p, seconds in ours.items()]
     figures.append(
@@ -66,7 +68,7 @@ def measure(work: Path) -> list[Figure]:
     return figures
 
 
-def _steps(trainer: Seq2SeqTrainer, count: int) -> list[float]:
+def _steps(trainer: Trainer, count: int) -> list[float]:
     """Seconds of `count` steps after one that warms up."""
     clock = _Clock()
     trainer.add_callback(clock)
@@ -80,14 +82,14 @@ def _control(rows: TokenizedSplit) -> Seq2SeqTrainer:
     return Seq2SeqTrainer(model=model, args=_arguments(), train_dataset=rows, data_collator=_padded)
 
 
-def _ours(rows: TokenizedSplit, precision: str) -> Seq2SeqTrainer:
+def _ours(data: Prepared, precision: str) -> Trainer:
     model = cheapen_dropout(random_t5(t5_shape("t5-small"), seed=0))
     masters = precision == "BF16"
-    trainer = TextToSQLTrainer(
-        model=model.to(torch.bfloat16) if masters else model,
+    trainer = MeasuredTrainer(
+        model=round_to_bf16(model) if masters else model,
         args=_arguments(),
-        train_dataset=rows,
-        data_collator=collate,
+        recipe=TextToSQL(TextToSQLArguments()),
+        data=data,
     )
     optimizer = MasterAdamW if masters else torch.optim.AdamW
     trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": 1e-4, "fused": True})

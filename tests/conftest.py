@@ -1,4 +1,4 @@
-"""Fixtures of both lanes."""
+"""Fixtures of both lanes, and what holds for every test."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.order import dearest_first
+from tests.watch import Watch
 from zeropods.extension_cache import use_own_cache
 from zeropods.threads import wait_passively
 
@@ -16,9 +18,27 @@ use_own_cache()
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let SIGINT be heard: a script that starts the tests in the background has them, and all they start, ignore it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_worker():
+        # Several at once share the cores; torch would start a thread for each core in each.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    else:
+        config.pluginmanager.register(Watch())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "shared_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_data)
+    if is_worker():
+        items.sort(key=dearest_first)
+
+
+def is_worker() -> bool:
+    """Whether this process is one of several that share the tests."""
+    return "PYTEST_XDIST_WORKER" in os.environ
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ MEMORY = Path("/dev/shm")
 
 def an_origin(**values: Any) -> Origin:
     settings = digest({"max_steps": 30})
-    model: dict[str, int | str | None] = {"d_model": 64, "precision": "fp32", "deepspeed": "zero1"}
+    model: dict[str, int | str | bool | None] = {"d_model": 64, "precision": "fp32", "deepspeed": "zero1"}
     return Origin(**{"run_id": "r1", "settings": settings, "model": model, "world_size": 3, **values})
 
 

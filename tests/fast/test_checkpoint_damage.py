@@ -47,6 +47,12 @@ def test_steps_are_compared_as_numbers(folder: Path) -> None:
     assert found(folder).path == folder / "checkpoint-20"
 
 
+def test_a_checkpoint_of_a_causal_shape_counts(folder: Path) -> None:
+    causal = an_origin(model={"family": "gpt2", "hidden": 64, "tied": True, "deepspeed": None})
+    save(folder, 30, origin=causal)
+    assert newest_good(folder, causal).path == folder / "checkpoint-30"
+
+
 def test_no_folder_holds_no_checkpoint(tmp_path: Path) -> None:
     assert found(tmp_path / "checkpoints") == Found(None, ())
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full.one_pod import free_port
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import operations, resource_checks, software_checks
@@ -96,10 +97,11 @@ def test_another_file_of_the_same_name_is_noticed(project: Path, expected: Expec
 
 
 def test_taken_port_is_noticed_and_a_free_one_is_free(project: Path) -> None:
+    # Not one that the kernel may give to another process meanwhile.
+    port = free_port("127.0.1.1")
     with socket.socket() as server:
-        server.bind(("127.0.1.1", 0))
+        server.bind(("127.0.1.1", port))
         server.listen()
-        port = server.getsockname()[1]
         found = preflight_self(Expectation.of_this_machine(project, master_port=port))
         assert any(f"port failed: {port} taken" in line for line in mending_lines(found))
     assert is_free(port)

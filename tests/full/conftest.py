@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.clusters import await_that, processes_of
+from tests.full.slurm_cluster import SlurmCluster, missing
 from zeropods import pods
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -29,7 +30,10 @@ TINY = [
     "1",
     "--save_steps",
     "0",
+    "--precision",
+    "fp32",
 ]
+"""A processor that multiplies BF16 would be asked to: numbers are compared here."""
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +89,34 @@ def cluster(shared_home: Path) -> Iterator[Cluster]:
     up.down()
 
 
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """A SLURM of three nodes; skips where it is not installed."""
+    why_not = missing()
+    if why_not is not None:
+        pytest.skip(why_not)
+    cluster = SlurmCluster()
+    yield cluster
+    cluster.stop()
+
+
 def script(arguments: list[object], *, status: int = 0, launcher: tuple[str, ...] = ()) -> str:
     """Run `textsql_train.py` in a process of its own; returns its stderr."""
     command = [sys.executable, *launcher, str(ROOT / "textsql_train.py"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == status, done.stderr[-4000:]
     return done.stderr
+
+
+def several(common: list[object], *runs: tuple[int, Path, list[object]]) -> list[str]:
+    """The command of runs by forks of one process, one after the other: each of so many ranks, into a folder."""
+    parts = [word for ranks, folder, flags in runs for word in ("--", ranks, folder, *flags)]
+    return [str(word) for word in (sys.executable, ROOT / "tests" / "full" / "several.py", *common, *parts)]
+
+
+def run_several(common: list[object], *runs: tuple[int, Path, list[object]]) -> None:
+    """Such runs, from their beginning to their good end."""
+    done = subprocess.run(
+        several(common, *runs), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]

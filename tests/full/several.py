@@ -1,7 +1,8 @@
-"""Several runs of `textsql_train.py`, one after the other, by forks of a process that has imported everything.
+"""Several runs of a training script, one after the other, by forks of a process that has imported everything.
 
-    python tests/full/several.py COMMON... -- RANKS FOLDER FLAGS... -- RANKS FOLDER FLAGS...
+    python tests/full/several.py SCRIPT COMMON... -- RANKS FOLDER FLAGS... -- RANKS FOLDER FLAGS...
 
+SCRIPT is `textsql_train.py`, which is also meant where the first word is a flag, or `causal_train.py`.
 Importing takes longer than they do. DeepSpeed does not begin twice in one process, so each rank has its own.
 """
 
@@ -10,9 +11,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from zeropods.errors import guarded
 from zeropods.threads import wait_passively
+
+if TYPE_CHECKING:
+    from zeropods.train.run_arguments import RunArguments
+
+TEXT_TO_SQL = "textsql_train.py"
 
 
 def main() -> int:
@@ -20,9 +27,14 @@ def main() -> int:
     import deepspeed  # noqa: F401
 
     from zeropods.train.run import fine_tune  # noqa: F401
+    from zeropods.train.scripts import SCRIPTS
 
-    common, *runs = parts(sys.argv[1:])
-    return max(run(int(ranks), [*common, "--outputdir", folder, *flags]) for ranks, folder, *flags in runs)
+    words = sys.argv[1:]
+    kind = SCRIPTS[TEXT_TO_SQL if words[0].startswith("--") else words.pop(0)]
+    if kind.script != TEXT_TO_SQL:
+        import zeropods.train.causal_recipe  # noqa: F401
+    common, *runs = parts(words)
+    return max(run(int(ranks), kind, [*common, "--outputdir", folder, *flags]) for ranks, folder, *flags in runs)
 
 
 def parts(words: list[str]) -> list[list[str]]:
@@ -36,16 +48,16 @@ def parts(words: list[str]) -> list[list[str]]:
     return found
 
 
-def run(ranks: int, argv: list[str]) -> int:
+def run(ranks: int, kind: type[RunArguments], argv: list[str]) -> int:
     """Fork the ranks of a run and wait for them; returns the highest exit status."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = [fork(rank, ranks, port, argv) for rank in range(ranks)]
+    children = [fork(rank, ranks, port, kind, argv) for rank in range(ranks)]
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
-def fork(rank: int, ranks: int, port: int, argv: list[str]) -> int:
+def fork(rank: int, ranks: int, port: int, kind: type[RunArguments], argv: list[str]) -> int:
     child = os.fork()
     if child:
         return child
@@ -54,10 +66,13 @@ def fork(rank: int, ranks: int, port: int, argv: list[str]) -> int:
             RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_SIZE=str(ranks),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         )  # fmt: skip
-    from zeropods.train.arguments import parse_arguments
+    from zeropods.train.flags import parse_flags
     from zeropods.train.run import fine_tune
 
-    status = guarded(lambda: fine_tune(parse_arguments(argv), argv))
+    def trained() -> None:
+        fine_tune(parse_flags(kind, argv, script=kind.script, description=kind.description), argv)
+
+    status = guarded(trained)
     sys.stderr.flush()
     os._exit(status)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.full.conftest import ROOT, TINY
+from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.measure.rank import PHASES
 from zeropods.measure.records import read_record
 from zeropods.plan.recorded import planned
@@ -48,13 +46,11 @@ def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
     common = [*TINY, "--dataset_path", prepared, "--max_steps", 3, "--eval_steps", 0, "--precision", "fp32",
               "--per_device_train_batch_size", 4]  # fmt: skip
-    arguments: list[object] = [*common]
+    runs = []
     for name, (ranks, technique, *_) in LIVE.items():
-        arguments += ["--", ranks, folder / name, "--threads", 2 // ranks]
-        arguments += [] if technique == "none" else ["--deepspeed", ROOT / "dsconfig" / f"{technique}.json"]
-    command = [sys.executable, str(ROOT / "tests" / "full" / "several.py"), *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+        config = [] if technique == "none" else ["--deepspeed", ROOT / "dsconfig" / f"{technique}.json"]
+        runs.append((ranks, folder / name, ["--threads", 2 // ranks, *config]))
+    run_several(common, *runs)
     return folder
 
 

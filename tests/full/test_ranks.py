@@ -5,53 +5,60 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.full.conftest import ROOT, TINY
+from tests.full.forks import Forked, ForkServer
 from zeropods.launch.child import child_environment
 from zeropods.measure.records import compose_record, read_record
 
 PODS = ("10.0.0.1", "10.0.0.2")
 SECONDS = 120.0
+TwoRanks = Callable[..., AbstractContextManager[list[Forked]]]
 
 
-def start_rank(rank: int, port: int, arguments: list[object], **environment: str) -> subprocess.Popen[str]:
-    """One rank of two, each on a pod of its own, as DeepSpeed's launcher starts it there."""
-    command = [sys.executable, str(ROOT / "textsql_train.py"), *TINY, *map(str, arguments)]
-    given = {
-        "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "ZEROPODS_POD": PODS[rank],
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **environment,
-    }  # fmt: skip
-    return subprocess.Popen(
-        command, env=child_environment() | given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as found:
+        yield found
 
 
-@contextmanager
-def two_ranks(arguments: list[object], **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [start_rank(rank, port, arguments, **environment) for rank in (0, 1)]
-    try:
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
+@pytest.fixture
+def two_ranks(server: ForkServer, tmp_path: Path) -> TwoRanks:
+    """Starts two ranks, each on a pod of its own, as DeepSpeed's launcher starts them there."""
+
+    @contextmanager
+    def start(arguments: list[object], **environment: str) -> Iterator[list[Forked]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = []
+        try:
+            for rank, pod in enumerate(PODS):
+                given = {
+                    "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "ZEROPODS_POD": pod,
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment,
+                }  # fmt: skip
+                argv = [*TINY, *map(str, arguments)]
+                ranks.append(server.start(argv, child_environment() | given, tmp_path / f"said.{rank}"))
+            yield ranks
+        finally:
+            for rank in ranks:
+                rank.send_signal(signal.SIGKILL)
+                rank.communicate(SECONDS)
+
+    return start
 
 
-def said(ranks: list[subprocess.Popen[str]]) -> list[list[str]]:
+def said(ranks: list[Forked]) -> list[list[str]]:
     """The lines for people of each rank, after its end."""
-    texts = [rank.communicate(timeout=SECONDS)[1] for rank in ranks]
+    texts = [rank.communicate(SECONDS) for rank in ranks]
     return [[line for line in text.splitlines() if line.startswith("zeropods: ")] for text in texts]
 
 
@@ -71,7 +78,9 @@ def flags(prepared: Path, tmp_path: Path) -> list[object]:
     return ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--eval_steps", "0", "--precision", "fp32"]
 
 
-def test_under_a_supervisor_the_ranks_leave_measurements_and_no_record(flags: list[object], tmp_path: Path) -> None:
+def test_under_a_supervisor_the_ranks_leave_measurements_and_no_record(
+    two_ranks: TwoRanks, flags: list[object], tmp_path: Path
+) -> None:
     zero1 = ["--deepspeed", ROOT / "dsconfig" / "zero1.json"]
     with two_ranks([*flags, *zero1, "--max_steps", "2"], ZEROPODS_RUN="r1") as ranks:
         assert said(ranks) == [[], []]
@@ -84,7 +93,9 @@ def test_under_a_supervisor_the_ranks_leave_measurements_and_no_record(flags: li
     assert record["hosts"] == list(PODS)
 
 
-def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(flags: list[object], tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(
+    two_ranks: TwoRanks, flags: list[object], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"], ZEROPODS_RUN="r1") as ranks:
         log = run / "train.log"
@@ -102,7 +113,7 @@ def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(flags: l
 
 
 def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
-    flags: list[object], tmp_path: Path
+    two_ranks: TwoRanks, flags: list[object], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"]) as ranks:
@@ -111,7 +122,7 @@ def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
         for rank in ranks:
-            rank.communicate(timeout=SECONDS)
+            rank.communicate(SECONDS)
         assert all(rank.returncode for rank in ranks)
     record = read_record(run)
     assert record["status"] in ("interrupted", "failed")
@@ -119,7 +130,7 @@ def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
     assert len(list((run / "ranks").iterdir())) == 2
 
 
-def test_an_error_that_all_ranks_share_is_said_once(flags: list[object], tmp_path: Path) -> None:
+def test_an_error_that_all_ranks_share_is_said_once(two_ranks: TwoRanks, flags: list[object], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "of_somebody_else").touch()
     with two_ranks([*flags, "--max_steps", "1"]) as ranks:
@@ -129,7 +140,7 @@ def test_an_error_that_all_ranks_share_is_said_once(flags: list[object], tmp_pat
     assert "holds something that is no run" in lines[0][0]
 
 
-def test_a_rank_that_fails_before_the_others_are_met_says_why(flags: list[object]) -> None:
+def test_a_rank_that_fails_before_the_others_are_met_says_why(two_ranks: TwoRanks, flags: list[object]) -> None:
     with two_ranks([*flags, "--dataset_path", "/nowhere"]) as ranks:
         lines = said(ranks)
         assert [rank.returncode for rank in ranks] == [1, 1]

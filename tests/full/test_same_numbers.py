@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.full.conftest import ROOT, TINY, script
+from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.launch.child import child_environment
 from zeropods.launch.planning import free_port, plan_launch
 from zeropods.launch.run import failure, run_launch
@@ -30,37 +30,44 @@ SEVEN = [
     ("ddp", 2), ("zero1profiler", 3), ("zero1_offload", 2), ("zero2", 3), ("zero2_offload", 1), ("zero3", 3),
     ("zero3profiler", 2),
 ]  # fmt: skip
-"""Every technique, every number of pods."""
+"""Every technique, every number of ranks."""
 ALL = [(name, pods) for name in (*TECHNIQUES, *PROFILED) for pods in (1, 2, 3) if (name, pods) != ("ddp", 1)]
-PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else SEVEN
-
-
-def train_on(cluster: Cluster, pods: int, name: str, prepared: Path, folder: Path, *arguments: object) -> Path:
-    """Train with `dsconfig/NAME.json` or `ddp` on so many pods; `none`: in one process here. Returns the run folder."""
-    config = () if name in ("none", "ddp") else ("--deepspeed", ROOT / "dsconfig" / f"{name}.json")
-    given = [
-        *TINY, "--precision", "fp32", "--dataset_path", prepared, "--outputdir", folder, "--threads", 1,
-        "--per_device_train_batch_size", EFFECTIVE_BATCH // pods, *config, *arguments,
-    ]  # fmt: skip
-    if name == "none":
-        script(given)
-    else:
-        planned = plan_launch(cluster, "textsql_train.py", [str(argument) for argument in given], pods=pods)
-        record = run_launch(planned, cluster)
-        assert (record["status"], record["pods"]) == ("ok", pods), failure(folder, record)
-    return folder
-
-
+ON_PODS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else [("zero3profiler", 2)]
+"""Those that are launched over pods, which takes longer than they do."""
 CURVE = [
-    "--max_steps", STEPS, "--eval_steps", STEPS // 2,
+    "--max_steps", STEPS, "--eval_steps", STEPS // 2, "--precision", "fp32", "--threads", 1,
     "--learning_rate", LEARNING_RATE, "--max_grad_norm", MAX_GRAD_NORM,
 ]  # fmt: skip
 
 
+def flags(name: str, ranks: int) -> list[object]:
+    """What makes a run one of `dsconfig/NAME.json`, of `ddp`, or of one process alone, on so many ranks."""
+    config = [] if name in ("none", "ddp") else ["--deepspeed", ROOT / "dsconfig" / f"{name}.json"]
+    return ["--per_device_train_batch_size", EFFECTIVE_BATCH // ranks, *config]
+
+
+def over_pods(cluster: Cluster, pods: int, name: str, prepared: Path, folder: Path) -> None:
+    """Train on so many pods of a cluster."""
+    given = [*TINY, *CURVE, *flags(name, pods), "--dataset_path", prepared, "--outputdir", folder]
+    planned = plan_launch(cluster, "textsql_train.py", [str(argument) for argument in given], pods=pods)
+    record = run_launch(planned, cluster)
+    assert (record["status"], record["pods"]) == ("ok", pods), failure(folder, record)
+
+
 @pytest.fixture(scope="module")
-def alone(cluster: Cluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that the others must equal: one process, no DeepSpeed."""
-    return train_on(cluster, 1, "none", prepared, tmp_path_factory.mktemp("alone") / "run", *CURVE)
+def forked(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that the others must equal, in one process without DeepSpeed, and those that need no pods."""
+    folder = tmp_path_factory.mktemp("forked")
+    pairs = [("none", 1), *(pair for pair in SEVEN if pair not in ON_PODS)]
+    runs = [(ranks, folder / f"{name}-{ranks}", flags(name, ranks)) for name, ranks in pairs]
+    run_several([*TINY, *CURVE, "--dataset_path", prepared], *runs)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(forked: Path) -> Path:
+    """The run that the others must equal."""
+    return forked / "none-1"
 
 
 def values(entries: list[dict[str, float]]) -> list[float]:
@@ -73,13 +80,22 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(run / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize(("name", "pods"), PAIRS)
-def test_a_technique_gives_the_numbers_of_one_process(
+@pytest.mark.parametrize(("name", "pods"), ON_PODS)
+def test_a_technique_on_pods_gives_the_numbers_of_one_process(
     name: str, pods: int, cluster: Cluster, alone: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    run = train_on(cluster, pods, name, prepared, tmp_path / "run", *CURVE)
+    over_pods(cluster, pods, name, prepared, tmp_path / "run")
+    assert_same_numbers(tmp_path / "run", alone, name, pods)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [pair for pair in SEVEN if pair not in ON_PODS])
+def test_a_technique_gives_the_numbers_of_one_process(name: str, ranks: int, forked: Path, alone: Path) -> None:
+    assert_same_numbers(forked / f"{name}-{ranks}", alone, name, ranks)
+
+
+def assert_same_numbers(run: Path, alone: Path, name: str, ranks: int) -> None:
     record, expected = read_record(run), read_record(alone)
-    assert (record["technique"], record["world_size"]) == (PROFILED.get(name, name), pods)
+    assert (record["technique"], record["world_size"]) == (PROFILED.get(name, name), ranks)
     assert record["effective_batch_size"] == expected["effective_batch_size"] == EFFECTIVE_BATCH
     assert len(record["losses"]) == STEPS
     assert values(record["losses"]) == pytest.approx(values(expected["losses"]), rel=1e-3)

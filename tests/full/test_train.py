@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,15 @@ from typing import Any
 
 import pytest
 
-from tests.full.conftest import ROOT, TINY, script
+from tests.full.conftest import ROOT, TINY, run_several, script
 from zeropods.errors import guarded
+from zeropods.launch.planning import free_port
 from zeropods.measure.records import read_record
 from zeropods.measure.run_folder import locked
 from zeropods.train.arguments import parse_arguments, read_flags
 from zeropods.train.run import fine_tune
+
+TWO_EPOCHS = ["--max_steps", "10", "--eval_steps", "0", "--per_device_train_batch_size", "6", "--save_steps", "8"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -113,32 +117,32 @@ def test_gradient_checkpointing_false_is_false_and_true_changes_no_loss(prepared
     assert losses(saving) == pytest.approx(losses(plain), rel=1e-5)
 
 
-def test_two_processes_train_as_one(prepared: Path, tmp_path: Path) -> None:
-    common = [*TINY, "--dataset_path", prepared, "--max_steps", "4", "--eval_steps", "0"]
-    one = train(tmp_path / "one", prepared, "--max_steps", 4, "--eval_steps", 0, "--per_device_train_batch_size", 12)
+@pytest.fixture(scope="module")
+def two(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes by torch's launcher, with a checkpoint in its second epoch."""
+    folder = tmp_path_factory.mktemp("two") / "run"
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    script([*common, "--per_device_train_batch_size", "6", "--outputdir", tmp_path / "two"], launcher=launcher)
-    two = read_record(tmp_path / "two")
-    assert (two["technique"], two["world_size"], len(two["ranks"])) == ("ddp", 2, 2)
-    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
-    assert two["eval_losses"][-1]["loss"] == pytest.approx(one["eval_losses"][-1]["loss"], rel=1e-4)
+    script([*TINY, *TWO_EPOCHS, "--dataset_path", prepared, "--outputdir", folder], launcher=launcher)
+    return folder
 
 
-def test_two_processes_go_on_with_the_rows_of_a_later_epoch(prepared: Path, tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    arguments = [
-        *TINY, "--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", "10", "--eval_steps", "0",
-        "--per_device_train_batch_size", "6", "--save_steps", "8",
-    ]  # fmt: skip
-    script(arguments, launcher=launcher)
-    undisturbed = read_record(tmp_path / "run")
-    (tmp_path / "run" / "record.json").unlink()
-    for later in (tmp_path / "run" / "checkpoints").glob("checkpoint-10"):
-        later.rename(tmp_path / "later")
-    script(arguments, launcher=launcher)
-    again = read_record(tmp_path / "run")
+def test_two_processes_train_as_one(two: Path, prepared: Path, tmp_path: Path) -> None:
+    one = train(tmp_path / "one", prepared, *TWO_EPOCHS, "--per_device_train_batch_size", 12)
+    record = read_record(two)
+    assert (record["technique"], record["world_size"], len(record["ranks"])) == ("ddp", 2, 2)
+    assert losses(record) == pytest.approx(losses(one), rel=1e-4)
+    assert record["eval_losses"][-1]["loss"] == pytest.approx(one["eval_losses"][-1]["loss"], rel=1e-4)
+
+
+def test_two_processes_go_on_with_the_rows_of_a_later_epoch(two: Path, prepared: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    (run / "record.json").unlink()
+    shutil.rmtree(run / "checkpoints" / "checkpoint-10")
+    run_several([*TINY, *TWO_EPOCHS, "--dataset_path", prepared], (2, run, []))
+    again = read_record(run)
     assert again["ranks"][0]["first_step"] == 8
-    assert losses(again) == pytest.approx(losses(undisturbed)[8:], rel=1e-6)
+    assert losses(again) == pytest.approx(losses(read_record(two))[8:], rel=1e-6)
 
 
 def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: Path, tmp_path: Path) -> None:
@@ -238,7 +242,7 @@ def test_the_deepspeed_launcher_trains_with_any_configuration(prepared: Path, tm
     }  # fmt: skip
     (tmp_path / "zero1.json").write_text(json.dumps(config))
     plain = train(tmp_path / "plain", prepared, "--max_steps", 3, "--eval_steps", 0)
-    launcher = ("-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", "29612")
+    launcher = ("-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", str(free_port()))
     arguments = [*TINY, "--max_steps", "3", "--eval_steps", "0", "--dataset_path", prepared]
     folder = tmp_path / "zero1"
     script([*arguments, "--deepspeed", tmp_path / "zero1.json", "--outputdir", folder], launcher=launcher)

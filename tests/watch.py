@@ -1,0 +1,60 @@
+"""What was being tested when a run of the tests was cut short, and an end to every process that it left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+MARK = "TESTS_RUN"
+"""In the environment of every process that a test starts, and of those that they start."""
+GRACE_SECONDS = 15.0
+"""What ends by itself once its test has ended is given this long; a pod's lease takes the longest."""
+
+
+class Watch:
+    """A plugin of the process that reports; the tests may run in others."""
+
+    def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._grace_seconds = grace_seconds
+        self._begun: dict[str, float] = {}
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        os.environ[MARK] = self._mark.partition("=")[2]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._begun[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._begun.pop(nodeid, None)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name what had not ended, and end what is left."""
+        for nodeid, began in self._begun.items():
+            terminalreporter.write_line(f"NOT ENDED after {time.monotonic() - began:.0f} s: {nodeid}", red=True)
+        for pid, line in self._killed().items():
+            terminalreporter.write_line(f"LEFT BEHIND and killed: {pid} {line}", red=True)
+
+    def _killed(self) -> dict[int, str]:
+        """Kill what the tests started and what has not ended within the grace; returns its command lines."""
+        deadline = time.monotonic() + self._grace_seconds
+        while (left := self._left()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return left
+
+    def _left(self) -> dict[int, str]:
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            # Others come and go meanwhile, or are not ours to read.
+            with suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes():
+                    words = (folder / "cmdline").read_bytes().split(b"\0")
+                    found[int(folder.name)] = b" ".join(words).decode(errors="replace").strip()
+        return found
