@@ -57,3 +57,10 @@ def new_folder(out: Path) -> Iterator[Path]:
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_unfinished(out: Path) -> None:
+    """Remove what killed writers of `new_folder(out)` have left. To be called where no other can be writing."""
+    for staging in out.parent.glob(f".{out.name}.*"):
+        if staging.is_dir():
+            shutil.rmtree(staging, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,37 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: str, sai
 def test_the_effective_configuration_is_plain_json(tmp_path: Path) -> None:
     config = effective_config(CONFIGS["zero3profiler"], tmp_path)
     assert json.loads(json.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ({"scheduler": {"type": "OneCycle", "params": {}}}, "scheduler.type 'OneCycle'; expected WarmupLR"),
+        ({"optimizer": {"type": "Adamm", "params": {}}}, "optimizer.type 'Adamm'; expected Adam, AdamW"),
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cubic"}}},
+            "warmup_type 'cubic'; expected linear",
+        ),
+        (
+            {"scheduler": {"type": "WarmupCosineLR", "params": {"cos_min_ratio": "x"}}},
+            "cos_min_ratio 'x'; expected 0 to 1",
+        ),
+    ],
+)
+def test_what_deepspeed_would_end_with_a_traceback_on_is_one_line(block: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        check_config(block, "file.json", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"gradient_clipping": NaN}', "NaN is no number"),
+        ('{"steps_per_print": 1, "steps_per_print": 2}', "'steps_per_print' stands there twice"),
+    ],
+)
+def test_json_that_other_readers_take_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_config(path)

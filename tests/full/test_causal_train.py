@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.full.conftest import ROOT
-from zeropods.data.causal import CausalPreparation, prepare_causal
+from zeropods.data.causal import CausalPreparation, content_key, key_of_preparation, prepare_causal
+from zeropods.data.manifest import read_manifest
 from zeropods.data.squad_sample import write_squad_sample
 from zeropods.data.text_sample import write_text_sample
 from zeropods.errors import guarded
@@ -318,3 +320,27 @@ def test_the_best_model_needs_a_dev_split(capsys: pytest.CaptureFixture[str], te
     best = ("--load_best_model", True, "--eval_steps", 5, "--save_steps", 5)
     said = refused(capsys, "--data", tmp_path / "data", "--outputdir", tmp_path / "run", *best)
     assert "has no dev split" in said
+
+
+def test_a_run_whose_raw_data_are_gone_goes_on_with_what_it_prepared(text: Path, tmp_path: Path) -> None:
+    raw, run = tmp_path / "raw", tmp_path / "run"
+    shutil.copytree(text, raw)
+    train(run, raw, *LM, *WHOLE, "--save_steps", 5)
+    (run / "record.json").unlink()
+    shutil.rmtree(raw)
+    assert train(run, raw, *LM, *WHOLE, "--save_steps", 5)["status"] == "ok"
+
+
+def test_what_a_killed_preparation_left_is_removed(text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / ".data.killed" / "new").mkdir(parents=True)
+    (run / "run.lock").touch()
+    train(run, text, *LM, *WHOLE)
+    assert not (run / ".data.killed").exists()
+
+
+def test_data_at_the_hub_are_not_asked_for_again(text_run: Path) -> None:
+    made = replace(read_manifest(text_run / "data"), source_sha256={"allenai/c4 en": "a1b2"})
+    asked = {"task": "lm", "data": "allenai/c4", "dataset_config": "en", "tokenizer": "gpt-tiny", "max_seq_length": 32}
+    wanted = CausalPreparation(**asked)
+    assert key_of_preparation(wanted, made) == content_key(wanted, {"allenai/c4 en": "a1b2"})

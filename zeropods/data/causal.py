@@ -12,6 +12,7 @@ from zeropods.data.byte_tokenizer import GPT_TINY, train_byte_tokenizer
 from zeropods.data.causal_lm import LmSource
 from zeropods.data.causal_squad import SquadSource
 from zeropods.data.causal_tokenizer import load_causal_tokenizer
+from zeropods.data.corpus_hub import hub_name
 from zeropods.data.manifest import SCHEMA_VERSION, Manifest, SplitStatistics
 from zeropods.data.tokenizer import fingerprint
 from zeropods.errors import UserError
@@ -81,9 +82,16 @@ def prepare_causal(
     return build_once(Path(out), key, lambda folder: _build(wanted, source, key, folder, progress))
 
 
-def key_of_preparation(wanted: CausalPreparation) -> str:
-    """The content key of the set that `prepare_causal` would make."""
-    return content_key(wanted, _source(wanted).hashes)
+def key_of_preparation(wanted: CausalPreparation, made: Manifest) -> str:
+    """The content key of the set that `prepare_causal` would make; `made` is one that it has made.
+
+    Raw data that are gone, or at a hub, which may not answer and whose revision moves on, count as they were then.
+    """
+    data = Path(wanted.data)
+    gone = not data.exists() and (isinstance(wanted.data, Path) or data.is_absolute())
+    of_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
+    hashes = made.source_sha256 if gone or of_hub else _source(wanted).hashes
+    return content_key(wanted, hashes)
 
 
 def content_key(wanted: CausalPreparation, hashes: dict[str, str]) -> str:

@@ -18,6 +18,11 @@ BY_LINE = "wikitext"
 """The data set whose rows are lines, blank ones without their ` \\n`, as they stood in the published files."""
 
 
+def hub_name(name: str, config: str | None) -> str:
+    """What a manifest calls a data set at the hub."""
+    return f"{name} {config or ''}".strip()
+
+
 def open_hub(name: str, config: str | None, field: str) -> HubCorpus:
     """The data set as it is at the hub now; `UserError` where the hub does not answer or has none of that name."""
     import httpx2
@@ -38,7 +43,7 @@ class HubCorpus:
 
     def __init__(self, name: str, config: str | None, field: str, revision: str | None) -> None:
         self._name, self._config, self._field, self._revision = name, config, field, revision
-        self.hashes = {f"{name} {config or ''}".strip(): revision or "local"}
+        self.hashes = {hub_name(name, config): revision or "local"}
         self._theirs = self._split_names()
         if "train" not in self._theirs:
             raise UserError(f"data set {name!r}: has no split train, but {', '.join(self._theirs)}; name another")

@@ -45,9 +45,10 @@ def find_source(run: Path, asked: int | None = None) -> Source:
     Raises:
         UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
     """
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run}: no {CONFIG}; expected the run folder that a training script wrote (--outputdir)")
-    run_id = str(read_json(run / CONFIG)["run_id"])
+    config = read_json(run / CONFIG) if (run / CONFIG).is_file() else {}
+    if "run_id" not in config:
+        raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
+    run_id = str(config["run_id"])
     ended = _ended_at(run)
     final = run / "model" if ended is not None else None
     if asked is not None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from zeropods import atomic
 from zeropods.data.byte_tokenizer import GPT_TINY
 from zeropods.data.causal import CausalPreparation, key_of_preparation, prepare_causal
 from zeropods.data.manifest import FILE, Manifest, read_manifest
@@ -14,8 +15,10 @@ from zeropods.errors import UserError
 from zeropods.plan.causal_shapes import CAUSAL_SHAPES
 from zeropods.report.progress import progress
 from zeropods.train.causal_arguments import MAX_SEQ_LENGTH, TASKS, CausalArguments
+from zeropods.train.disk_errors import said_in_one_line
 from zeropods.train.recipe import Prepared
 
+REMEDY = "see to the disk, then call again"
 OWN = "data"
 """The set of a run that was given raw data, in its run folder."""
 
@@ -41,20 +44,23 @@ class CausalData:
         if self.is_prepared:
             _check_flags(self.arguments, read_manifest(self._given))
         elif self._task == "squad":
-            _check_questions(self.arguments)
+            _check_questions(self.arguments, prepared=(self.folder / FILE).is_file())
 
     def prepare(self) -> None:
         """Make the set of raw data where it is not there yet; one of other data is never replaced."""
         if self.is_prepared:
             return
         if (self.folder / FILE).is_file():
-            if read_manifest(self.folder).content_key != key_of_preparation(self._wanted):
+            made = read_manifest(self.folder)
+            if made.content_key != key_of_preparation(self._wanted, made):
                 raise UserError(
                     f"{self.folder}: was prepared from other data, or with other settings, than --data "
                     f"{self.arguments.data} now has; choose another --outputdir"
                 )
             return
-        with progress("prepare", "rows") as bar:
+        # This process holds the run's lock: what is half made was left by one that was killed.
+        atomic.remove_unfinished(self.folder)
+        with progress("prepare", "rows") as bar, said_in_one_line(self.folder, "the prepared data", REMEDY):
             prepare_causal(self._wanted, self.folder, bar.update)
 
     def read(self) -> Prepared:
@@ -82,7 +88,7 @@ class CausalData:
         a = self.arguments
         return CausalPreparation(
             task=self._task,
-            data=self._given if self._given.is_dir() else a.data,
+            data=self._given if self._given.is_dir() or self._task == "squad" else a.data,
             tokenizer=a.tokenizer_name or _own_tokenizer(a),
             max_seq_length=a.max_seq_length or MAX_SEQ_LENGTH,
             loss_on=a.loss_on,
@@ -98,11 +104,12 @@ def _own_tokenizer(arguments: CausalArguments) -> str:
     return GPT_TINY if tiny else arguments.model_id
 
 
-def _check_questions(arguments: CausalArguments) -> None:
+def _check_questions(arguments: CausalArguments, *, prepared: bool) -> None:
+    """Refuse flags of plain text, and a folder that is not there, unless the run has prepared its data already."""
     for name in ("dataset_config", "text_field"):
         if getattr(arguments, name) is not None:
             raise UserError(f"--{name} {getattr(arguments, name)}: is for --task lm; leave it out")
-    if not Path(arguments.data).is_dir():
+    if not prepared and not Path(arguments.data).is_dir():
         raise UserError(
             f"--data {arguments.data}: no such folder; give a prepared set, or make one: zeropods data get squad"
         )

@@ -26,10 +26,10 @@ FLAGS = {
 def read_config(path: Path) -> Config:
     """The JSON object in a file; `UserError` if it is not there or not one."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object, parse_constant=_no_number)
     except FileNotFoundError:
         raise UserError(f"--deepspeed {path}: no such file; expected one like dsconfig/zero1.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"--deepspeed {path}: not JSON: {error}; mend the file") from None
     if not isinstance(config, dict):
         raise UserError(f"--deepspeed {path}: {type(config).__name__}; expected a JSON object")
@@ -71,6 +71,18 @@ def technique(config: Config | None, world_size: int) -> str:
     if stage not in (1, 2, 3) or (stage == 3 and parameters != optimizer) or (stage < 3 and parameters):
         return "custom"
     return f"zero{stage}_offload" if optimizer else f"zero{stage}"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _offloaded(zero: Config, key: str) -> bool:

@@ -31,7 +31,14 @@ SCHEDULES = {
     "WarmupDecayLR": ("linear", RATES | {"total_num_steps"}),
     "WarmupCosineLR": ("cosine", WARMUP | {"total_num_steps", "warmup_min_ratio", "cos_min_ratio"}),
 }
-"""By type: what `--lr_scheduler_type` calls it, and its parameters. Other types are left to DeepSpeed."""
+"""By type: what `--lr_scheduler_type` calls it, and its parameters."""
+OPTIMIZERS = ("Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", "MuAdam", "MuAdamW", "MuSGD")
+"""Types that DeepSpeed 0.19 builds itself, in whatever case."""
+OF_TORCH = ("Adadelta", "Adafactor", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+"""Others that it takes from `torch.optim`, by their exact names."""
+WARMUP_TYPES = ("linear", "log")
+SHARES = ("warmup_min_ratio", "cos_min_ratio")
+"""Parts of the highest rate."""
 FILLED = frozenset({*DEFAULTS, f"{SCHEDULER}.warmup_min_lr"})
 """Where transformers puts a number in the place of `auto`."""
 
@@ -43,6 +50,7 @@ def optimizer_faults(config: dict[str, Any], arguments: Mapping[str, Any]) -> It
         arguments: as `deepspeed_config.check_config` has them.
     """
     yield from _unfilled(config)
+    yield from _optimizer(config)
     yield from _schedule(config, arguments)
     kind = lookup(config, "scheduler.type")
     for key, (expected, said) in _expected(arguments).items():
@@ -65,10 +73,21 @@ def _unfilled(config: dict[str, Any]) -> Iterator[str]:
                 yield f'{block}.{name} "auto": nothing fills it in; give a value, or leave it out'
 
 
+def _optimizer(config: dict[str, Any]) -> Iterator[str]:
+    kind = lookup(config, "optimizer.type")
+    known = {name.lower() for name in OPTIMIZERS}
+    if "optimizer" in config and str(kind).lower() not in known and kind not in OF_TORCH:
+        yield f"optimizer.type {kind!r}; expected {', '.join([*OPTIMIZERS, *OF_TORCH])}"
+
+
 def _schedule(config: dict[str, Any], arguments: Mapping[str, Any]) -> Iterator[str]:
     kind = lookup(config, "scheduler.type")
-    if kind not in SCHEDULES:
+    if "scheduler" not in config:
         return
+    if kind not in SCHEDULES:
+        yield f"scheduler.type {kind!r}; expected {', '.join(SCHEDULES)}; without it --lr_scheduler_type decides"
+        return
+    yield from _parameter_faults(lookup(config, SCHEDULER) or {})
     ours, known = SCHEDULES[kind]
     for name in lookup(config, SCHEDULER) or {}:
         if name not in known:
@@ -76,6 +95,16 @@ def _schedule(config: dict[str, Any], arguments: Mapping[str, Any]) -> Iterator[
     asked = arguments.get("lr_scheduler_type", ours)
     if asked != ours:
         yield f"scheduler.type {kind!r}, --lr_scheduler_type {asked}; give --lr_scheduler_type {ours}"
+
+
+def _parameter_faults(parameters: Mapping[str, Any]) -> Iterator[str]:
+    kind = parameters.get("warmup_type", "log")
+    if kind not in WARMUP_TYPES:
+        yield f"{SCHEDULER}.warmup_type {kind!r}; expected {' or '.join(WARMUP_TYPES)}"
+    for name in SHARES:
+        value = parameters.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            yield f"{SCHEDULER}.{name} {value!r}; expected 0 to 1"
 
 
 def _expected(arguments: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
