@@ -271,3 +271,10 @@ def test_over_all_of_dev_the_score_is_that_of_another_count(
 
 def test_an_answer_of_the_data_itself_is_always_right(dev: list[SquadExample]) -> None:
     assert all(exact_match(example.answers[-1], example.answers) for example in dev)
+
+
+def test_an_answer_under_another_question_s_number_is_refused(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "predictions.dev.jsonl"
+    write_answers(path, [answer(0, "fox"), SquadAnswer(index=9, id="q0", question="Who ran?", text="fox")])
+    with pytest.raises(UserError, match=r":2: index 9 and 'Who ran\?', but question q0 is number 0 of dev"):
+        score_answers(path, data, "dev")

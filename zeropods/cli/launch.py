@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,7 +126,7 @@ def _as_job(arguments: argparse.Namespace) -> Result:
         raise UserError(f"--export {arguments.export[0]}: a SLURM job gets the whole environment; leave it out")
     script, *script_arguments = arguments.command
     asked = {name: getattr(arguments, name) for name in ("partition", "time_limit", "account")}
-    if arguments.dry_run and shutil.which("sinfo") is None:
+    if arguments.dry_run and not _slurm_answers():
         # A job can be written where there is no SLURM.
         asked["has_gpus"] = True
     if arguments.cpus_per_slot is not None:
@@ -140,6 +139,16 @@ def _as_job(arguments: argparse.Namespace) -> Result:
         return submission.to_json()
     record = run_slurm(submission, show=_show, timeout_seconds=arguments.timeout)
     return {**record, "folder": str(submission.launch.folder)}
+
+
+def _slurm_answers() -> bool:
+    from zeropods.launch.slurm.controller import SlurmError, offer
+
+    try:
+        offer(None)
+    except SlurmError:
+        return False
+    return True
 
 
 def _dry(planned: Launch) -> Result:

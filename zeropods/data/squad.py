@@ -50,7 +50,7 @@ def squad_file(folder: Path, split: str) -> Path:
     official = Path(folder) / f"{split}-v1.1.json"
     if official.is_file():
         return official
-    found = sorted(Path(folder).glob(f"{split}*.json"))
+    found = _named(folder, split)
     if not found:
         raise UserError(f"{official}: no such file; the official release has it: zeropods data get squad --out DIR")
     if len(found) > 1:
@@ -62,7 +62,12 @@ def squad_file(folder: Path, split: str) -> Path:
 def squad_splits(folder: Path) -> list[str]:
     """The splits that a folder has; train must be there."""
     squad_file(folder, "train")
-    return [split for split in SPLITS if any(Path(folder).glob(f"{split}*.json"))]
+    return [split for split in SPLITS if _named(folder, split)]
+
+
+def _named(folder: Path, split: str) -> list[Path]:
+    """Files that may hold a split; `dev.executable.json` is WikiSQL's."""
+    return [path for path in sorted(Path(folder).glob(f"{split}*.json")) if not path.name.endswith(".executable.json")]
 
 
 def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -69,4 +69,9 @@ def _pairs(path: Path, data_folder: Path, split: str) -> Iterator[tuple[SquadAns
                 f"{path}:{number}: {split} has no question with the id {answer.id!r:.60}; "
                 "score the file against the split and data it was made from"
             )
+        if (answer.index, answer.question) != (example.index, example.question):
+            raise UserError(
+                f"{path}:{number}: index {answer.index} and {answer.question!r:.60}, but question {answer.id} is "
+                f"number {example.index} of {split} and asks {example.question!r:.60}; score the file against its data"
+            )
         yield answer, example

@@ -12,6 +12,8 @@ ANSWER_SECONDS = 60.0
 """SLURM's own commands wait some 10 to 30 s for a controller that does not answer."""
 UNKNOWN_JOB = "Invalid job id"
 """What SLURM says of a job that ended MinJobAge (300 s) ago, or never was."""
+NO_CLUSTER = "Could not establish a configuration source"
+"""What SLURM's commands say where nobody has configured it."""
 
 
 class SlurmError(UserError):
@@ -70,7 +72,9 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{program}: no answer within {ANSWER_SECONDS:.0f} s; see scontrol ping") from None
     if done.returncode != 0:
-        raise SlurmError(_words(program, done.stderr or done.stdout) or f"{program}: status {done.returncode}")
+        words = _words(program, done.stderr or done.stdout) or f"{program}: status {done.returncode}"
+        remedy = "; run this where SLURM is configured (slurm.conf), or take --launcher pdsh"
+        raise SlurmError(words + (remedy if NO_CLUSTER in words else ""))
     return done.stdout
 
 
