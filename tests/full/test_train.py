@@ -280,7 +280,7 @@ def test_abbreviated_and_unknown_flags_fail(flag: str) -> None:
     [
         (("--precision", "fp16"), "overflow"),
         (("--max_steps", 0), "--max_steps 0; expected at least 1"),
-        (("--memory_interval", "nan"), "--memory_interval nan; expected at least 0"),
+        (("--memory_interval", "nan"), "--memory_interval nan; expected a number of at least 0"),
         (("--dropout", 1.5), "--dropout 1.5"),
         (("--deepspeed", "nowhere.json"), "nowhere.json: no such file"),
         (("--deepspeed", __file__), "not JSON"),
