@@ -21,6 +21,7 @@ from zeropods.threads import wait_passively
 NAMES = (
     "preparing",
     "training",
+    "causal",
     "prediction",
     "embedded",
     "rendezvous",

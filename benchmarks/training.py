@@ -55,9 +55,9 @@ def measure(work: Path) -> list[Figure]:
     control: list[float] = []
     ours: dict[str, list[float]] = {"FP32": []} | ({"BF16": []} if multiplies_bf16() else {})
     for _ in range(ROUNDS):
-        control += _steps(_control(data.train), 2)
+        control += timed_steps(_control(data.train), 2)
         for precision, seconds in ours.items():
-            seconds += _steps(_ours(data, precision), 9)
+            seconds += timed_steps(_ours(data, precision), 9)
     name = "training, t5-small shape, batch 32, {} against the original's recipe"
     figures = [ratio(name.format(p), control, seconds, "12 (BF16)", what) for p, seconds in ours.items()]
     figures.append(
@@ -68,7 +68,7 @@ def measure(work: Path) -> list[Figure]:
     return figures
 
 
-def _steps(trainer: Trainer, count: int) -> list[float]:
+def timed_steps(trainer: Trainer, count: int) -> list[float]:
     """Seconds of `count` steps after one that warms up."""
     clock = _Clock()
     trainer.add_callback(clock)

@@ -118,11 +118,10 @@ def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
     """What a launcher gives a rank."""
     if processes == 1:
         return {}
-    own, all_ = str(rank), str(processes)
-    return {
-        **{"RANK": own, "LOCAL_RANK": own, "WORLD_SIZE": all_, "LOCAL_SIZE": all_},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-    }
+    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(processes))
+    return {**own, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def _rank(kind: type[RunArguments], argv: list[str], variables: dict[str, str], output: IO[bytes]) -> None:

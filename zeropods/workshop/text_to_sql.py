@@ -1,4 +1,4 @@
-"""What the notebooks share: which data and model, where everything lies, how large a job it is.
+"""What notebooks 00 to 06 share: which data and model, where everything lies, how large a job it is.
 
 Each setting can be given in a notebook's parameters cell, `Workshop(model="t5-small")`, or for all
 notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
@@ -6,23 +6,18 @@ notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.threads import wait_passively
+from zeropods.workshop.settings import ROOT, RUNS, SAMPLE, at_ease, setting
 
 if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
     from zeropods.sweep.matrix import Matrix
 
-ROOT = Path(__file__).resolve().parents[1]
-SAMPLE, WIKISQL = "sample", "wikisql"
+WIKISQL = "wikisql"
 TINY = "t5-tiny"
 
 TRAINING: dict[str, Any] = {"save_steps": 0, "per_device_train_batch_size": 32}
@@ -53,53 +48,37 @@ PROFILED = {"zero1": "zero1profiler", "zero2": "zero2profiler", "zero3_offload":
 """Configurations with the flops profiler, by technique."""
 
 
-def _setting(name: str, default: Any, read: Callable[[str], Any] = str) -> Callable[[], Any]:
-    """What a setting is where the notebook does not say: the environment's value, or the default."""
-    variable = f"ZEROPODS_{name.upper()}"
-
-    def value() -> Any:
-        text = os.environ.get(variable)
-        try:
-            return read(text) if text else default
-        except ValueError:
-            raise UserError(f"{variable}: {text!r}; expected {read.__name__}") from None
-
-    return value
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workshop:
-    """The settings of the notebooks."""
+    """The settings of notebooks 00 to 06."""
 
-    dataset: str = field(default_factory=_setting("dataset", SAMPLE))
+    dataset: str = field(default_factory=setting("dataset", SAMPLE))
     """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's layout."""
-    model: str = field(default_factory=_setting("model", TINY))
+    model: str = field(default_factory=setting("model", TINY))
     """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder."""
-    init: str | None = field(default_factory=_setting("init", None))
+    init: str | None = field(default_factory=setting("init", None))
     """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
-    prompt: str = field(default_factory=_setting("prompt", "schema"))
+    prompt: str = field(default_factory=setting("prompt", "schema"))
     """`schema` or `question`."""
-    tokenizer: str | None = field(default_factory=_setting("tokenizer", None))
+    tokenizer: str | None = field(default_factory=setting("tokenizer", None))
     """A hub id, a folder or a spiece.model; the model's own if not given."""
-    limit: int | None = field(default_factory=_setting("limit", None, int))
+    limit: int | None = field(default_factory=setting("limit", None, int))
     """Only the first N examples of each split."""
-    steps: int | None = field(default_factory=_setting("steps", None, int))
+    steps: int | None = field(default_factory=setting("steps", None, int))
     """Optimizer steps; the model's own epochs or seconds if not given."""
-    batch_size: int | None = field(default_factory=_setting("batch_size", None, int))
+    batch_size: int | None = field(default_factory=setting("batch_size", None, int))
     """Training rows a step and pod."""
-    pods: int = field(default_factory=_setting("pods", 3, int))
+    pods: int = field(default_factory=setting("pods", 3, int))
     """How many pods 03 starts."""
-    repeats: int = field(default_factory=_setting("repeats", 2, int))
+    repeats: int = field(default_factory=setting("repeats", 2, int))
     """How often the matrix of 03 runs each of its cells."""
-    questions: int = field(default_factory=_setting("questions", 600, int))
+    questions: int = field(default_factory=setting("questions", 600, int))
     """How many questions the trained model answers."""
-    runs: Path = field(default_factory=_setting("runs", Path("runs/notebooks"), Path))
+    runs: Path = field(default_factory=setting("runs", RUNS, Path))
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
 
     def __post_init__(self) -> None:
-        wait_passively()
-        if "ipykernel" in sys.modules:
-            _quiet_others()
+        at_ease()
 
     def _repr_html_(self) -> str:
         from zeropods.report.table import Table
@@ -223,10 +202,3 @@ class Workshop:
         elif not self.data.is_dir():
             raise UserError(f"dataset {self.dataset!r}: no such folder; expected {SAMPLE}, {WIKISQL} or a folder")
         return self.data
-
-
-def _quiet_others() -> None:
-    """Keep other libraries' progress bars out of a notebook; ours is enough."""
-    for library in ("HF_HUB", "HF_DATASETS"):
-        os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
-    warnings.filterwarnings("ignore", message="IProgress not found")

@@ -1,0 +1,191 @@
+"""Causal training: padding of packed text, speed against the workshop's recipe, and what a resumed run does again.
+
+The workshop (SYSTEMS: BLOOM and SQuAD) pads every question to 512 tokens, takes the inputs as labels, and trains in
+FP32 through a plain Trainer. Rounds of all ways alternate in one process, so that a noisy neighbour slows all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BloomForCausalLM, Trainer, TrainingArguments
+
+from benchmarks.data import ROOT, SHARED
+from benchmarks.figure import Figure, ratio
+from benchmarks.training import NO_BF16, timed_steps
+from zeropods.data.byte_tokenizer import GPT_TINY
+from zeropods.data.causal import CausalPreparation, prepare_causal
+from zeropods.data.squad_sample import write_squad_sample
+from zeropods.data.text_sample import write_text_sample
+from zeropods.launch.follow import LINE
+from zeropods.launch.process import train_argv
+from zeropods.measure.records import read_record
+from zeropods.plan.causal_shapes import CausalShape
+from zeropods.train.causal_arguments import CausalArguments
+from zeropods.train.causal_config import causal_config
+from zeropods.train.causal_model import random_causal
+from zeropods.train.causal_recipe import Causal
+from zeropods.train.dropout import cheapen_dropout
+from zeropods.train.master import MasterAdamW, round_to_bf16
+from zeropods.train.precision import multiplies_bf16
+from zeropods.train.recipe import Prepared
+from zeropods.train.sampler import LengthGroupedSampler
+from zeropods.train.trainer import MeasuredTrainer
+
+ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512
+SHAPE = CausalShape(
+    family="bloom", hidden=256, layers=6, heads=8, kv_heads=8, head_size=32, ffn=1_024,
+    vocabulary=50_304, positions=2_048, tied=True,
+)  # fmt: skip
+"""A BLOOM of 17.6 M parameters, for the 50,257 tokens of gpt2."""
+SAVE_STEPS, KILLED_AT = 5, 13
+
+
+def measure(work: Path) -> list[Figure]:
+    """Padding, speed-ups over the workshop's recipe, steps done twice."""
+    return [*_padding(work), *_speed(work), _resume(work)]
+
+
+def _padding(work: Path) -> list[Figure]:
+    """Of what a training step multiplies, the share that is no token."""
+    data, tokenizer, what = _text(work)
+    wanted = CausalPreparation(task="lm", data=data, tokenizer=tokenizer, max_seq_length=LENGTH)
+    manifest, _ = prepare_causal(wanted, work / "text")
+    train, statistics = Prepared.read(work / "text").train, manifest.splits["train"]
+    lengths = train.lengths()[:, 0]
+    order = LengthGroupedSampler(train.lengths(), BATCH, seed=0).order()
+    padded = float(lengths[order].max(axis=1).sum() * BATCH)
+    left = statistics.leftover_tokens or 0
+    share = 100 * (1 - lengths[order].sum() / padded)
+    note = f"{what}, {len(lengths):,} blocks of {LENGTH}; {left} of {statistics.source.total + left:,} tokens left out"
+    return [Figure(name="lm: padding", value=float(share), unit="%", asked="under 1", note=note)]
+
+
+def _speed(work: Path) -> list[Figure]:
+    data, tokenizer, what = _questions(work)
+    sets = {}
+    for loss_on in ("answer", "all"):
+        wanted = CausalPreparation(
+            task="squad", data=data, tokenizer=tokenizer, max_seq_length=LENGTH, loss_on=loss_on, limit=500
+        )
+        prepare_causal(wanted, work / loss_on)
+        sets[loss_on] = Prepared.read(work / loss_on)
+    precisions = ["FP32", *(["BF16"] if multiplies_bf16() else [])]
+    ours: dict[tuple[str, str], list[float]] = {(p, loss_on): [] for loss_on in sets for p in precisions}
+    control: list[float] = []
+    for _ in range(ROUNDS):
+        control += timed_steps(_control(sets["all"], work), 1)
+        for (precision, loss_on), seconds in ours.items():
+            seconds += timed_steps(_ours(sets[loss_on], precision, work), 3)
+    name = "training, small bloom, loss on {1}, {0} against the workshop's"
+    figures = [ratio(name.format(*way), control, seconds, "4", what) for way, seconds in ours.items()]
+    rate = BATCH * PASSES / float(np.median(control))
+    figures.append(Figure(name="the workshop's recipe", value=rate, unit="samples/s", asked="-", note=what))
+    if "BF16" not in precisions:
+        figures += [Figure(name=name.format("BF16", on), value=None, unit="x", asked="4", note=NO_BF16) for on in sets]
+    return figures
+
+
+def _control(data: Prepared, work: Path) -> Trainer:
+    """Plain transformers: every row padded to 512, pads too are labels."""
+    pad = data.tokenizer.pad_token_id
+
+    def collate(rows: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, torch.Tensor]:
+        ids, mask = np.full((len(rows), LENGTH), pad), np.zeros((len(rows), LENGTH), dtype=np.int64)
+        for number, (row, _) in enumerate(rows):
+            ids[number, : len(row)], mask[number, : len(row)] = row, 1
+        inputs = torch.from_numpy(ids)
+        return {"input_ids": inputs, "attention_mask": torch.from_numpy(mask), "labels": inputs.clone()}
+
+    model = BloomForCausalLM(causal_config(SHAPE))
+    return Trainer(model=model, args=_arguments(work), train_dataset=data.train, data_collator=collate)
+
+
+def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
+    model = cheapen_dropout(random_causal(SHAPE, seed=0))
+    masters = precision == "BF16"
+    trainer = MeasuredTrainer(
+        model=round_to_bf16(model) if masters else model,
+        args=_arguments(work),
+        recipe=Causal(CausalArguments(data=str(data.folder))),
+        data=data,
+    )
+    optimizer = MasterAdamW if masters else torch.optim.AdamW
+    trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": 5e-5, "fused": True})
+    return trainer
+
+
+def _arguments(work: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(work / "trainer"),
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=PASSES,
+        max_steps=1,
+        learning_rate=5e-5,
+        weight_decay=0.01,
+        save_strategy="no",
+        report_to=[],
+        remove_unused_columns=False,
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=10_000,
+    )
+
+
+def _resume(work: Path) -> Figure:
+    """Kill a run between two checkpoints; what the next attempt does again is at most what lies between them."""
+    write_text_sample(work / "sample")
+    flags: dict[str, Any] = {
+        **{"task": "lm", "data": work / "sample", "max_seq_length": 64, "init": "random"},
+        **{"model_name_or_path": GPT_TINY, "save_steps": SAVE_STEPS, "logging_steps": 1, "eval_steps": 0},
+        **{"max_train_steps": 40, "outputdir": work / "killed", "threads": 1},
+    }
+    argv = train_argv(ROOT / "causal_train.py", **flags)
+    reached = _killed(argv, work / "killed" / "train.log")
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
+    first = read_record(work / "killed")["ranks"][0]["first_step"]
+    note = f"killed after step {reached}, went on after step {first}; a checkpoint each {SAVE_STEPS} steps"
+    return Figure(
+        name="steps that a resumed run does again", value=reached - first, unit="steps", asked=f"at most {SAVE_STEPS}",
+        note=note,
+    )  # fmt: skip
+
+
+def _killed(argv: list[str], log: Path, seconds: float = 300) -> int:
+    """Start a run and kill it after some steps; returns the last step that it has logged."""
+    run = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + seconds
+    try:
+        while run.poll() is None and _last_step(log) < KILLED_AT and time.monotonic() < deadline:
+            time.sleep(0.005)
+    finally:
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+    return _last_step(log)
+
+
+def _last_step(log: Path) -> int:
+    lines = log.read_text("utf-8").splitlines() if log.is_file() else []
+    return max((int(found[1]) for found in map(LINE.search, lines) if found), default=0)
+
+
+def _text(work: Path) -> tuple[Path, str, str]:
+    """(folder, tokenizer, what it is)."""
+    if (SHARED / "wikitext-2").is_dir():
+        return SHARED / "wikitext-2", str(SHARED / "gpt2"), "WikiText-2"
+    write_text_sample(work / "sample")
+    return work / "sample", GPT_TINY, "sample text, since there is no WikiText-2 here"
+
+
+def _questions(work: Path) -> tuple[Path, str, str]:
+    if (SHARED / "squad").is_dir():
+        return SHARED / "squad", str(SHARED / "gpt2"), "500 questions of SQuAD"
+    write_squad_sample(work / "questions")
+    return work / "questions", GPT_TINY, "500 generated questions, since there is no SQuAD here"

@@ -1,0 +1,148 @@
+"""The notebooks of causal models, executed on fresh kernels at a small scale, twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods.measure.records import read_record
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = (
+    "11_baseline_bloom_squad",
+    "12_zero_stages_one_gpu",
+    "13_many_gpus_many_nodes",
+    "14_causal_lm",
+    "15_plan_8b",
+)
+STEPS = 2
+SMALL = {"STEPS": str(STEPS), "SUBSET": "40", "QUESTIONS": "4", "SLOTS": "2", "PODS": "2"}
+LIMIT_SECONDS = 600
+TECHNIQUES = ["none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload"]
+
+
+def executed(folder: Path, *notebooks: str) -> str:
+    """What `tools/demo.py` prints of some notebooks, with runs and copies below a folder."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")}
+    environment |= {f"ZEROPODS_CAUSAL_{name}": value for name, value in SMALL.items()}
+    environment["ZEROPODS_CAUSAL_RUNS"] = str(folder / "runs")
+    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), *notebooks]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs and copies of the five notebooks."""
+    folder = tmp_path_factory.mktemp("causal")
+    executed(folder, *NOTEBOOKS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squad(folder: Path) -> Path:
+    """The runs of 11, 12 and 13."""
+    (runs,) = (folder / "runs").glob("*-squad-*")
+    return runs
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> Path:
+    """The runs of 14."""
+    (runs,) = (folder / "runs").glob("*-lm-*")
+    return runs
+
+
+def record(runs: Path, name: str) -> dict[str, Any]:
+    return read_record(runs / f"{name}-{STEPS}-steps")
+
+
+def shown(folder: Path, notebook: str) -> str:
+    """All that the cells of an executed copy show as text."""
+    cells = json.loads((folder / "copies" / f"{notebook}.ipynb").read_text())["cells"]
+    data = [out.get("data", {}) for cell in cells for out in cell.get("outputs", [])]
+    return "".join("".join(one.get("text/plain", [])) for one in data)
+
+
+def test_every_notebook_is_kept_as_a_page(folder: Path) -> None:
+    assert {page.stem for page in (folder / "copies").glob("*.html")} == set(NOTEBOOKS)
+
+
+def test_the_baseline_answers_questions_and_is_scored(squad: Path) -> None:
+    score = json.loads((squad / f"none-{STEPS}-steps" / "score.dev.json").read_text())
+    assert (score["task"], score["examples"]) == ("squad", int(SMALL["QUESTIONS"]))
+
+
+def test_the_baseline_shows_the_two_tables_of_the_workshop(folder: Path) -> None:
+    said = shown(folder, NOTEBOOKS[0])
+    assert all(heading in said for heading in ("final train loss", "steps an epoch", "peak (MiB)", "minimum (MiB)"))
+
+
+def test_six_techniques_and_the_baseline_have_a_result(squad: Path) -> None:
+    assert [record(squad, technique)["status"] for technique in TECHNIQUES] == ["ok"] * 7
+
+
+def test_techniques_are_what_the_runs_were_made_with(squad: Path) -> None:
+    assert [record(squad, technique)["technique"] for technique in TECHNIQUES] == TECHNIQUES
+
+
+def test_the_techniques_have_the_losses_of_the_baseline(squad: Path) -> None:
+    curves = [[point["loss"] for point in record(squad, technique)["losses"]] for technique in TECHNIQUES]
+    assert len(curves[0]) == STEPS
+    assert all(curve == pytest.approx(curves[0], rel=1e-5) for curve in curves)
+
+
+def test_slots_and_pods_are_told_apart(squad: Path) -> None:
+    found = [record(squad, name) for name in ("zero1", "zero1-2-slots", "zero1-2-pods")]
+    assert [(one["pods"], one["slots"]) for one in found] == [(1, 1), (1, 2), (2, 1)]
+
+
+def test_several_processes_have_the_losses_of_one(squad: Path) -> None:
+    names = ("zero1", "zero1-2-slots", "zero1-2-pods")
+    curves = [[point["loss"] for point in record(squad, name)["losses"]] for name in names]
+    assert all(curve == pytest.approx(curves[0], rel=1e-4) for curve in curves)
+
+
+def test_the_job_for_slurm_is_shown(folder: Path) -> None:
+    assert "sbatch --parsable" in shown(folder, NOTEBOOKS[2])
+
+
+def test_text_is_scored_on_both_unseen_splits(text: Path) -> None:
+    run = text / f"none-{STEPS}-steps"
+    losses = [json.loads((run / f"score.{split}.json").read_text())["loss"] for split in ("dev", "test")]
+    assert losses[0] == pytest.approx(record(text, "none")["eval_losses"][-1]["loss"])
+
+
+def test_perplexity_is_shown_before_and_after(folder: Path) -> None:
+    said = shown(folder, NOTEBOOKS[3])
+    assert "perplexity before" in said and "| test " in said
+
+
+def test_text_is_generated_before_and_after(folder: Path, text: Path) -> None:
+    prompt = json.loads((text / f"none-{STEPS}-steps" / "generated.json").read_text())["prompt"]
+    assert shown(folder, NOTEBOOKS[3]).count(f"| {prompt} |") == 2
+
+
+def test_no_pod_outlives_its_notebook(folder: Path) -> None:
+    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(folder) in read(path)]
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_a_second_call_trains_nothing(folder: Path, squad: Path) -> None:
+    records = sorted((folder / "runs").rglob("record.json"))
+    before = [path.stat().st_mtime_ns for path in records]
+    executed(folder, *NOTEBOOKS[:4])
+    assert len(records) == 10 and before == [path.stat().st_mtime_ns for path in records]
