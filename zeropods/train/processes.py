@@ -40,7 +40,8 @@ def be_the_only_rank() -> None:
 
 def slots() -> int:
     """Processes of the run on one pod, as torchrun or DeepSpeed's launcher say; else all of them."""
-    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
+    # DeepSpeed's word first: accelerate puts LOCAL_WORLD_SIZE=1 beside it on a CPU.
+    said = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
     return int(said) if said else world_size()
 
 
