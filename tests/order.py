@@ -6,7 +6,7 @@ import pytest
 
 DEAREST = (
     "test_notebooks", "test_same_numbers", "test_supervise", "test_train", "test_agent", "test_sweep",
-    "test_causal_notebooks", "test_sbatch_files", "test_slurm",
+    "test_causal_notebooks",
     "test_deepspeed_launcher", "test_checkpoint_training", "test_cluster", "test_own_hosts", "test_cut_network",
     "test_sbatch_files", "test_slurm",
 )  # fmt: skip
