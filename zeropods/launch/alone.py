@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Callable
@@ -9,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zeropods.launch.child import OverdueError, run_child
+from zeropods.launch.child import OverdueError, StandstillError, run_child
 from zeropods.launch.follow import following
+from zeropods.launch.out_of_memory import killed_for_memory, unmeasured
 from zeropods.launch.outcome import NEVER_A_CAUSE
+from zeropods.launch.stacks import ask_below, save_stacks
+from zeropods.launch.standstill import Standstill
 from zeropods.measure.records import compose_record, read_record, write_record
 from zeropods.measure.run_folder import CONFIG, RECORD, locked
+from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.oom_kills import oom_kills
 
 LOG = "launch.log"
 """What the script wrote on stdout and stderr, attempt after attempt; stands in the run folder."""
@@ -34,18 +40,40 @@ class Ended:
     """Of the attempt that it made; None where it made none."""
 
 
-def run_to_end(argv: list[str], folder: Path, timeout_seconds: float | None = None) -> Ended:
+def run_to_end(
+    argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None
+) -> Ended:
     """Run a command that trains into a run folder, and see to it that an attempt has a record.
 
     The command writes its own. Where it was killed, nobody else would write one; and where its time was
     over, it can only say that it was interrupted.
+
+    Args:
+        step_timeout: as `launch.run.launch` has it.
     """
+    before = stamp(folder / CONFIG)
+    standstill = Standstill(folder, (), step_timeout, lambda: stamp(folder / CONFIG) != before)
 
     def run(output: IO[bytes]) -> int:
         with following(folder) as tick:
-            return run_child(argv, output, tick, timeout_seconds=timeout_seconds)
+
+            def watch() -> None:
+                tick()
+                end_standstill(standstill)
+
+            return run_child(argv, output, watch, timeout_seconds=timeout_seconds)
 
     return to_end(run, folder)
+
+
+def end_standstill(standstill: Standstill) -> None:
+    """Raise `StandstillError` where a run below this process stands still; the stacks of its ranks are kept."""
+    found = standstill.look()
+    if found is None:
+        return
+    below = {process.pid for process in Tree.read().below(os.getpid())}
+    save_stacks(standstill.folder, standstill.beats(), lambda: ask_below(os.getpid()), lambda process: process.pid in below)
+    raise StandstillError(found.reason)
 
 
 def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> Ended:
@@ -55,7 +83,7 @@ def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> Ended:
         run: trains, lets stdout and stderr go into the file that it is given, and returns an exit status; raises
             `OverdueError` where its time was over.
     """
-    opened, recorded = stamp(folder / CONFIG), stamp(folder / RECORD)
+    opened, recorded, kills = stamp(folder / CONFIG), stamp(folder / RECORD), oom_kills()
     status: int | None = None
     with tempfile.TemporaryFile() as output:
         try:
@@ -67,7 +95,10 @@ def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> Ended:
     if status is not None:
         reason = _how_it_ended(status, lines)
     record = None
-    if stamp(folder / RECORD) != recorded:
+    killed = unmeasured(folder) if status and (oom_kills() or 0) > (kills or 0) else None
+    if stamp(folder / CONFIG) != opened and killed is not None:
+        record = _of_caller(folder, "oom", killed_for_memory(folder, killed), lines)
+    elif stamp(folder / RECORD) != recorded:
         record = _of_command(folder, status, reason, lines)
     elif stamp(folder / CONFIG) != opened:
         record = _of_caller(folder, "timeout" if status is None else "failed", reason, lines)
@@ -93,9 +124,7 @@ def _how_it_ended(status: int, lines: list[str]) -> str:
     if status >= 0:
         said = f"; its last word: {lines[-1]}" if lines else ""
         return f"ended with status {status} and left no record{said}"
-    name = signal.Signals(-status).name
-    # The kernel's own end of a process for which there is no memory; nothing else is seen of it from here.
-    return f"killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+    return f"killed by {signal.Signals(-status).name}"
 
 
 def stamp(path: Path) -> int | None:
