@@ -1,12 +1,11 @@
 """`several.py` with a fault in training, by `FAULT` in the environment of its runs.
 
-    FAULT=skip: rank 0 meets the others at a barrier after its third step, and they pass it by.
-    FAULT=allocate: rank 0 asks for more memory than there is, in its third step.
+FAULT=skip: rank 0 meets the others at a barrier after its third step, and they pass it by.
+FAULT=allocate: rank 0 asks for more memory than there is, in its third step.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -24,9 +23,9 @@ def main() -> int:
 
     def faulty(self: Recorder, args: Any, state: Any, control: Any, **about: Any) -> None:
         on_step_end(self, args, state, control, **about)
-        if state.global_step == STEP and os.environ["FAULT"] == "skip":
+        if state.global_step == STEP and args.world_size > 1:
             of_its_own(torch.distributed)
-        if state.global_step == STEP and os.environ["FAULT"] == "allocate":
+        elif state.global_step == STEP:
             torch.empty(2**50)
 
     Recorder.on_step_end = faulty  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,10 +61,11 @@ def test_a_process_that_is_stopped_is_found_and_ended(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """Two ranks, of which one passes by a barrier."""
+    """Two ranks, of which one passes by a barrier; before them one that finds no memory, in the folder `full`."""
     folder = tmp_path_factory.mktemp("skipped") / "run"
     flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100]
-    return folder, alone(["-m", "tests.full.misbehaving", *flags, "--", 2, folder], folder, FAULT="skip")
+    runs = ["--", 1, folder.with_name("full"), "--", 2, folder]
+    return folder, alone(["-m", "tests.full.misbehaving", *flags, *runs], folder)
 
 
 def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(skipped: tuple[Path, Ended]) -> None:
@@ -77,13 +79,20 @@ def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(s
 def test_the_stacks_of_both_ranks_are_kept(skipped: tuple[Path, Ended]) -> None:
     folder, _ = skipped
     assert "in of_its_own" in (folder / "stacks" / "0.txt").read_text()
-    assert "in training_step" in (folder / "stacks" / "1.txt").read_text()
+    assert "in _run_epoch" in (folder / "stacks" / "1.txt").read_text()
 
 
 def test_what_both_ranks_measured_is_in_the_record(skipped: tuple[Path, Ended]) -> None:
     folder, _ = skipped
     assert [rank["step"] for rank in record(folder)["ranks"]] == [3, 3]
     assert not left(folder)
+
+
+def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: tuple[Path, Ended]) -> None:
+    folder, _ = skipped
+    found = record(folder.with_name("full"))
+    assert found["status"] == "oom" and "can't allocate memory" in found["reason"]
+    assert re.search(r"; phase steady, 3 steps done, peak resident 0\.\d\d GiB$", found["reason"])
 
 
 def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(

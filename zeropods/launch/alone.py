@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from zeropods.launch.child import OverdueError, StandstillError, run_child
+from zeropods.launch.child import POLL_SECONDS, OverdueError, StandstillError, run_child
 from zeropods.launch.follow import following
 from zeropods.launch.out_of_memory import killed_for_memory, unmeasured
-from zeropods.launch.outcome import NEVER_A_CAUSE
+from zeropods.launch.outcome import NEVER_A_CAUSE, PATIENCE_SECONDS, await_lock
 from zeropods.launch.stacks import ask_below, save_stacks
 from zeropods.launch.standstill import Standstill
 from zeropods.measure.records import compose_record, read_record, write_record
 from zeropods.measure.run_folder import CONFIG, RECORD, locked
 from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.agent.stacks import is_stopped
 from zeropods.pods.oom_kills import oom_kills
+from zeropods.pods.processes import read_process, send
 
 LOG = "launch.log"
 """What the script wrote on stdout and stderr, attempt after attempt; stands in the run folder."""
 LAST_LINES = 8
+WRITE_SECONDS = 5.0
+"""A rank that waits for another writes what it measured so soon after SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +77,22 @@ def end_standstill(standstill: Standstill) -> None:
     if found is None:
         return
     below = {process.pid for process in Tree.read().below(os.getpid())}
-    save_stacks(standstill.folder, standstill.beats(), lambda: ask_below(os.getpid()), lambda process: process.pid in below)
+    save_stacks(
+        standstill.folder, standstill.beats(), lambda: ask_below(os.getpid()), lambda process: process.pid in below
+    )
+    _let_write(standstill, below)
     raise StandstillError(found.reason)
+
+
+def _let_write(standstill: Standstill, below: Collection[int]) -> None:
+    """Ask the ranks themselves to end: what started them may pass nothing on. Those that wait then write."""
+    ranks = {rank: read_process(beat.pid) for rank, beat in standstill.beats().items() if beat.pid in below}
+    waiting = {rank for rank, process in ranks.items() if process and send(process, signal.SIGTERM)}
+    waiting -= {rank for rank, process in ranks.items() if process and is_stopped(process)}
+    deadline = time.monotonic() + WRITE_SECONDS
+    while waiting and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        waiting = {rank for rank in waiting if not (standstill.folder / "ranks" / f"{rank}.json").exists()}
 
 
 def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> Ended:
@@ -114,6 +133,8 @@ def _of_command(folder: Path, status: int | None, reason: str, lines: list[str])
 
 
 def _of_caller(folder: Path, status: str, reason: str, lines: list[str]) -> dict[str, Any]:
+    # A rank below the command that ended was killed a moment ago.
+    await_lock(folder, PATIENCE_SECONDS)
     with locked(folder):
         record = compose_record(folder, status=status, reason=reason, last_lines=lines)
         write_record(folder, record)

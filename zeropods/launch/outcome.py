@@ -58,15 +58,20 @@ def record_run(
 
 def record_final(folder: Path, final: Callable[[], Verdict], output: Written) -> dict[str, Any]:
     """`record_run` with a verdict that is asked for once the ranks have let go of the folder."""
-    deadline = time.monotonic() + LEASE_SECONDS + PATIENCE_SECONDS
-    while is_held(folder / LOCK) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
+    await_lock(folder, LEASE_SECONDS + PATIENCE_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
         said = final()
         lines = [] if said.status is None else output.tail(said.pod) or output.tail()
         record = compose_record(folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines)
         write_record(folder, record)
     return record
+
+
+def await_lock(folder: Path, seconds: float) -> None:
+    """Wait until rank 0, which has ended or will, holds a run folder no longer; at most so long."""
+    deadline = time.monotonic() + seconds
+    while is_held(folder / LOCK) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
 def of_ranks(ranks: Ranks, verdict: Verdict, out_of_memory: frozenset[str] = frozenset()) -> Verdict:

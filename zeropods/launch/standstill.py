@@ -125,7 +125,9 @@ class Standstill:
         told = [f"{self._named(rank)} {does} at {self._place(rank)}"]
         other = next((each for each in sorted(self.seen) if each != rank and each not in stopped), None)
         if other is not None:
-            told.append(f"{self._named(other)} {'waits' if waits(self.seen[other].beat) else 'is'} at {self._place(other)}")
+            told.append(
+                f"{self._named(other)} {'waits' if waits(self.seen[other].beat) else 'is'} at {self._place(other)}"
+            )
         pod = self._pods[rank] if rank < len(self._pods) else None
         return Verdict("timeout", f"{why}: {'; '.join(told)}", pod or None)
 

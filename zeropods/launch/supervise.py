@@ -61,9 +61,7 @@ def supervise(
             sighting = Sighting(process, heartbeat, ranks, written, signals, timeout_seconds, standstill)
             verdict = _watch(sighting, tick)
             if standstill is not None and verdict is standstill.found:
-                save_stacks(
-                    standstill.folder, standstill.beats(), heartbeat.ask_for_stacks, carries(heartbeat.run)
-                )
+                save_stacks(standstill.folder, standstill.beats(), heartbeat.ask_for_stacks, carries(heartbeat.run))
         finally:
             unanswered = _stop(process, heartbeat, verdict)
             end_tree(process.pid)

@@ -100,7 +100,7 @@ class Beating:
 
 @contextlib.contextmanager
 def stacks_on_signal(path: Path) -> Iterator[None]:
-    """Write the stacks of all threads into a file whenever `STACKS` comes, even to a thread that holds Python's lock."""
+    """Write the stacks of all threads into a file whenever `STACKS` comes, whoever holds Python's lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with open(path, "a", encoding="utf-8") as file:
