@@ -8,6 +8,7 @@ Everything else is as in use: pods, sshd, agents, lease, supervisor, record.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -22,7 +23,9 @@ from zeropods.launch.run import failure, run_launch
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
     """A rank on each pod; `%n` is pdsh's number of the host."""
     hosts = ",".join(host.address for host in planned.hosts)
-    exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in planned.exported.items())
+    # As DeepSpeed's launcher does.
+    python = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in {**python, **planned.exported}.items())
     master = f"MASTER_ADDR={planned.hosts[0].address} MASTER_PORT={planned.master_port} LOCAL_RANK=0 LOCAL_SIZE=1"
     rank = f"export RANK=%n WORLD_SIZE={len(planned.hosts)} {master}; cd {Path.cwd()};"
     return ["pdsh", "-S", "-w", hosts, exports, rank, sys.executable, "-u", str(planned.script), *planned.arguments]
