@@ -56,8 +56,7 @@ def run_to_end(
     Args:
         step_timeout: as `launch.run.launch` has it.
     """
-    before = stamp(folder / CONFIG)
-    standstill = Standstill(folder, (), step_timeout, lambda: stamp(folder / CONFIG) != before)
+    standstill = watched(folder, step_timeout)
 
     def run(output: IO[bytes]) -> int:
         with following(folder) as tick:
@@ -69,6 +68,12 @@ def run_to_end(
             return run_child(argv, output, watch, timeout_seconds=timeout_seconds)
 
     return to_end(run, folder)
+
+
+def watched(folder: Path, step_timeout: float | None = None) -> Standstill:
+    """What sees whether the next attempt of a run stands still."""
+    before = stamp(folder / CONFIG)
+    return Standstill(folder, (), step_timeout, lambda: stamp(folder / CONFIG) != before)
 
 
 def end_standstill(standstill: Standstill) -> None:

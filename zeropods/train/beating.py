@@ -61,8 +61,9 @@ class Beating:
         self._ending.set()
         self._thread.join(JOIN_SECONDS)
         with contextlib.suppress(OSError):
-            beat_file(self._folder, self._rank).unlink(missing_ok=True)
             self._open.close()
+        with contextlib.suppress(OSError):
+            beat_file(self._folder, self._rank).unlink(missing_ok=True)
 
     def mark(self, step: int | None = None) -> None:
         """A piece of work is done; with its number, an optimizer step."""
