@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 
 from tests.full.launches import RANK, left, until
 from tests.made import a_rank
+from tests.small_memory import small_memory, within
 from zeropods.launch.alone import run_to_end
 from zeropods.launch.out_of_memory import killed_for_memory
 from zeropods.launch.outcome import of_ranks
@@ -112,31 +111,14 @@ ALONE = (
 RANK_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(RANK.parents[2])}
 
 
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A memory cgroup of 128 MiB below our own (v1); skips where none can be made."""
-    own = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if ":memory:" in line]
-    group = Path("/sys/fs/cgroup/memory", (own or ["/"])[0].lstrip("/"), f"zeropods-test-{os.getpid()}")
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(128 << 20))
-    except OSError as error:
-        with suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"no memory cgroup can be made here ({error.strerror})")
-    yield group
-    until(lambda: not (group / "cgroup.procs").read_text(), 10)
-    group.rmdir()
-
-
-def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(small_group: Path, tmp_path: Path) -> None:
+def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", ALONE, folder, sys.executable, RANK, "--outputdir", folder, "--seconds", "30"]
-    enter = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
-    done = subprocess.run(
-        ["sh", "-c", enter, "sh", *map(str, command), "--hog_mib", "4"],
-        env={**os.environ, **RANK_ENVIRONMENT}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", ALONE, folder, sys.executable, RANK, "--outputdir", folder, "--seconds", 30]
+    with small_memory(128) as group:
+        done = subprocess.run(
+            within(group, [*command, "--hog_mib", 4]),
+            env={**os.environ, **RANK_ENVIRONMENT}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
     assert done.stdout.startswith("oom "), done.stdout + done.stderr
     reason = json.loads((folder / "record.json").read_text())["reason"]
     assert reason.startswith("rank 0: killed by the kernel, out of memory: phase steady, ")

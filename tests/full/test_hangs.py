@@ -95,6 +95,12 @@ def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: 
     assert re.search(r"; phase steady, 3 steps done, peak resident 0\.\d\d GiB$", found["reason"])
 
 
+def test_a_rank_that_ends_in_order_leaves_neither_beat_nor_stacks(skipped: tuple[Path, Ended]) -> None:
+    folder = skipped[0].with_name("full")
+    assert [path.name for path in (folder / "ranks").iterdir()] == ["0.json"]
+    assert not (folder / "stacks").exists()
+
+
 def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(
     cluster: Cluster, prepared: Path, tmp_path: Path
 ) -> None:
