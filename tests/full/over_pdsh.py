@@ -1,12 +1,14 @@
 """`zeropods launch` with pdsh itself in the place of DeepSpeed's launcher, which takes many seconds to start.
 
-    python -m tests.full.over_pdsh CLUSTER SCRIPT ARGUMENT ...
+    python -m tests.full.over_pdsh CLUSTER [--pods N] [--step-timeout SECONDS] SCRIPT ARGUMENT ...
 
 Everything else is as in use: pods, sshd, agents, lease, supervisor, record.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -21,16 +23,25 @@ from zeropods.launch.run import failure, run_launch
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
     """A rank on each pod; `%n` is pdsh's number of the host."""
     hosts = ",".join(host.address for host in planned.hosts)
-    exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in planned.exported.items())
-    rank = f"export RANK=%n WORLD_SIZE={len(planned.hosts)}; cd {Path.cwd()};"
+    # As DeepSpeed's launcher does.
+    python = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in {**python, **planned.exported}.items())
+    master = f"MASTER_ADDR={planned.hosts[0].address} MASTER_PORT={planned.master_port} LOCAL_RANK=0 LOCAL_SIZE=1"
+    rank = f"export RANK=%n WORLD_SIZE={len(planned.hosts)} {master}; cd {Path.cwd()};"
     return ["pdsh", "-S", "-w", hosts, exports, rank, sys.executable, "-u", str(planned.script), *planned.arguments]
 
 
 def main() -> None:
-    name, script, *arguments = sys.argv[1:]
-    cluster = pods.find(name)
-    planned = plan_launch(cluster, script, arguments)
-    record = run_launch(planned, cluster, show=lambda line: print(line, file=sys.stderr), argv=pdsh_argv)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("name")
+    parser.add_argument("--pods", type=int)
+    parser.add_argument("--step-timeout", type=float)
+    asked, (script, *arguments) = parser.parse_known_args()
+    cluster = pods.find(asked.name)
+    planned = plan_launch(cluster, script, arguments, pods=asked.pods)
+    record = run_launch(
+        planned, cluster, lambda line: print(line, file=sys.stderr), pdsh_argv, step_timeout=asked.step_timeout
+    )
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from zeropods import atomic
 from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.records import compose_record, write_record
+from zeropods.train.beating import Beating
 
 
 def main() -> int:
@@ -33,7 +34,8 @@ def main() -> int:
             atomic.write_json(folder / "config.json", config(world_size, arguments.said))
         (folder / f"pid.{rank}").write_text(str(os.getpid()))
         try:
-            train(arguments, rank, folder)
+            with Beating(folder, rank, lambda: "steady") as beating:
+                train(arguments, rank, folder, beating)
             measured.status = "ok"
         except KeyboardInterrupt:
             measured.status, measured.reason = "interrupted", "SIGTERM"
@@ -53,6 +55,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--early_rank", type=int, default=-1)
     parser.add_argument("--leave_behind", action="store_true")
+    parser.add_argument("--still_rank", type=int, default=-1)
+    parser.add_argument("--hog_mib", type=int, default=0)
     parser.add_argument("--said", default="")
     parser.add_argument("--local_rank", type=int)
     return parser.parse_args()
@@ -91,7 +95,7 @@ def config(world_size: int, said: str) -> dict[str, object]:
     }
 
 
-def train(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
+def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Beating) -> None:
     print(f"rank {rank} trains", flush=True)
     if rank == arguments.fail_rank:
         raise MemoryError
@@ -99,8 +103,14 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
         # No mark of the run, another session, and its hands on the ssh session's pipe.
         subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
     deadline = time.monotonic() + (0.0 if rank == arguments.early_rank else arguments.seconds)
+    beating.training = True
+    hogged = []
     while time.monotonic() < deadline:
         time.sleep(0.05)
+        if arguments.still_rank < 0:
+            beating.mark(beating.step + 1)
+        if arguments.hog_mib:
+            hogged.append(b"x" * (arguments.hog_mib << 20))
 
 
 def interrupt(number: int, frame: object) -> None:

@@ -38,6 +38,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
         "--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here"
     )
     verb.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer")
+    verb.add_argument(
+        "--step-timeout", type=float, metavar="SECONDS", help="end a run that does no step for so long; 0: never"
+    )
     verb.add_argument("--dry-run", action="store_true", help="print what would be run")
     verb.add_argument("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
     verb.set_defaults(readable=readable, status=exit_status)
@@ -56,10 +59,12 @@ def _add_slurm(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
     from zeropods.launch.child import check_timeout
+    from zeropods.launch.standstill import check_step_timeout
 
     if arguments.num_pods is not None and arguments.num_pods < 1:
         raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
     check_timeout(arguments.timeout)
+    check_step_timeout(arguments.step_timeout)
     if arguments.launcher == "slurm":
         return _as_job(arguments)
     for name in OF_SLURM:
@@ -97,7 +102,9 @@ def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
     planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
     if arguments.dry_run:
         return _dry(planned)
-    record = run_launch(planned, cluster, show=_show, timeout_seconds=arguments.timeout)
+    record = run_launch(
+        planned, cluster, show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout
+    )
     return {**record, "folder": str(planned.folder)}
 
 
@@ -112,7 +119,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     planned = plan_alone(arguments.command[0], arguments.command[1:])
     if arguments.dry_run:
         return _dry(planned)
-    run = run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout)
+    run = run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout)
     return {**run.record, "folder": str(planned.folder)}
 
 
@@ -137,7 +144,7 @@ def _as_job(arguments: argparse.Namespace) -> Result:
     )  # fmt: skip
     if arguments.dry_run:
         return submission.to_json()
-    record = run_slurm(submission, show=_show, timeout_seconds=arguments.timeout)
+    record = run_slurm(submission, show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
     return {**record, "folder": str(submission.launch.folder)}
 
 

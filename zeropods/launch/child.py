@@ -19,8 +19,16 @@ GRACE_SECONDS = 30.0
 """From SIGTERM to SIGKILL: time for a run to write its record."""
 
 
+STILL_GRACE_SECONDS = 8.0
+"""The same where a run stands still: who hears takes 2 s, and who is stopped does not."""
+
+
 class OverdueError(Exception):
     """A command took longer than it was given."""
+
+
+class StandstillError(OverdueError):
+    """A command does nothing any more."""
 
 
 def check_timeout(seconds: float | None) -> None:
@@ -43,7 +51,7 @@ def run_child(
 
     Args:
         output: takes what the command writes on stdout and stderr.
-        tick: called some times a second while the command runs.
+        tick: called some times a second while the command runs; a `StandstillError` of it ends the command.
         timeout_seconds: a command that takes longer is ended, and `OverdueError` raised.
     """
     check_timeout(timeout_seconds)
@@ -63,6 +71,9 @@ def run_child(
             tick()
             time.sleep(POLL_SECONDS)
         tick()
+    except StandstillError:
+        grace_seconds = min(grace_seconds, STILL_GRACE_SECONDS)
+        raise
     finally:
         _end(process, grace_seconds)
     return process.returncode

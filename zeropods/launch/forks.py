@@ -21,8 +21,9 @@ from typing import IO, TYPE_CHECKING
 
 from zeropods.errors import UserError, guarded
 from zeropods.extension_cache import use_own_cache
-from zeropods.launch.alone import to_end
+from zeropods.launch.alone import end_standstill, to_end, watched
 from zeropods.launch.series import SEPARATOR
+from zeropods.launch.standstill import LOOK_SECONDS, Standstill
 from zeropods.own_programs import own_programs_first
 from zeropods.pods.signals import deferred, ending_in_order
 from zeropods.threads import wait_passively
@@ -44,7 +45,8 @@ def main() -> int:
     kind = _imported(script, with_deepspeed="--deepspeed" in words)
     with ending_in_order():
         for processes, folder, *flags in _parts(words):
-            ended = to_end(partial(_run, kind, [script, *flags], int(processes)), Path(folder))
+            standstill = watched(Path(folder))
+            ended = to_end(partial(_run, kind, [script, *flags], int(processes), standstill), Path(folder))
             print("\n".join(ended.lines), flush=True)
             if ended.record is None and ended.status != 0:
                 return 1
@@ -75,7 +77,7 @@ def _parts(words: Sequence[str]) -> Iterator[list[str]]:
         yield list(words[start + 1 : end])
 
 
-def _run(kind: type[RunArguments], argv: list[str], processes: int, output: IO[bytes]) -> int:
+def _run(kind: type[RunArguments], argv: list[str], processes: int, standstill: Standstill, output: IO[bytes]) -> int:
     """Fork the ranks of a run and wait for them; returns the status of the first that failed, else 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -88,19 +90,20 @@ def _run(kind: type[RunArguments], argv: list[str], processes: int, output: IO[b
         for rank in ranks:
             rank.start()
     try:
-        return _awaited(ranks)
+        return _awaited(ranks, standstill)
     finally:
         _end(ranks)
 
 
-def _awaited(ranks: Sequence[Rank]) -> int:
-    """Wait until one has failed or all have ended."""
+def _awaited(ranks: Sequence[Rank], standstill: Standstill) -> int:
+    """Wait until one has failed or all have ended; `StandstillError` where nothing goes on."""
     while True:
         left = [rank for rank in ranks if rank.is_alive()]
         failed = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
         if failed or not left:
             return failed
-        wait([rank.sentinel for rank in left])
+        wait([rank.sentinel for rank in left], LOOK_SECONDS)
+        end_standstill(standstill)
 
 
 def _end(ranks: Sequence[Rank]) -> None:

@@ -58,6 +58,7 @@ class Heartbeat:
         self._secret = secret
         self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
         self._errors: dict[str, str] = {}
+        self._oom_kills: dict[str, list[int]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,6 +93,14 @@ class Heartbeat:
         """End the run on every pod; returns why by the name of each pod that did not say it is done."""
         return asyncio.run_coroutine_threadsafe(self._stop_run(grace_seconds), self._loop).result()
 
+    def ask_for_stacks(self) -> None:
+        """Let every rank that answers write its stacks."""
+        asyncio.run_coroutine_threadsafe(self._ask_all({"do": "stacks", "run": self.run}), self._loop).result()
+
+    def pods_out_of_memory(self) -> frozenset[str]:
+        """Names of the pods where the kernel has ended a process for want of memory; known once the run is stopped."""
+        return frozenset(name for name, counts in self._oom_kills.items() if counts[-1] > counts[0])
+
     def _pulse(self, pod: Pod, now: float) -> Pulse:
         at, answer = self._answers[pod.name]
         last = answer.get("last_seen_seconds")
@@ -108,6 +117,7 @@ class Heartbeat:
     async def _open(self) -> None:
         clients = {pod.name: self._client(pod) for pod in self.pods}
         await asyncio.gather(*(self._renew(name, client, OPEN_SECONDS) for name, client in clients.items()))
+        await self._count_oom_kills()
         self._tasks = [self._loop.create_task(self._beat(name, client)) for name, client in clients.items()]
 
     async def _beat(self, name: str, client: AgentClient) -> None:
@@ -132,15 +142,40 @@ class Heartbeat:
         await self._end_tasks()
         request = {"do": "stop_run", "run": self.run, "grace_seconds": grace_seconds}
         reasons = await asyncio.gather(*(self._stop_on(pod, request, grace_seconds) for pod in self.pods))
+        await self._count_oom_kills()
         return {pod.name: why for pod, why in zip(self.pods, reasons, strict=True) if why is not None}
+
+    async def _count_oom_kills(self) -> None:
+        for name, answer in (await self._ask_all({"do": "oom_kills"})).items():
+            if answer["oom_kills"] is not None:
+                self._oom_kills.setdefault(name, []).append(answer["oom_kills"])
+
+    async def _ask_all(self, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The answers of the pods that give one in time."""
+        pods = [pod for pod in self.pods if not self._is_silent(pod)]
+        answers = await asyncio.gather(*(self._asked(pod, request) for pod in pods))
+        return {pod.name: answer for pod, answer in zip(pods, answers, strict=True) if answer is not None}
+
+    async def _asked(self, pod: Pod, request: dict[str, Any]) -> dict[str, Any] | None:
+        from zeropods.pods.agent.control import AgentError
+
+        client = self._client(pod)
+        try:
+            return await client.ask(request, ANSWER_SECONDS)
+        except AgentError:
+            return None
+        finally:
+            await client.close()
+
+    def _is_silent(self, pod: Pod) -> bool:
+        return pod.name not in self._answers or self._pulse(pod, time.monotonic()).silent_seconds > ANSWER_SECONDS
 
     async def _stop_on(self, pod: Pod, request: dict[str, Any], grace_seconds: float) -> str | None:
         from zeropods.pods.agent.control import AgentError
 
-        silent = self._pulse(pod, time.monotonic()).silent_seconds > ANSWER_SECONDS
         client = self._client(pod)
         try:
-            await client.ask(request, ANSWER_SECONDS if silent else grace_seconds + STOP_SECONDS)
+            await client.ask(request, ANSWER_SECONDS if self._is_silent(pod) else grace_seconds + STOP_SECONDS)
         except AgentError as error:
             return str(error)
         finally:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from zeropods.errors import UserError
 from zeropods.launch.heartbeat import LEASE_SECONDS
+from zeropods.launch.out_of_memory import killed_for_memory
 from zeropods.launch.ranks import Ranks
 from zeropods.launch.verdict import Verdict
 from zeropods.measure.records import compose_record, first_failure, write_record
@@ -37,20 +38,27 @@ class UnopenedError(UserError):
         self.reason = reason
 
 
-def record_run(folder: Path, verdict: Verdict, output: Written, ranks: Ranks) -> dict[str, Any]:
+def record_run(
+    folder: Path,
+    verdict: Verdict,
+    output: Written,
+    ranks: Ranks,
+    out_of_memory: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
     """Write `record.json` of a run whose ranks have ended, and return it.
 
     Rank 0 of a pod that was lost may live on until its lease runs out, and hold `run.lock` so long. What
     holds it longer is out of reach; the supervisor's own lock still keeps others out.
+
+    Args:
+        out_of_memory: pods where the kernel has ended a process for want of memory.
     """
-    return record_final(folder, lambda: of_ranks(ranks, verdict), output)
+    return record_final(folder, lambda: of_ranks(ranks, verdict, out_of_memory), output)
 
 
 def record_final(folder: Path, final: Callable[[], Verdict], output: Written) -> dict[str, Any]:
     """`record_run` with a verdict that is asked for once the ranks have let go of the folder."""
-    deadline = time.monotonic() + LEASE_SECONDS + PATIENCE_SECONDS
-    while is_held(folder / LOCK) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
+    await_lock(folder, LEASE_SECONDS + PATIENCE_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
         said = final()
         lines = [] if said.status is None else output.tail(said.pod) or output.tail()
@@ -59,11 +67,19 @@ def record_final(folder: Path, final: Callable[[], Verdict], output: Written) ->
     return record
 
 
-def of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
+def await_lock(folder: Path, seconds: float) -> None:
+    """Wait until rank 0, which has ended or will, holds a run folder no longer; at most so long."""
+    deadline = time.monotonic() + seconds
+    while is_held(folder / LOCK) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def of_ranks(ranks: Ranks, verdict: Verdict, out_of_memory: frozenset[str] = frozenset()) -> Verdict:
     """The verdict by what the ranks measured; without a status where all of them ended well, whatever came after.
 
     Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from
-    it. A rank that was interrupted is never a cause: nobody but the supervisor and its agents did that.
+    it. A rank that was interrupted is never a cause: nobody but the supervisor and its agents did that. A rank
+    that left nothing, on a pod where the kernel has ended a process for want of memory, is that process.
     """
     measured, pods = ranks.measured(), ranks.pods
     found = {rank["rank"] for rank in measured}
@@ -72,6 +88,10 @@ def of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
         return Verdict()
     if verdict.status == "pod_lost":
         return verdict
+    unsaid = [rank for rank in missing if verdict.pod in (None, pods[rank])]
+    killed = next((rank for rank in unsaid if pods[rank] in out_of_memory), None)
+    if killed is not None and verdict.status is None:
+        return Verdict("oom", killed_for_memory(ranks.folder, killed), pods[killed])
     here = [rank for rank in measured if verdict.pod in (None, pods[rank["rank"]])]
     follows = NEVER_A_CAUSE.get(verdict.status or "", ("interrupted",))
     cause = first_failure([rank for rank in here if rank["status"] not in follows])
@@ -79,7 +99,6 @@ def of_ranks(ranks: Ranks, verdict: Verdict) -> Verdict:
         return Verdict(cause["status"], f"rank {cause['rank']}: {cause['reason']}", pods[cause["rank"]])
     if verdict.status is not None:
         return verdict
-    unsaid = [rank for rank in missing if verdict.pod in (None, pods[rank])]
     if unsaid:
         reason = f"rank {unsaid[0]} left no measurement: {verdict.reason or UNSAID}"
         return Verdict("failed", reason, pods[unsaid[0]])

@@ -19,7 +19,12 @@ SCRIPT = Path(__file__).resolve().parents[2] / "textsql_train.py"
 
 
 def train(
-    script: str | Path = SCRIPT, *, outputdir: str | Path, timeout_seconds: float | None = None, **flags: Any
+    script: str | Path = SCRIPT,
+    *,
+    outputdir: str | Path,
+    timeout_seconds: float | None = None,
+    step_timeout: float | None = None,
+    **flags: Any,
 ) -> Run:
     """Run a training script on this pod, in one process of its own, and return its run.
 
@@ -28,15 +33,18 @@ def train(
 
     Args:
         timeout_seconds: a run that takes longer is ended.
+        step_timeout: as `launch.run.launch` has it.
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
     folder = Path(outputdir).resolve()
-    return run_here(train_argv(script, outputdir=folder, **flags), folder, timeout_seconds)
+    return run_here(train_argv(script, outputdir=folder, **flags), folder, timeout_seconds, step_timeout)
 
 
-def run_here(argv: list[str], folder: Path, timeout_seconds: float | None = None) -> Run:
+def run_here(
+    argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None
+) -> Run:
     """Run a command that trains on this machine, as `train` says."""
-    ended = run_to_end(argv, folder, timeout_seconds)
+    ended = run_to_end(argv, folder, timeout_seconds, step_timeout)
     if ended.status != 0:
         raise UserError(_failure(folder, ended))
     if ended.record is None:

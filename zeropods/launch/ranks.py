@@ -17,7 +17,7 @@ class Ranks:
     def __init__(self, folder: Path, pods: Sequence[str]) -> None:
         """`pods`: the name of each rank's pod, in the order of ranks."""
         self.pods = tuple(pods)
-        self._folder = folder
+        self.folder = folder
         self.before = self.stamp()
         """What the folder said when the launch began."""
 
@@ -45,9 +45,9 @@ class Ranks:
         return frozenset(self.pods) - {pod for rank, pod in enumerate(self.pods) if rank not in well}
 
     def _files(self) -> list[Path]:
-        return [path for path in (self._folder / "ranks").glob("*.json") if path.stem.isdigit()]
+        return [path for path in (self.folder / "ranks").glob("*.json") if path.stem.isdigit()]
 
     def stamp(self) -> int | None:
         """What changes when the ranks open the run."""
-        path = self._folder / CONFIG
+        path = self.folder / CONFIG
         return path.stat().st_mtime_ns if path.is_file() else None

@@ -23,6 +23,7 @@ from zeropods.launch.output import Output
 from zeropods.launch.planning import check_pods, plan_launch
 from zeropods.launch.process import train_arguments
 from zeropods.launch.ranks import Ranks
+from zeropods.launch.standstill import Standstill, check_step_timeout
 from zeropods.launch.supervise import supervise
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
@@ -41,6 +42,7 @@ def launch(
     pods: int | None = None,
     export: Sequence[str] = (),
     timeout_seconds: float | None = None,
+    step_timeout: float | None = None,
     **flags: Any,
 ) -> Run:
     """Run a training script on the pods of a cluster, and return its run.
@@ -52,10 +54,12 @@ def launch(
         pods: on how many of them; all if not given.
         export: names of environment variables that the ranks need as they are here.
         timeout_seconds: a run that takes longer, from the launcher's start, is ended.
+        step_timeout: seconds without a step, or a batch of an evaluation, after which a run is ended; derived from
+            those that were seen if not given; 0: never.
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
-    record = run_launch(planned, cluster, timeout_seconds=timeout_seconds)
+    record = run_launch(planned, cluster, timeout_seconds=timeout_seconds, step_timeout=step_timeout)
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))
     return Run(planned.folder)
@@ -67,6 +71,7 @@ def run_launch(
     show: Callable[[str], object] = lambda line: None,
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
     timeout_seconds: float | None = None,
+    step_timeout: float | None = None,
 ) -> dict[str, Any]:
     """Run it to its end, supervised, and return its record.
 
@@ -74,8 +79,10 @@ def run_launch(
         show: gets every line that the ranks write, from another thread.
         argv: makes the launcher's command from the launch and its hostfile.
         timeout_seconds: a run that takes longer, from the launcher's start, is ended.
+        step_timeout: as `launch` has it.
     """
     check_timeout(timeout_seconds)
+    check_step_timeout(step_timeout)
     earlier = finished.record_of(planned)
     if earlier is not None:
         print(f"{planned.folder}: this run is finished; nothing to do", file=sys.stderr)
@@ -86,7 +93,7 @@ def run_launch(
         marked = replace(planned, exported={**planned.exported, RUN: run})
         chosen = cluster.pods[: len(planned.hosts)]
         with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
-            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds)
+            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds, step_timeout)
 
 
 def _supervised(
@@ -97,6 +104,7 @@ def _supervised(
     show: Callable[[str], object],
     argv: Callable[[Launch, Path], list[str]],
     timeout_seconds: float | None,
+    step_timeout: float | None,
 ) -> dict[str, Any]:
     finished.remember(planned)
     ranks = Ranks(
@@ -115,6 +123,7 @@ def _supervised(
             lambda pipe: Output(pipe, planned.folder / LOG, names, show),
             tick,
             timeout_seconds,
+            Standstill(planned.folder, ranks.pods, step_timeout, ranks.have_opened_the_run),
         )
     if cluster.network == "loopback":
         end_marked(heartbeat.run)
@@ -122,7 +131,7 @@ def _supervised(
         lines = output.tail(verdict.pod) or output.tail()
         reason = verdict.reason or "it ended before the ranks had opened the run"
         raise UnopenedError(planned.folder, verdict.status or "failed", reason, lines, LOG)
-    return record_run(planned.folder, verdict, output, ranks)
+    return record_run(planned.folder, verdict, output, ranks, heartbeat.pods_out_of_memory())
 
 
 def failure(folder: Path, record: dict[str, Any]) -> str:

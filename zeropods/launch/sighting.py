@@ -9,6 +9,7 @@ import time
 from zeropods.launch.heartbeat import Heartbeat
 from zeropods.launch.output import Output
 from zeropods.launch.ranks import Ranks
+from zeropods.launch.standstill import Standstill
 from zeropods.launch.verdict import Sight
 
 LATE_SECONDS = 3.0
@@ -26,6 +27,7 @@ class Sighting:
         written: Output,
         signals: list[str],
         timeout_seconds: float | None = None,
+        standstill: Standstill | None = None,
     ) -> None:
         self._process = process
         self._heartbeat = heartbeat
@@ -33,6 +35,7 @@ class Sighting:
         self._written = written
         self._signals = signals
         self._timeout_seconds = timeout_seconds
+        self._standstill = standstill
         self._started = self._looked = time.monotonic()
         self._first_rank: float | None = None
         self._measured: float | None = None
@@ -59,6 +62,7 @@ class Sighting:
             timeout_seconds=self._timeout_seconds,
             since_first_rank=0.0 if self._first_rank is None else now - self._first_rank,
             since_measured=0.0 if self._measured is None else now - self._measured,
+            stands_still=self._standstill.look() if self._standstill and self._measured is None else None,
         )
 
     def _launcher_status(self) -> int | None:

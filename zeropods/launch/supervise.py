@@ -17,6 +17,8 @@ from zeropods.launch.heartbeat import Heartbeat
 from zeropods.launch.output import Output
 from zeropods.launch.ranks import Ranks
 from zeropods.launch.sighting import Sighting
+from zeropods.launch.stacks import carries, save_stacks
+from zeropods.launch.standstill import Standstill
 from zeropods.launch.verdict import Verdict, judge
 
 POLL_SECONDS = 0.2
@@ -37,6 +39,7 @@ def supervise(
     output: Callable[[IO[bytes]], Output],
     tick: Callable[[], object] = lambda: None,
     timeout_seconds: float | None = None,
+    standstill: Standstill | None = None,
 ) -> tuple[Verdict, Output]:
     """Run a launcher over pods whose lease `heartbeat` holds; returns how it ended and what it wrote.
 
@@ -48,14 +51,17 @@ def supervise(
         command: DeepSpeed's launcher, or pdsh itself; every process that it starts on a pod carries the mark.
         tick: called some times a second.
         timeout_seconds: from the launcher's start; a run that takes longer is ended.
+        standstill: watches the ranks' beats; a run that stands still is ended, and the stacks of its ranks are kept.
     """
     with noted_signals() as signals, _runner(command, environment) as process:
         assert process.stdout is not None
         written = output(process.stdout)
         verdict = None
         try:
-            sighting = Sighting(process, heartbeat, ranks, written, signals, timeout_seconds)
+            sighting = Sighting(process, heartbeat, ranks, written, signals, timeout_seconds, standstill)
             verdict = _watch(sighting, tick)
+            if standstill is not None and verdict is standstill.found:
+                save_stacks(standstill.folder, standstill.beats(), heartbeat.ask_for_stacks, carries(heartbeat.run))
         finally:
             unanswered = _stop(process, heartbeat, verdict)
             end_tree(process.pid)

@@ -50,6 +50,8 @@ class Sight:
     """Seconds since the first process of the run was seen on any pod."""
     since_measured: float = 0.0
     """Seconds since all ranks had measured what there is to measure."""
+    stands_still: Verdict | None = None
+    """Where the ranks' beats say that nothing goes on."""
 
 
 def judge(sight: Sight) -> Verdict | None:
@@ -57,7 +59,7 @@ def judge(sight: Sight) -> Verdict | None:
     if sight.signal is not None:
         return Verdict("interrupted", sight.signal)
     found = _refused(sight.pulses) or _lost(sight) or _ended(sight) or _failed(sight) or _alone(sight)
-    return found or _overdue(sight) or _late(sight)
+    return found or sight.stands_still or _overdue(sight) or _late(sight)
 
 
 def _refused(pulses: Sequence[Pulse]) -> Verdict | None:

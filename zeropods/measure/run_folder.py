@@ -94,8 +94,10 @@ def _put_aside(folder: Path, again: bool) -> int:
     number = len(list(attempts.glob("*.json")))
     atomic.write_json(attempts / f"{number}.json", _last_record(folder))
     (folder / RECORD).unlink(missing_ok=True)
-    for measured in (folder / "ranks").glob("*.json"):
-        measured.unlink()
+    for said in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
+        said.unlink()
+    if (folder / "stacks").exists():
+        os.rename(folder / "stacks", attempts / f"{number}.stacks")
     if again and (folder / "checkpoints").exists():
         os.rename(folder / "checkpoints", attempts / f"{number}.checkpoints")
     return number + 1

@@ -49,7 +49,7 @@ def is_there(process: Process) -> bool:
     return now == process and not now.zombie
 
 
-def send(process: Process, signum: signal.Signals) -> bool:
+def send(process: Process, signum: int) -> bool:
     """Send a signal to this process and no other; False where it has ended.
 
     The handle is opened first and the start compared then, so that a number that went to another
@@ -100,7 +100,7 @@ def _is_still(process: Process) -> bool:
     return read_process(process.pid) == process
 
 
-def _kill(pid: int, signum: signal.Signals) -> bool:
+def _kill(pid: int, signum: int) -> bool:
     try:
         os.kill(pid, signum)
     except OSError:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STACKS = int(signal.SIGRTMIN) + 7
+"""Asks a rank for the stacks of its threads; by default it ends a process, so only who catches it may get it."""
 
 
 @contextmanager

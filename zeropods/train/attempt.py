@@ -59,7 +59,7 @@ def attempt(job: Job, settings: TrainingArguments, opening: Opening, age_seconds
                 _train(job, settings, opening, measured, meter, asked)
             measured.status, together = "ok", True
         except BaseException as error:
-            measured.status, measured.reason = outcome(error)
+            measured.status, measured.reason = outcome(error, meter)
             together = isinstance(error, SavedOnSignalError)
             raise
         finally:

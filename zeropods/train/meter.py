@@ -10,6 +10,7 @@ from zeropods.measure import environment
 from zeropods.measure.phases import Phases
 from zeropods.measure.rank import RankMeasurement
 from zeropods.measure.sampler import Sampler
+from zeropods.train.beating import Beating
 from zeropods.train.device import MemoryReader, counters, gpu_by_nvml, gpu_name
 from zeropods.train.step_clock import step_clock
 
@@ -33,24 +34,36 @@ class Meter:
         path = folder / "memory" / f"{measured.rank}.csv"
         self.read = MemoryReader(self._gpu)
         self.sampler = Sampler(path, interval, self.read, lambda: self.phases.phase)
+        self.beating = Beating(folder, measured.rank, lambda: self.phases.phase)
+        self.failed_in: str | None = None
+        """The phase in which an error came up."""
 
     def __enter__(self) -> Meter:
+        self.beating.__enter__()
         self.sampler.__enter__()
         return self
 
     def __exit__(self, *about: object) -> None:
+        if about[0] is not None:
+            self.failed_in = self.failed_in or self.phases.phase
         self.sampler.__exit__(*about)
+        self.beating.__exit__(*about)
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
         """A phase between steps: the device is waited for at both ends, and no step counts it in."""
         self.clock.settle()
         before = self.phases.enter(phase)
+        self.beating.mark()
         try:
             yield
+        except BaseException:
+            self.failed_in = self.failed_in or phase
+            raise
         finally:
             self.clock.settle()
             self.phases.enter(before)
+            self.beating.mark()
             self.clock.restart()
 
     def fill(self, measured: RankMeasurement) -> None:

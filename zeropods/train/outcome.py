@@ -15,9 +15,11 @@ from zeropods.train import processes
 from zeropods.train.meter import Meter
 from zeropods.train.save_signal import SavedOnSignalError
 
+GIB = 2**30
 
-def outcome(error: BaseException) -> tuple[str, str]:
-    """Status and reason of an attempt that ended with an exception."""
+
+def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
+    """Status and reason of an attempt that ended with an exception; out of memory, with the phase and the peak."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SavedOnSignalError):
         return "interrupted", str(error)
@@ -25,8 +27,15 @@ def outcome(error: BaseException) -> tuple[str, str]:
         return "interrupted", str(error) or "SIGINT"
     # The CPU's allocator has no exception of its own.
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
-        return "oom", text.split("\n")[0]
+        return "oom", f"{text.split(chr(10))[0]}; {_when_it_was_full(meter)}"
     return "failed", text.split("\n")[0]
+
+
+def _when_it_was_full(meter: Meter) -> str:
+    _, most = meter.phases.measured()
+    peak, where = (most.resident, "resident") if most.allocated is None else (most.allocated, "allocated")
+    sized = "" if peak is None else f", peak {where} {peak / GIB:.2f} GiB"
+    return f"phase {meter.failed_in or meter.phases.phase}, {meter.beating.step} steps done{sized}"
 
 
 def conclude(folder: Path, measured: RankMeasurement, meter: Meter, *, together: bool) -> None:

@@ -43,6 +43,8 @@ class Recorder(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.measured.first_step = self.measured.step = state.global_step
+        self.meter.beating.mark(state.global_step)
+        self.meter.beating.training = True
         self.meter.phases.enter("first_step")
         self.measured.start_seconds = self.meter.phases.measured()[0]["load"].seconds
         self.meter.clock.restart()
@@ -53,6 +55,10 @@ class Recorder(TrainerCallback):
         if self.meter.phases.phase == "first_step":
             self.meter.clock.settle()
             self.meter.phases.enter("steady")
+        self.meter.beating.mark(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.beating.training = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         self.measured.evaluate_seconds.append(about["metrics"]["eval_runtime"])

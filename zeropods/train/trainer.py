@@ -116,7 +116,9 @@ class MeasuredTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
         self.tokens.add(inputs)
-        return super().training_step(model, inputs, *args, **kwargs)
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._mark()
+        return loss
 
     def engine(self) -> Any:
         """DeepSpeed's engine; None where there is none, or not yet."""
@@ -180,6 +182,7 @@ class MeasuredTrainer(Trainer):
             batch = self._prepare_inputs(self.data_collator([rows[i] for i in indices]))
             loss = self.model(**batch, num_items_in_batch=1).loss
             sums += weight * torch.stack([loss.double(), torch.tensor(batch["label_positions"].numel())])
+            self._mark()
         self.model.train(was_training)
         total, tokens = self.accelerator.reduce(sums, "sum").tolist()
         return total, int(tokens)
@@ -201,6 +204,10 @@ class MeasuredTrainer(Trainer):
                 write()
             else:
                 self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
+
+    def _mark(self) -> None:
+        if self.recorder is not None:
+            self.recorder.meter.beating.mark()
 
     def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.recorder is None else self.recorder.within(phase)

@@ -9,6 +9,8 @@ from zeropods.errors import UserError
 from zeropods.launch.slurm.controller import SlurmError, cancel, look, node_names
 from zeropods.launch.slurm.job import Job, verdict_of
 from zeropods.launch.slurm.job_log import JobLog
+from zeropods.launch.stacks import save_stacks
+from zeropods.launch.standstill import Standstill
 from zeropods.launch.verdict import Verdict, overdue
 
 POLL_SECONDS = 0.5
@@ -24,16 +26,25 @@ HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig",
 class Follower:
     """Follows one job."""
 
-    def __init__(self, number: int, log: JobLog, tell: Callable[[str], object], timeout_seconds: float | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        log: JobLog,
+        tell: Callable[[str], object],
+        timeout_seconds: float | None,
+        standstill: Standstill,
+    ) -> None:
         """
         Args:
             tell: gets a line when the job's state changes.
             timeout_seconds: a job that has run for longer is cancelled; waiting does not count.
+            standstill: watches the ranks' beats; a job that stands still is cancelled.
         """
         self.number = number
         self._log = log
         self._tell = tell
         self._timeout_seconds = timeout_seconds
+        self._standstill = standstill
         self._began = self._heard = time.monotonic()
         self._told = ""
         self._running_since: float | None = None
@@ -104,6 +115,9 @@ class Follower:
             self._end(Verdict("interrupted", signals[0]))
         elif self._timeout_seconds is not None and self._seconds() > self._timeout_seconds:
             self._end(Verdict("timeout", overdue(self._timeout_seconds)))
+        elif self._seconds() and (still := self._standstill.look()) is not None:
+            save_stacks(self._standstill.folder, self._standstill.beats(), lambda: None, lambda process: False)
+            self._end(still)
         return self._wish is not None
 
     def _end(self, why: Verdict) -> None:

@@ -24,6 +24,7 @@ from zeropods.launch.slurm.controller import SlurmError, look, offer, submit
 from zeropods.launch.slurm.follow_job import Follower
 from zeropods.launch.slurm.job_log import JobLog
 from zeropods.launch.slurm.submission import Submission, job_environment, sbatch_argv
+from zeropods.launch.standstill import Standstill, check_step_timeout
 from zeropods.launch.supervise import noted_signals
 from zeropods.launch.verdict import Verdict
 from zeropods.measure.records import read_json
@@ -45,6 +46,7 @@ def launch_slurm(
     account: str | None = None,
     options: tuple[str, ...] = (),
     timeout_seconds: float | None = None,
+    step_timeout: float | None = None,
     **flags: Any,
 ) -> Run:
     """Run a training script as a SLURM job and return its run; `UserError` says why it failed.
@@ -57,13 +59,14 @@ def launch_slurm(
         partition, time_limit, account: as sbatch takes them.
         options: further options of sbatch.
         timeout_seconds: a job that has run for longer is cancelled.
+        step_timeout: as `launch.run.launch` has it.
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
     submission = plan_slurm(
         script, train_arguments(**flags), pods=pods, slots=slots, partition=partition, time_limit=time_limit,
         account=account, options=options,
     )  # fmt: skip
-    record = run_slurm(submission, timeout_seconds=timeout_seconds)
+    record = run_slurm(submission, timeout_seconds=timeout_seconds, step_timeout=step_timeout)
     if record["status"] != "ok":
         raise UserError(failure(submission.launch.folder, record))
     return Run(submission.launch.folder)
@@ -110,6 +113,7 @@ def run_slurm(
     submission: Submission,
     show: Callable[[str], object] = lambda line: None,
     timeout_seconds: float | None = None,
+    step_timeout: float | None = None,
 ) -> dict[str, Any]:
     """Submit the job, follow it to its end, and return the run's record.
 
@@ -118,8 +122,10 @@ def run_slurm(
     Args:
         show: gets every line that the job writes, and what becomes of it.
         timeout_seconds: a job that has run for longer is cancelled; waiting does not count.
+        step_timeout: as `launch.run.launch` has it.
     """
     check_timeout(timeout_seconds)
+    check_step_timeout(step_timeout)
     launch = submission.launch
     earlier = finished.record_of(launch)
     if earlier is not None:
@@ -129,8 +135,9 @@ def run_slurm(
         ranks = Ranks(launch.folder, [""] * launch.world_size)
         log = JobLog(launch.folder / LOG, show)
         number = _running(launch, ranks) or _submitted(submission, ranks, show)
+        standstill = Standstill(launch.folder, (), step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
-            verdict = Follower(number, log, show, timeout_seconds).to_its_end(signals, tick)
+            verdict = Follower(number, log, show, timeout_seconds, standstill).to_its_end(signals, tick)
         ranks.pods = tuple(node for node in log.nodes or [""] * len(launch.hosts) for _ in range(submission.slots))
         return _recorded(launch.folder, verdict, log, ranks)
 

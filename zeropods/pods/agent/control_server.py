@@ -12,6 +12,7 @@ from typing import Any
 from zeropods.pods.agent.control import purpose
 from zeropods.pods.agent.leases import HAS_ENDED, RunEndedError
 from zeropods.pods.agent.lifetime import Lifetime
+from zeropods.pods.oom_kills import oom_kills
 from zeropods.pods.rendezvous.listener import listening_socket, serve
 from zeropods.pods.wire.channel import Channel, ChannelError, accept
 from zeropods.pods.wire.unproven import Unproven
@@ -50,6 +51,8 @@ class ControlServer:
             "renew": self._renew,
             "renew_run": self._renew_run,
             "stop_run": self._stop_run,
+            "stacks": self._stacks,
+            "oom_kills": self._oom_kills,
             "end": self._end,
         }
 
@@ -131,6 +134,12 @@ class ControlServer:
         stopping = self._lifetime.runs.stop(_run(request), _seconds(request, "grace_seconds", least=0.0))
         self._lifetime.notice()
         return {"left": await stopping}
+
+    async def _stacks(self, request: Answer) -> Answer:
+        return {"asked": self._lifetime.runs.ask_for_stacks(_run(request))}
+
+    async def _oom_kills(self, request: Answer) -> Answer:
+        return {"oom_kills": oom_kills()}
 
     async def _end(self, request: Answer) -> Answer:
         return {"ending": True}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zeropods.pods.agent.census import Census, take_census, takes_sigterm
 from zeropods.pods.agent.leases import RunLeases
+from zeropods.pods.agent.stacks import ask_for_stacks
 from zeropods.pods.processes import Process, is_there, send
 
 LEASE_GRACE_SECONDS = 2.0
@@ -66,6 +67,10 @@ class Runs:
         sighting = self._sightings.get(run, Sighting())
         since = None if sighting.last is None else round(time.monotonic() - sighting.last, 3)
         return {"run": run, "processes": len(members), "seen": sighting.most, "last_seen_seconds": since}
+
+    def ask_for_stacks(self, run: str) -> int:
+        """Ask a run's ranks for the stacks of their threads; returns how many were asked."""
+        return ask_for_stacks(self.look().runs.get(run, ()))
 
     async def stop(self, run: str, grace_seconds: float) -> int:
         """End a run for ever; returns how many of its processes are left, after all was tried."""

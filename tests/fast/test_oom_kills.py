@@ -1,0 +1,142 @@
+"""The kernel's count of processes that it ended for want of memory, and what a record makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.launches import RANK, left, until
+from tests.made import a_rank
+from tests.small_memory import small_memory, within
+from zeropods.launch.alone import run_to_end
+from zeropods.launch.out_of_memory import killed_for_memory
+from zeropods.launch.outcome import of_ranks
+from zeropods.launch.ranks import Ranks
+from zeropods.launch.verdict import Verdict
+from zeropods.measure.beat import Beat, read_beats, write_beat
+from zeropods.measure.sampler import HEADER
+from zeropods.pods.oom_kills import oom_kills
+
+V1, V2 = "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n", "0::/user.slice/job\n"
+EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
+CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
+
+
+def kills(folder: Path, cgroup: str, files: dict[str, str]) -> int | None:
+    """The count of a machine whose files these are."""
+    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return oom_kills(folder / "proc", folder / "cgroups")
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "count"),
+    [
+        (V2, {"cgroups/user.slice/job/memory.events": EVENTS}, 3),
+        (V2, {"cgroups/memory.events": EVENTS}, 3),
+        (V1, {"cgroups/memory/job/7/memory.oom_control": CONTROL}, 2),
+        (V1, {"cgroups/memory/memory.oom_control": CONTROL}, 2),
+        (V1, {"cgroups/memory/job/7/memory.oom_control": "under_oom 0\n", "proc/vmstat": "oom_kill 5\n"}, 5),
+        (V2, {"proc/vmstat": "nr_free_pages 7\noom_kill 5\n"}, 5),
+        (V2, {}, None),
+    ],
+    ids=["v2", "v2 in a container", "v1", "v1 in a container", "v1 before Linux 4.13", "no group", "nothing"],
+)
+def test_the_count_is_read_where_it_stands(
+    cgroup: str, files: dict[str, str], count: int | None, tmp_path: Path
+) -> None:
+    assert kills(tmp_path, cgroup, files) == count
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A run of two ranks, of which the second was killed in its steps."""
+    for name in ("ranks", "memory"):
+        (tmp_path / name).mkdir()
+    before = Ranks(tmp_path, ["pod1", "pod2"])
+    assert not before.have_opened_the_run()
+    (tmp_path / "ranks" / "0.json").write_text(json.dumps(a_rank(0, status="failed", reason="connection closed")))
+    gib = 2**30
+    rows = [f"50.0,steady,,,,{9 * gib},,", f"101.0,load,,,,{gib},,", f"102.0,steady,,,,{3 * gib},,", "10"]
+    (tmp_path / "memory" / "1.csv").write_text("\n".join([HEADER, *rows]))
+    beat: dict[str, Any] = {"pid": 1, "alive": 9, "marks": 9, "patient": False, "stack": (), "called_from": None}
+    write_beat(tmp_path, Beat(rank=1, began_unix_seconds=100.0, step=12, phase="steady", **beat))
+    return tmp_path
+
+
+def judged(folder: Path, verdict: Verdict, *pods: str) -> Verdict:
+    ranks = Ranks(folder, ["pod1", "pod2"])
+    (folder / "config.json").write_text("{}")
+    return of_ranks(ranks, verdict, frozenset(pods))
+
+
+def test_a_killed_rank_where_the_count_was_raised_is_out_of_memory(killed: Path) -> None:
+    found = judged(killed, Verdict(None, "its ranks ended", "pod2"), "pod2")
+    assert (found.status, found.pod) == ("oom", "pod2")
+    assert found.reason == (
+        "rank 1: killed by the kernel, out of memory: phase steady, 12 steps done, peak resident 3.00 GiB"
+    )
+
+
+def test_what_the_others_say_of_a_rank_that_is_gone_is_no_cause(killed: Path) -> None:
+    assert judged(killed, Verdict(None, "DeepSpeed's launcher ended with status 1"), "pod2").status == "oom"
+
+
+def test_a_killed_rank_where_the_count_was_not_raised_has_failed(killed: Path) -> None:
+    found = judged(killed, Verdict(None, "its ranks ended", "pod2"))
+    assert found.status == "failed" and "rank 1 left no measurement" in (found.reason or "")
+
+
+def test_a_run_that_was_interrupted_is_not_out_of_memory(killed: Path) -> None:
+    assert judged(killed, Verdict("interrupted", "SIGINT"), "pod2").status != "oom"
+
+
+def test_a_rank_that_had_not_begun_is_out_of_memory_without_a_phase(tmp_path: Path) -> None:
+    assert killed_for_memory(tmp_path, 0) == "rank 0: killed by the kernel, out of memory"
+
+
+ALONE = (
+    "import sys; from pathlib import Path; from zeropods.launch.alone import run_to_end; "
+    "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.record['status'], ended.reason)"
+)
+RANK_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(RANK.parents[2])}
+
+
+def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", ALONE, folder, sys.executable, RANK, "--outputdir", folder, "--seconds", 30]
+    with small_memory(128) as group:
+        done = subprocess.run(
+            within(group, [*command, "--hog_mib", 4]),
+            env={**os.environ, **RANK_ENVIRONMENT}, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.stdout.startswith("oom "), done.stdout + done.stderr
+    reason = json.loads((folder / "record.json").read_text())["reason"]
+    assert reason.startswith("rank 0: killed by the kernel, out of memory: phase steady, ")
+    assert not left(folder)
+
+
+def test_a_process_that_was_killed_by_somebody_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in RANK_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "run"
+
+    def kill() -> None:
+        until(lambda: read_beats(folder))
+        os.kill(read_beats(folder)[0].pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    ended = run_to_end([sys.executable, str(RANK), "--outputdir", str(folder), "--seconds", "60"], folder)
+    thread.join()
+    assert ended.record is not None
+    assert (ended.record["status"], ended.reason) == ("failed", "killed by SIGKILL")

@@ -1,0 +1,125 @@
+"""Runs that hang for real: found by the beats of their ranks, named, ended, and nothing of them left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.full.conftest import ROOT, TINY
+from tests.full.launches import RANK, ended, left, record, until
+from zeropods.launch.alone import Ended, run_to_end
+from zeropods.measure.beat import read_beats
+from zeropods.pods.cluster import Cluster
+
+STEP_TIMEOUT = 6.0
+END_SECONDS = 25.0
+"""From the fault to the end of everything: time-out, stacks, the grace of ranks that wait, pdsh."""
+
+
+def run(folder: Path, *arguments: object) -> Ended:
+    """A process that trains nothing, watched as `--launcher none` has it."""
+    return alone([RANK, "--outputdir", folder, "--seconds", 60, *arguments], folder, RANK="0", WORLD_SIZE="1")
+
+
+def alone(words: list[object], folder: Path, **variables: str) -> Ended:
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {**variables, "PYTHONPATH": str(ROOT)}.items():
+            environment.setenv(name, value)
+        return run_to_end([sys.executable, *map(str, words)], folder, step_timeout=STEP_TIMEOUT)
+
+
+def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", "--still_rank", 0)
+    assert done.record is not None and done.record["status"] == "timeout"
+    assert "rank 0 is at tests/full/rank.py" in done.reason and " train (phase steady, 0 steps done)" in done.reason
+    stacks = (tmp_path / "run" / "stacks" / "0.txt").read_text()
+    assert "in train" in stacks and "in _run" in stacks
+    assert not left(tmp_path / "run")
+
+
+def test_a_process_that_is_stopped_is_found_and_ended(tmp_path: Path) -> None:
+    folder, found = tmp_path / "run", []
+    thread = threading.Thread(target=lambda: found.append(run(folder)))
+    thread.start()
+    until(lambda: read_beats(folder) and read_beats(folder)[0].step > 2)
+    os.kill(read_beats(folder)[0].pid, signal.SIGSTOP)
+    thread.join(60)
+    (done,) = found
+    assert done.record is not None and done.record["status"] == "timeout"
+    assert "rank 0 is stopped at" in done.reason
+    assert "is stopped; its main thread when it last gave a sign" in (folder / "stacks" / "0.txt").read_text()
+    assert not left(folder)
+
+
+@pytest.fixture(scope="module")
+def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """Two ranks, of which one passes by a barrier; before them one that finds no memory, in the folder `full`."""
+    folder = tmp_path_factory.mktemp("skipped") / "run"
+    flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100]
+    runs = ["--", 1, folder.with_name("full"), "--", 2, folder]
+    return folder, alone(["-m", "tests.full.misbehaving", *flags, *runs], folder)
+
+
+def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(skipped: tuple[Path, Ended]) -> None:
+    _, done = skipped
+    assert done.record is not None and done.record["status"] == "timeout"
+    assert "distributed_c10d.py" in done.reason and "barrier" in done.reason
+    assert "called from tests/full/misbehaving.py" in done.reason
+    assert "rank 0 waits" in done.reason and "rank 1 waits" in done.reason
+
+
+def test_the_stacks_of_both_ranks_are_kept(skipped: tuple[Path, Ended]) -> None:
+    folder, _ = skipped
+    assert "in of_its_own" in (folder / "stacks" / "0.txt").read_text()
+    assert "in _run_epoch" in (folder / "stacks" / "1.txt").read_text()
+
+
+def test_what_both_ranks_measured_is_in_the_record(skipped: tuple[Path, Ended]) -> None:
+    folder, _ = skipped
+    assert [rank["step"] for rank in record(folder)["ranks"]] == [3, 3]
+    assert not left(folder)
+
+
+def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: tuple[Path, Ended]) -> None:
+    folder, _ = skipped
+    found = record(folder.with_name("full"))
+    assert found["status"] == "oom" and "can't allocate memory" in found["reason"]
+    assert re.search(r"; phase steady, 3 steps done, peak resident 0\.\d\d GiB$", found["reason"])
+
+
+def test_a_rank_that_ends_in_order_leaves_neither_beat_nor_stacks(skipped: tuple[Path, Ended]) -> None:
+    folder = skipped[0].with_name("full")
+    assert [path.name for path in (folder / "ranks").iterdir()] == ["0.json"]
+    assert not (folder / "stacks").exists()
+
+
+def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(
+    cluster: Cluster, prepared: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100_000]
+    words = ["--pods", 2, "--step-timeout", STEP_TIMEOUT, ROOT / "textsql_train.py", "--outputdir", folder, *flags]
+    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, *words]
+    process = subprocess.Popen(
+        [*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until(lambda: len(beats := read_beats(folder)) == 2 and min(beat.step for beat in beats.values()) > 3, 120)
+    os.kill(read_beats(folder)[1].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    said = ended(process)
+    assert time.monotonic() - began < END_SECONDS
+    found = record(folder)
+    assert (process.returncode, found["status"], found["pod"]) == (1, "timeout", "pod2"), said
+    assert "rank 1 on pod2 is stopped at" in found["reason"] and "rank 0 on pod1 waits at" in found["reason"]
+    assert "called from zeropods/train/" in found["reason"] or "textsql_train.py" in found["reason"]
+    assert "in training_step" in (folder / "stacks" / "0.txt").read_text()
+    assert "is stopped; its main thread" in (folder / "stacks" / "1.txt").read_text()
+    assert not left(folder)
