@@ -1,6 +1,6 @@
 """`zeropods launch` with pdsh itself in the place of DeepSpeed's launcher, which takes many seconds to start.
 
-    python -m tests.full.over_pdsh CLUSTER SCRIPT ARGUMENT ...
+    python -m tests.full.over_pdsh CLUSTER RESTARTS MIN_PODS SCRIPT ARGUMENT ...
 
 Everything else is as in use: pods, sshd, agents, lease, supervisor, record.
 """
@@ -13,9 +13,11 @@ from pathlib import Path
 
 from zeropods import pods
 from zeropods.errors import UserError, guarded
+from zeropods.launch.again import Restarts
 from zeropods.launch.command import Launch
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.run import failure, run_launch
+from zeropods.launch.restart import run_restarting
+from zeropods.launch.run import failure
 
 
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
@@ -27,10 +29,11 @@ def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
 
 
 def main() -> None:
-    name, script, *arguments = sys.argv[1:]
+    name, restarts, min_pods, script, *arguments = sys.argv[1:]
     cluster = pods.find(name)
     planned = plan_launch(cluster, script, arguments)
-    record = run_launch(planned, cluster, show=lambda line: print(line, file=sys.stderr), argv=pdsh_argv)
+    wanted = Restarts(most=int(restarts), min_pods=int(min_pods))
+    record = run_restarting(planned, cluster, wanted, show=lambda line: print(line, file=sys.stderr), argv=pdsh_argv)
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))
 

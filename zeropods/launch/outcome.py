@@ -37,16 +37,19 @@ class UnopenedError(UserError):
         self.reason = reason
 
 
-def record_run(folder: Path, verdict: Verdict, output: Written, ranks: Ranks) -> dict[str, Any]:
+def record_run(folder: Path, verdict: Verdict, output: Written, ranks: Ranks, restarts: int = 0) -> dict[str, Any]:
     """Write `record.json` of a run whose ranks have ended, and return it.
 
     Rank 0 of a pod that was lost may live on until its lease runs out, and hold `run.lock` so long. What
     holds it longer is out of reach; the supervisor's own lock still keeps others out.
+
+    Args:
+        restarts: how often the launch had gone on by itself.
     """
-    return record_final(folder, lambda: of_ranks(ranks, verdict), output)
+    return record_final(folder, lambda: of_ranks(ranks, verdict), output, restarts)
 
 
-def record_final(folder: Path, final: Callable[[], Verdict], output: Written) -> dict[str, Any]:
+def record_final(folder: Path, final: Callable[[], Verdict], output: Written, restarts: int = 0) -> dict[str, Any]:
     """`record_run` with a verdict that is asked for once the ranks have let go of the folder."""
     deadline = time.monotonic() + LEASE_SECONDS + PATIENCE_SECONDS
     while is_held(folder / LOCK) and time.monotonic() < deadline:
@@ -55,6 +58,7 @@ def record_final(folder: Path, final: Callable[[], Verdict], output: Written) ->
         said = final()
         lines = [] if said.status is None else output.tail(said.pod) or output.tail()
         record = compose_record(folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines)
+        record["restarts"] = restarts
         write_record(folder, record)
     return record
 

@@ -34,9 +34,19 @@ def train(
     return run_here(train_argv(script, outputdir=folder, **flags), folder, timeout_seconds)
 
 
-def run_here(argv: list[str], folder: Path, timeout_seconds: float | None = None) -> Run:
-    """Run a command that trains on this machine, as `train` says."""
+def run_here(argv: list[str], folder: Path, timeout_seconds: float | None = None, restarts: int = 0) -> Run:
+    """Run a command that trains on this machine, as `train` says.
+
+    Args:
+        timeout_seconds: of each attempt.
+        restarts: how often it is run again where it was killed; it goes on from its newest checkpoint.
+    """
     ended = run_to_end(argv, folder, timeout_seconds)
+    for number in range(1, restarts + 1):
+        if not ended.was_killed:
+            break
+        print(f"{folder}: {ended.reason}; restart {number} of {restarts}", file=sys.stderr)
+        ended = run_to_end(argv, folder, timeout_seconds)
     if ended.status != 0:
         raise UserError(_failure(folder, ended))
     if ended.record is None:

@@ -41,6 +41,8 @@ def launch(
     pods: int | None = None,
     export: Sequence[str] = (),
     timeout_seconds: float | None = None,
+    restarts: int = 0,
+    min_pods: int = 1,
     **flags: Any,
 ) -> Run:
     """Run a training script on the pods of a cluster, and return its run.
@@ -52,10 +54,16 @@ def launch(
         pods: on how many of them; all if not given.
         export: names of environment variables that the ranks need as they are here.
         timeout_seconds: a run that takes longer, from the launcher's start, is ended.
+        restarts: how often it may go on by itself with the pods that are left, where one is lost or a rank is killed.
+        min_pods: on how few.
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
+    from zeropods.launch.again import Restarts
+    from zeropods.launch.restart import run_restarting
+
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
-    record = run_launch(planned, cluster, timeout_seconds=timeout_seconds)
+    wanted = Restarts(most=restarts, min_pods=min_pods)
+    record = run_restarting(planned, cluster, wanted, export=export, timeout_seconds=timeout_seconds)
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))
     return Run(planned.folder)
@@ -67,6 +75,7 @@ def run_launch(
     show: Callable[[str], object] = lambda line: None,
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
     timeout_seconds: float | None = None,
+    look: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run it to its end, supervised, and return its record.
 
@@ -74,6 +83,7 @@ def run_launch(
         show: gets every line that the ranks write, from another thread.
         argv: makes the launcher's command from the launch and its hostfile.
         timeout_seconds: a run that takes longer, from the launcher's start, is ended.
+        look: called some times a second, for as long as nothing has ended the run.
     """
     check_timeout(timeout_seconds)
     earlier = finished.record_of(planned)
@@ -86,7 +96,7 @@ def run_launch(
         marked = replace(planned, exported={**planned.exported, RUN: run})
         chosen = cluster.pods[: len(planned.hosts)]
         with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
-            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds)
+            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds, look)
 
 
 def _supervised(
@@ -97,6 +107,7 @@ def _supervised(
     show: Callable[[str], object],
     argv: Callable[[Launch, Path], list[str]],
     timeout_seconds: float | None,
+    look: Callable[[], object],
 ) -> dict[str, Any]:
     finished.remember(planned)
     ranks = Ranks(
@@ -113,7 +124,7 @@ def _supervised(
             heartbeat,
             ranks,
             lambda pipe: Output(pipe, planned.folder / LOG, names, show),
-            tick,
+            lambda: (look(), tick()),
             timeout_seconds,
         )
     if cluster.network == "loopback":
@@ -122,7 +133,7 @@ def _supervised(
         lines = output.tail(verdict.pod) or output.tail()
         reason = verdict.reason or "it ended before the ranks had opened the run"
         raise UnopenedError(planned.folder, verdict.status or "failed", reason, lines, LOG)
-    return record_run(planned.folder, verdict, output, ranks)
+    return record_run(planned.folder, verdict, output, ranks, planned.restarts)
 
 
 def failure(folder: Path, record: dict[str, Any]) -> str:
