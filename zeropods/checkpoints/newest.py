@@ -20,6 +20,8 @@ class Found:
     """None where there is nothing."""
     skipped: tuple[tuple[str, str], ...]
     """Names, newest first, each with the reason why it does not count; `latest.json` where it misleads."""
+    manifest: Manifest | None = None
+    """Of what is at `path`."""
 
 
 def newest_good(folder: Path, origin: Origin) -> Found:
@@ -43,7 +45,7 @@ def newest_good(folder: Path, origin: Origin) -> Found:
         except UnsoundError as unsound:
             skipped.append((name, str(unsound)))
             continue
-        return Found(folder / name, (*skipped, *_misled(pointer, name, manifest)))
+        return Found(folder / name, (*skipped, *_misled(pointer, name, manifest)), manifest)
     return Found(None, tuple(skipped))
 
 

@@ -11,6 +11,7 @@ from zeropods.checkpoints.manifest import UnsoundError, read_manifest
 from zeropods.checkpoints.names import name_of, names_of, newest_first, step_of
 from zeropods.checkpoints.origin import Origin
 from zeropods.checkpoints.pointer import read_pointer
+from zeropods.checkpoints.universal import sweep_universal
 from zeropods.checkpoints.verify import fault
 
 
@@ -53,6 +54,7 @@ def retire(folder: Path, step: int, origin: Origin, keep: int, best: str | None 
         # Were the new name lost in a power cut and files already gone, a broken checkpoint would be there again.
         sync_folder(folder)
         shutil.rmtree(away, ignore_errors=True)
+    sweep_universal(folder)
     return Retired(gone=tuple(reversed(surplus)))
 
 

@@ -16,6 +16,7 @@ from zeropods.checkpoints.names import name_of, previous_of
 from zeropods.checkpoints.origin import Origin
 from zeropods.checkpoints.pointer import write_pointer
 from zeropods.checkpoints.shards import MANIFEST, Shard, names_in
+from zeropods.checkpoints.universal import sweep_universal
 from zeropods.errors import UserError
 
 
@@ -27,6 +28,7 @@ def make_room(folder: Path, step: int) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     sweep_up(folder)
+    sweep_universal(folder)
     place, previous = folder / name_of(step), folder / previous_of(step)
     if (place / MANIFEST).is_file():
         if previous.exists():

@@ -19,6 +19,9 @@ THREADS = 4
 NUMBERED = re.compile(r"(?:pp_rank_|rng_state_)(\d+)")
 """Names that DeepSpeed and transformers give to what one rank writes; rank 0 writes the others."""
 
+DIVIDED = "_optim_states.pt"
+"""How names of files end in which DeepSpeed keeps a rank's share of the FP32 weights and of the optimizer's states."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -49,6 +52,11 @@ def share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
     Each file is some rank's, also one with a name of no known kind.
     """
     return sorted(name for name in names if _writer(name) % world_size == rank)
+
+
+def zero_folders(names: Iterable[str]) -> set[str]:
+    """The folders in a checkpoint that hold what ZeRO's ranks have divided; none without ZeRO."""
+    return {str(Path(name).parent) for name in names if name.endswith(DIVIDED)}
 
 
 def measured(checkpoint: Path, names: Iterable[str]) -> dict[str, Shard]:

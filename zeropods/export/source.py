@@ -9,6 +9,7 @@ from typing import Any
 
 from zeropods.checkpoints.manifest import Manifest, UnsoundError
 from zeropods.checkpoints.names import name_of, names_of, newest_first, step_of
+from zeropods.checkpoints.shards import zero_folders
 from zeropods.checkpoints.verify import verified
 from zeropods.errors import UserError
 from zeropods.measure.records import read_json
@@ -16,8 +17,6 @@ from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.safe_weights import has_weights, refuse_other_weights
 
 STATE = "trainer_state.json"
-SHARDS = "_optim_states.pt"
-"""How names of files end in which DeepSpeed keeps a rank's share of the FP32 weights."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _of_checkpoint(checkpoint: Path, run_id: str, final: Path | None, *, asked: 
 
 
 def _shards(checkpoint: Path, manifest: Manifest) -> str | None:
-    folders = {str(Path(name).parent) for name in manifest.files if name.endswith(SHARDS)}
+    folders = zero_folders(manifest.files)
     if len(folders) > 1:
         raise UnsoundError(f"holds the shards of several steps ({', '.join(sorted(folders))})")
     return folders.pop() if folders else None

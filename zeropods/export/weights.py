@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import pickle
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.export.source import Source
+from zeropods.plain_pickles import first_line, foreign_object, plain_values_only
 from zeropods.safe_weights import SUFFIX
 
 if TYPE_CHECKING:
     import torch
-
-FOREIGN = re.compile(r"GLOBAL (\S+)")
-"""In what torch says of an object that it was not allowed to make."""
-STRICT = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 @dataclass(frozen=True)
@@ -70,17 +65,16 @@ def sharded(checkpoint: Path, tag: str) -> Weights:
         checkpoint: a checkpoint that verifies.
         tag: the folder in it that holds the shards.
     """
-    with _silent(), _strictly():
+    with _silent(), plain_values_only():
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         try:
             state = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag, lazy_mode=True)
         except pickle.UnpicklingError as error:
-            named = FOREIGN.search(str(error))
-            what = named[1] if named else _first_line(error)
+            what = foreign_object(error)
             raise UserError(f"{checkpoint / tag}: holds {what}, which is no plain value; it is not opened") from None
         except (ValueError, KeyError, RuntimeError, FileNotFoundError, NotImplementedError) as error:
-            raise UserError(f"{checkpoint / tag}: cannot be put together ({_first_line(error)})") from None
+            raise UserError(f"{checkpoint / tag}: cannot be put together ({first_line(error)})") from None
     found: Weights = {}
     known: set[int] = set()
     for name, tensor in state.items():
@@ -92,31 +86,7 @@ def sharded(checkpoint: Path, tag: str) -> Weights:
 
 
 @contextlib.contextmanager
-def _strictly() -> Iterator[None]:
-    """Every `torch.load` in this block, DeepSpeed's too, makes tensors and plain values and nothing else."""
-    import torch
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-    before = os.environ.get(STRICT)
-    os.environ[STRICT] = "1"
-    try:
-        with torch.serialization.safe_globals(allowed):
-            yield
-    finally:
-        os.environ.pop(STRICT)
-        if before is not None:
-            os.environ[STRICT] = before
-
-
-@contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """What DeepSpeed tells on the way is no result of ours."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]

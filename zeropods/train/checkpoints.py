@@ -16,9 +16,11 @@ from zeropods.checkpoints.origin import Origin
 from zeropods.checkpoints.retire import retire
 from zeropods.checkpoints.save import complete, make_room
 from zeropods.checkpoints.shards import MANIFEST, Shard, measured, names_in, share
+from zeropods.checkpoints.universal import check_universal, make_universal, universal_of
 from zeropods.checkpoints.verify import verified
 from zeropods.errors import UserError
 from zeropods.train import processes
+from zeropods.train.conversion import convert
 from zeropods.train.disk_errors import said_in_one_line
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,30 @@ class Checkpoints:
         if self.keep is not None and processes.rank() == 0:
             self._retire(step, self.keep, best())
 
-    def newest(self) -> Path | None:
+    def newest(self) -> tuple[Path, Manifest] | None:
         """The newest checkpoint that counts; what is passed over is said, with the reason."""
         return processes.on_rank_zero(self._newest)
+
+    def fitted(self, checkpoint: Path, manifest: Manifest) -> Path:
+        """What this number of ranks can load of a checkpoint that verifies: itself, or its universal form.
+
+        That is made where there is none yet.
+
+        Args:
+            manifest: the checkpoint's own.
+
+        Raises:
+            UserError: it cannot be made.
+        """
+        kind, saved_by = self.origin.model.get("deepspeed"), manifest.origin.world_size
+        if kind is None or saved_by == self.origin.world_size:
+            return checkpoint
+        if kind == "custom":
+            raise processes.SharedError(
+                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is none of "
+                f"dsconfig/ it goes on on {saved_by} ranks only"
+            )
+        return processes.on_rank_zero(lambda: self._universal(checkpoint, manifest))
 
     def check(self, checkpoint: Path, place: str, remedy: str) -> Manifest:
         """Refuse a checkpoint that is not whole, or not of this model; it may be another run's. Returns its manifest.
@@ -82,7 +105,7 @@ class Checkpoints:
 
         return processes.on_rank_zero(check)
 
-    def _newest(self) -> Path | None:
+    def _newest(self) -> tuple[Path, Manifest] | None:
         found = newest_good(self.folder, self.origin)
         for name, why in found.skipped:
             log.warning("%s passed over: %s", self.folder / name, why)
@@ -91,7 +114,30 @@ class Checkpoints:
             log.info("going on from %s", found.path)
         elif found.skipped:
             log.warning("no checkpoint counts: beginning at step 0")
-        return found.path
+        return None if found.path is None or found.manifest is None else (found.path, found.manifest)
+
+    def _universal(self, checkpoint: Path, manifest: Manifest) -> Path:
+        """On rank 0, which has the run's lock."""
+        place = universal_of(self.folder, manifest.step)
+        try:
+            if place.exists():
+                check_universal(place, checkpoint)
+                log.info("going on from %s, made before", place)
+                return place
+        except UnsoundError as unsound:
+            self._say(place, f"made again: {unsound}")
+        ranks = f"{manifest.origin.world_size} ranks -> {self.origin.world_size}"
+        self._say(place, f"made of {checkpoint.name} ({ranks})")
+        try:
+            with said_in_one_line(place.parent, place.name, REMEDY):
+                make_universal(place, checkpoint, manifest, convert)
+        except UnsoundError as unsound:
+            raise UserError(f"{checkpoint}: {unsound}; resume on as many ranks") from None
+        return place
+
+    def _say(self, place: Path, what: str) -> None:
+        log.info("%s: %s", place, what)
+        print(f"{place}: {what}", file=sys.stderr, flush=True)
 
     def _retire(self, step: int, keep: int, best: str | None) -> None:
         """On rank 0; what cannot be deleted takes room, and is no reason to end a run."""

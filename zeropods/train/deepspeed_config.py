@@ -21,6 +21,7 @@ FLAGS = {
     "gradient_clipping": "max_grad_norm",
 }
 """Keys that say the same as a flag: `auto`, or the same value."""
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
 def read_config(path: Path) -> Config:
@@ -58,6 +59,11 @@ def effective_config(template: Config, run_folder: Path) -> Config:
     if config.get("tensorboard", {}).get("enabled"):
         config["tensorboard"]["output_path"] = str(run_folder / "tensorboard")
     return config
+
+
+def without_batch(template: Config) -> Config:
+    """The template with `auto` for what the flags and the number of processes say too, and are compared with."""
+    return {key: "auto" if key in BATCH else value for key, value in template.items()}
 
 
 def technique(config: Config | None, world_size: int) -> str:

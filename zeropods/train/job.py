@@ -18,10 +18,20 @@ from zeropods.measure.run_folder import Opening
 from zeropods.measure.schema import SCHEMA_VERSION
 from zeropods.train import processes
 from zeropods.train.dataset import TokenizedSplit
-from zeropods.train.deepspeed_config import Config, check_config, effective_config, read_config, technique
+from zeropods.train.deepspeed_config import (
+    Config,
+    check_config,
+    effective_config,
+    read_config,
+    technique,
+    without_batch,
+)
 from zeropods.train.precision import resolve_precision
 from zeropods.train.recipe import Prepared, Recipe, recipe_of
 from zeropods.train.run_arguments import RunArguments
+
+DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
+"""Flags that divide the rows of a step over processes and passes."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +89,17 @@ class Job:
         return math.ceil(self.arguments.epochs * math.ceil(len(self.train) / self.effective_batch_size()))
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for two calls to mean the same run."""
-        return {**self.recipe.settings(self.prepared), "precision": self.precision, "deepspeed": self.template}
+        """What must be equal for two calls to mean the same run; to be asked once processes have met.
+
+        On another number of processes the same rows a step are divided otherwise: that is the same run.
+        """
+        flags = {key: value for key, value in self.recipe.settings(self.prepared).items() if key not in DIVISION}
+        return {
+            **flags,
+            "effective_batch_size": self.effective_batch_size(),
+            "precision": self.precision,
+            "deepspeed": None if self.template is None else without_batch(self.template),
+        }
 
     def with_data(self) -> Job:
         """The call with its data, prepared by rank 0 where they are raw, and checked against the flags."""

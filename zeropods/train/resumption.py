@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
+from zeropods.checkpoints.manifest import Manifest
 from zeropods.measure.run_folder import Opening
 from zeropods.train.checkpoints import Checkpoints
 
@@ -21,6 +22,11 @@ class Resumption:
     """None: from the beginning."""
     same_run: bool = False
     """Whether it was saved under the settings of this run, so that what ended that run ended this one."""
+    step: int = 0
+    universal: bool = False
+    """Whether it is the universal form of what another number of ranks had saved with ZeRO."""
+    other_ranks: bool = False
+    """Whether another number of ranks had saved it."""
 
     def has_ended(self, state: TrainerState) -> bool:
         """Whether training had ended when the checkpoint was saved.
@@ -37,13 +43,27 @@ class Resumption:
 
 
 def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption:
-    """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified."""
+    """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified.
+
+    Of what another number of ranks has saved with ZeRO, its universal form.
+    """
     if asked not in ("auto", "never"):
         place = Path(asked)
         manifest = checkpoints.check(place, f"--resume {asked}", "give auto, never or the folder of a whole checkpoint")
-        return Resumption(asked, manifest.origin.settings == checkpoints.origin.settings)
+        return _going_on(place, manifest, checkpoints)
     found = checkpoints.newest() if opening.resume else None
-    return Resumption(str(found), same_run=True) if found else Resumption()
+    return _going_on(*found, checkpoints) if found else Resumption()
+
+
+def _going_on(place: Path, manifest: Manifest, checkpoints: Checkpoints) -> Resumption:
+    fitted, wanted = checkpoints.fitted(place, manifest), checkpoints.origin
+    return Resumption(
+        str(fitted),
+        same_run=manifest.origin.settings == wanted.settings,
+        step=manifest.step,
+        universal=fitted != place,
+        other_ranks=manifest.origin.world_size != wanted.world_size,
+    )
 
 
 class SamePatience(TrainerCallback):

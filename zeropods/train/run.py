@@ -18,6 +18,7 @@ from zeropods.train.attempt import attempt
 from zeropods.train.interrupt import terminable
 from zeropods.train.job import Job, check_call, run_config
 from zeropods.train.run_arguments import RunArguments
+from zeropods.train.same_run import check_same_run
 from zeropods.train.save_signal import SaveSignal, save_signal_heard
 from zeropods.train.settings import suited_to, training_arguments
 
@@ -62,6 +63,7 @@ def _rank_zero_lock(folder: Path) -> Iterator[None]:
 
 
 def _open(job: Job, argv: list[str], hosts: list[str]) -> Opening:
+    check_same_run(job)
     opening = open_run(job.folder, job.identity(), again=job.arguments.resume == "never")
     if not opening.finished:
         atomic.write_json(job.folder / CONFIG, run_config(job, argv, opening, hosts))

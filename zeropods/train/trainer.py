@@ -19,12 +19,14 @@ from zeropods.train.dataset import TokenizedSplit
 from zeropods.train.disk_errors import said_in_one_line
 from zeropods.train.evaluation_batches import evaluation_batches
 from zeropods.train.master import MasterAdamW, load_masters
+from zeropods.train.random_numbers import draw_anew
 from zeropods.train.rates import rate_groups
 from zeropods.train.recipe import Prepared, Recipe
 from zeropods.train.recorder import Recorder
 from zeropods.train.resumption import Resumption
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.token_count import TokenCount
+from zeropods.train.universal_loading import expect_universal, loading_universal, universal_loaded
 from zeropods.train.whole_weights import whole_weights
 
 
@@ -91,6 +93,25 @@ class MeasuredTrainer(Trainer):
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare, and load what is resumed, also where another number of ranks has saved it."""
+        if self.resumption.universal:
+            expect_universal(self.accelerator.state.deepspeed_plugin.deepspeed_config)
+        return super()._prepare_for_training(*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load what DeepSpeed has not loaded just before."""
+        if self.resumption.universal:
+            universal_loaded(self.model_wrapped)
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Go on with the random numbers of this rank; of another number of ranks no rank has had them."""
+        if self.resumption.other_ranks:
+            draw_anew(self.args.seed, self.resumption.step, self.args.world_size, self.args.process_index)
+        else:
+            super()._load_rng_state(checkpoint)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
@@ -200,12 +221,23 @@ class MeasuredTrainer(Trainer):
         """Load the best checkpoint into the model, and into the masters where there are any."""
         best = self.state.best_model_checkpoint
         with self._within("load"):
-            if self.checkpoints is not None:
-                self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
-            super()._load_best_model()
+            if self.checkpoints is None:
+                super()._load_best_model()
+            else:
+                manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
+                self._load_fitted(best, str(self.checkpoints.fitted(Path(best), manifest)))
             masters = self._masters()
             if masters is not None:
-                load_masters(masters, self.model, Path(self.state.best_model_checkpoint) / SAFE_WEIGHTS_NAME)
+                load_masters(masters, self.model, Path(best) / SAFE_WEIGHTS_NAME)
+
+    def _load_fitted(self, best: str, fitted: str) -> None:
+        if fitted == best:
+            super()._load_best_model()
+            return
+        self.state.best_model_checkpoint = fitted
+        with loading_universal(self.model_wrapped):
+            super()._load_best_model()
+        self.state.best_model_checkpoint = best
 
     def _masters(self) -> dict[int, Tensor] | None:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
