@@ -65,7 +65,7 @@ def parse() -> argparse.Namespace:
 
 def put_aside(folder: Path) -> int:
     """Open the run as a training script does; returns the number of earlier attempts."""
-    if not (folder / "record.json").is_file():
+    if not (folder / "config.json").is_file():
         return 0
     return open_run(folder, read_json(folder / "config.json")["identity"], again=False).attempt
 

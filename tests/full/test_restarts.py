@@ -87,7 +87,7 @@ def test_the_lost_pod_is_found_in_ten_seconds(lost: Lost) -> None:
 
 def test_what_is_done_about_it_is_said_in_one_line(lost: Lost) -> None:
     (line,) = [line for line in lost.said.splitlines() if "restart 1 of 2" in line]
-    assert "pod_lost: pod2: " in line
+    assert "pod_lost: pod2 (" in line
     assert line.endswith("restart 1 of 2 on pod1, pod3 with --gradient_accumulation_steps 3")
 
 
@@ -100,15 +100,6 @@ def test_the_same_launch_called_again_finds_its_run_finished(lost: Lost) -> None
     assert status == 0 and "this run is finished; nothing to do" in said
 
 
-def test_a_killed_rank_costs_no_pod(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600, *BATCH, restarts=1)
-    os.kill(train(tmp_path / "run")[2], signal.SIGKILL)
-    said = ended(process)
-    found = record(tmp_path / "run")
-    assert (found["status"], found["pods"], found["restarts"]) == ("ok", 3, 1), said
-    assert found["gradient_accumulation_steps"] == 2
-
-
 def test_an_error_of_a_rank_is_no_reason_to_go_on(cluster: Cluster, tmp_path: Path) -> None:
     process = started(cluster, tmp_path / "run", "--fail_rank", 1, *BATCH, restarts=3)
     said = ended(process)
@@ -116,16 +107,26 @@ def test_an_error_of_a_rank_is_no_reason_to_go_on(cluster: Cluster, tmp_path: Pa
     assert not (tmp_path / "run" / "attempts").exists()
 
 
-def test_ctrl_c_in_a_later_attempt_ends_it_all(cluster: Cluster, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def interrupted(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run whose rank 2 was killed, and which got Ctrl-C when it had gone on; and what its launch said."""
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
     process = started(cluster, folder, "--seconds", 600, "--seconds_again", 600, *BATCH, restarts=3)
     first = train(folder)
-    os.kill(first[0], signal.SIGKILL)
+    os.kill(first[2], signal.SIGKILL)
     until(lambda: not set(train(folder)) & set(first))
     process.send_signal(signal.SIGINT)
-    said = ended(process)
-    assert (record(folder)["status"], record(folder)["restarts"]) == ("interrupted", 1), said
-    assert "restart 2" not in said and not left(folder)
+    return folder, ended(process)
+
+
+def test_a_killed_rank_costs_no_pod(interrupted: tuple[Path, str]) -> None:
+    found = record(interrupted[0])
+    assert (found["restarts"], found["pods"], found["gradient_accumulation_steps"]) == (1, 3, 2), interrupted[1]
+
+
+def test_ctrl_c_in_a_later_attempt_ends_it_all(interrupted: tuple[Path, str]) -> None:
+    folder, said = interrupted
+    assert record(folder)["status"] == "interrupted" and "restart 2" not in said and not left(folder)
 
 
 def test_with_too_few_pods_left_it_ends_and_says_so(shared_home: Path, tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def _entry(end: End, again: Launch, left: Cluster) -> dict[str, Any]:
 
 
 def _said(entry: dict[str, Any], number: int, most: int) -> str:
-    why = f"{entry['pod']}: {entry['reason']}" if entry["pod"] else entry["reason"]
+    pod, reason = entry["pod"], entry["reason"]
+    why = reason if pod is None or reason.startswith(pod) else f"{pod}: {reason}"
     unused = f", without {', '.join(entry['unused'])}" if entry["unused"] else ""
     flags = "".join(f" --{name} {value}" for name, value in entry["flags"].items())
     goes_on = f"restart {number} of {most} on {', '.join(entry['pods'])}{unused}{' with' if flags else ''}{flags}"
