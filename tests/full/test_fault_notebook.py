@@ -99,7 +99,7 @@ def test_its_losses_are_those_of_the_undisturbed_run(executed: Executed) -> None
 
 
 def test_the_notebook_shows_both_side_by_side(executed: Executed) -> None:
-    (table,) = [out for out in executed.outputs() if "undisturbed |" in out]
+    (table,) = [out for out in executed.outputs() if "ended by" in out]
     rows = {
         cells[0]: cells[1:] for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in table.split("\n")[2:])
     }
