@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import finished
 from zeropods.launch.again import End, Restarts, changed_flags, next_attempt
@@ -17,6 +19,7 @@ from zeropods.launch.batch import Batch, batch_of, with_flags
 from zeropods.launch.command import Launch
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
+from zeropods.launch.process import run_here
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.state import Pod, Settings, State
 
@@ -170,3 +173,47 @@ def test_numbers_that_make_no_sense_are_refused(most: int, least: int) -> None:
 def test_more_pods_than_it_begins_on_are_refused(three: Cluster, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--min-pods 4: the run begins on 3"):
         Restarts(most=1, min_pods=4).check(asked(three, tmp_path))
+
+
+KILLED_ONCE = """
+import os, pathlib, signal, sys
+marks = pathlib.Path(sys.argv[1])
+marks.write_text(marks.read_text() + "x" if marks.exists() else "x")
+if len(marks.read_text()) < int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def here(folder: Path, good: int, restarts: int) -> int:
+    """Run what is killed until its attempt number `good`; returns how many there were."""
+    marks = folder / "marks"
+    argv = [sys.executable, "-c", KILLED_ONCE, str(marks), str(good)]
+    try:
+        run_here(argv, folder / "run", restarts=restarts)
+    except UserError as error:
+        assert "killed by SIGKILL" in str(error) or "status -9" in str(error)
+    return len(marks.read_text())
+
+
+@pytest.mark.parametrize(("good", "restarts", "attempts"), [(2, 3, 2), (9, 2, 3), (9, 0, 1)])
+def test_a_run_of_this_machine_is_started_again_after_sigkill(
+    tmp_path: Path, good: int, restarts: int, attempts: int
+) -> None:
+    (tmp_path / "run").mkdir()
+    assert here(tmp_path, good, restarts) == attempts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--launcher", "slurm", "--restarts", "2"), "--restarts 2: SLURM requeues a job by itself"),
+        (("--launcher", "none", "--restarts", "2", "--min-pods", "1"), "--min-pods 1: is for --launcher pdsh"),
+        (("--min-pods", "2"), "--min-pods 2: says how a run goes on; give --restarts too"),
+        (("--restarts", "-1"), "--restarts -1; expected at least 0"),
+    ],
+)
+def test_flags_without_a_meaning_are_refused_in_one_line(
+    arguments: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *arguments, "--", "textsql_train.py"]) == 1
+    assert fault in capsys.readouterr().err.strip().splitlines()[-1]
