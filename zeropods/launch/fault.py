@@ -15,7 +15,7 @@ from zeropods.pods.agent.descendants import Tree
 from zeropods.pods.backends.local import RECORDS
 from zeropods.pods.backends.worker_records import WorkerRecords
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.processes import PROC, from_record, read_process, send
+from zeropods.pods.processes import PROC, Process, from_record, read_process, send
 
 FAULT = "fault.json"
 """In the run folder: which pod was killed, and when."""
@@ -71,13 +71,18 @@ class PodKilled:
 
 def kill_pod(cluster: Cluster, name: str) -> None:
     """SIGKILL for every process of a local pod at once, as by a power cut: warden, agent, sshd, ranks."""
-    worker = next(pod.worker for pod in cluster.pods if pod.name == name)
-    record = next(record for record in WorkerRecords(cluster.folder / RECORDS).all() if record["id"] == worker)
-    warden = from_record(record["process"])
+    warden = worker_of(cluster, name)
     if warden is None:
         return
     for process in (warden, *Tree.read().below(warden.pid)):
         send(process, signal.SIGKILL)
+
+
+def worker_of(cluster: Cluster, name: str) -> Process | None:
+    """The process that a local pod is: its warden; None where it ended with an earlier boot."""
+    worker = next(pod.worker for pod in cluster.pods if pod.name == name)
+    records = WorkerRecords(cluster.folder / RECORDS).all()
+    return from_record(next(record for record in records if record["id"] == worker)["process"])
 
 
 def left_over(folder: Path) -> int:
