@@ -23,9 +23,10 @@ test: setup ## run every test, WORKERS=2 at a time; the slowest are named
 test-fast: setup ## run the tests that need neither torch nor real data, in under a minute
 	@$(PYTHON) -m pytest tests/fast -m "not real_data"
 
-soak: setup ## run the tests that take long: every technique on every number of pods, 100,000 hostile conversations
+soak: setup ## run the tests that take long: every technique on every number of pods and resumed on every other, 100,000 hostile conversations
 	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest --timeout 14400 -o faulthandler_timeout=0 tests/full/test_same_numbers.py \
-		tests/fast/test_attacks.py tests/full/test_attacks_pod.py tests/full/test_notebooks.py
+		tests/fast/test_attacks.py tests/full/test_attacks_pod.py tests/full/test_notebooks.py \
+		tests/full/test_other_ranks.py
 
 check: setup ## lint, formatting, types
 	@$(PYTHON) -m ruff check .

@@ -2,8 +2,8 @@
 
     python -m tests.full.fork_server
 
-A line is JSON: `argv` of `textsql_train.py`, its `environment`, and `said`, the file for its stderr; the number of the
-process is the answer, and `said` with the suffix `.status` holds its exit status once it has ended. Importing takes
+A line is JSON: a training `script`, its `argv` and `environment`, and `said`, the file for its stderr; the number of
+the process is the answer, and `said` with the suffix `.status` holds its exit status once it has ended. Importing takes
 longer than most tests train.
 """
 
@@ -31,9 +31,12 @@ def main() -> None:
     wait_passively()
     import deepspeed  # noqa: F401
 
+    import causal_train
     import textsql_train
+    import zeropods.train.causal_recipe  # noqa: F401
     from zeropods.train.run import fine_tune  # noqa: F401
 
+    mains = {module.__name__: module.main for module in (textsql_train, causal_train)}
     signal.signal(signal.SIGCHLD, reap)
     for line in sys.stdin:
         order = json.loads(line)
@@ -41,7 +44,7 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         child = os.fork()
         if child == 0:
-            become(order, textsql_train.main)
+            become(order, mains[order["script"].removesuffix(".py")])
         SAID[child] = order["said"]
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         print(child, file=answers, flush=True)
@@ -57,7 +60,7 @@ def become(order: dict[str, Any], train: Any) -> None:
         os.dup2(said.fileno(), 2)
     os.environ.clear()
     os.environ.update(order["environment"])
-    sys.argv = ["textsql_train.py", *order["argv"]]
+    sys.argv = [order["script"], *order["argv"]]
     status = guarded(train)
     sys.stderr.flush()
     os._exit(status)

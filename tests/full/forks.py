@@ -28,10 +28,12 @@ class ForkServer:
         self._process.kill()
         self._process.communicate()
 
-    def start(self, argv: list[str], environment: Mapping[str, str], said: Path) -> Forked:
+    def start(
+        self, argv: list[str], environment: Mapping[str, str], said: Path, *, script: str = "textsql_train.py"
+    ) -> Forked:
         """Fork a process that trains."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        order = {"argv": argv, "environment": dict(environment), "said": str(said)}
+        order = {"script": script, "argv": argv, "environment": dict(environment), "said": str(said)}
         print(json.dumps(order), file=self._process.stdin, flush=True)
         return Forked(int(self._process.stdout.readline()), said)
 
@@ -58,6 +60,6 @@ class Forked:
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("textsql_train.py", timeout)
+                raise subprocess.TimeoutExpired(str(self._said), timeout)
             time.sleep(0.02)
         return self._said.read_text(errors="replace")

@@ -3,84 +3,42 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.full.conftest import ROOT, TINY
 from tests.full.forks import ForkServer
-from zeropods.launch.child import child_environment
-from zeropods.launch.planning import free_port
+from tests.full.regrouped import CAUSAL, EFFECTIVE_BATCH, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
+from zeropods.checkpoints.manifest import Manifest, read_manifest, write_manifest
+from zeropods.checkpoints.origin import Origin
+from zeropods.checkpoints.shards import MANIFEST, measured, names_in
+from zeropods.errors import UserError
 from zeropods.measure.records import read_record
+from zeropods.train.checkpoints import Checkpoints
+from zeropods.train.conversion import convert
+from zeropods.train.same_run import fitting
 
-SECONDS = 120.0
-EFFECTIVE_BATCH = 12
-SAVED, STEPS = 10, 20
 TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 """`none` on several ranks is `ddp`."""
 RANKS = (1, 2, 3, 4)
-FEW = [("none", 1, 3), ("zero1", 2, 3), ("zero2_offload", 3, 1), ("zero3", 2, 1), ("zero3_offload", 1, 2)]
-ALL = [(name, old, new) for name in TECHNIQUES for old in RANKS for new in RANKS if old != new]
+FEW = [
+    (TEXT_TO_SQL, "zero1", 2, 3), (TEXT_TO_SQL, "zero2_offload", 1, 2), (TEXT_TO_SQL, "zero3", 2, 1),
+    (CAUSAL, "none", 1, 2), (CAUSAL, "zero3_offload", 1, 2),
+]  # fmt: skip
+CAUSAL_TOO = [(CAUSAL, name, old, new) for name in TECHNIQUES for old, new in ((1, 3), (3, 2))]
+ALL = [
+    *[(TEXT_TO_SQL, name, old, new) for name in TECHNIQUES for old in RANKS for new in RANKS if old != new],
+    *CAUSAL_TOO,
+]  # fmt: skip
 PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else FEW
-
-
-def flags(name: str, ranks: int) -> list[object]:
-    """Of one technique on so many ranks."""
-    config = [] if name == "none" else ["--deepspeed", ROOT / "dsconfig" / f"{name}.json"]
-    return ["--per_device_train_batch_size", EFFECTIVE_BATCH // ranks, *config]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """Runs by forks of one process, in a folder."""
-
-    server: ForkServer
-    prepared: Path
-    folder: Path
-
-    def train(self, name: str, ranks: int, run: Path, *given: object, status: int = 0) -> str:
-        """Train on so many ranks; returns what rank 0 said."""
-        fixed = ["--max_steps", STEPS, "--save_steps", SAVED, "--eval_steps", 0, "--threads", 1]
-        argv = [*TINY, *fixed, "--dataset_path", self.prepared, "--outputdir", run, *flags(name, ranks), *given]
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        said = [self.folder / f"{run.name}.{rank}" for rank in range(ranks)]
-        forks = [
-            self.server.start([str(word) for word in argv], child_environment() | environment(rank, ranks, place), path)
-            for rank, path in enumerate(said)
-        ]
-        told = [fork.communicate(SECONDS) for fork in forks]
-        assert {fork.returncode for fork in forks} == {status}, "\n".join(told)[-6000:]
-        return told[0]
-
-    def undisturbed(self, name: str, ranks: int) -> Path:
-        """A run of all steps; made once."""
-        run = self.folder / f"{name}-{ranks}"
-        if not run.exists():
-            self.train(name, ranks, run)
-        return run
-
-    def killed(self, name: str, ranks: int, copy: str) -> Path:
-        """A copy of such a run, as if it had been killed after its first checkpoint."""
-        run = Path(shutil.copytree(self.undisturbed(name, ranks), self.folder / copy))
-        (run / "record.json").unlink()
-        shutil.rmtree(run / "checkpoints" / f"checkpoint-{STEPS}")
-        return run
-
-
-def environment(rank: int, ranks: int, place: dict[str, str]) -> dict[str, str]:
-    """What a launcher says to a rank; nothing to one that is alone."""
-    if ranks == 1:
-        return {}
-    return {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(ranks), **place}
 
 
 @pytest.fixture(scope="module")
 def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    sources = {TEXT_TO_SQL: prepared, CAUSAL: prepare_text(tmp_path_factory.mktemp("text"))}
     with ForkServer() as server:
-        yield Runs(server, prepared, tmp_path_factory.mktemp("runs"))
+        yield Runs(server, sources, tmp_path_factory.mktemp("runs"))
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -88,10 +46,116 @@ def losses(run: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in read_record(run)["losses"]}
 
 
-@pytest.mark.parametrize(("name", "old", "new"), PAIRS)
-def test_each_loss_after_the_change_is_that_of_the_undisturbed_run(name: str, old: int, new: int, runs: Runs) -> None:
-    run = runs.killed(name, old, f"{name}-{old}-{new}")
-    runs.train(name, new, run)
-    expected, again = losses(runs.undisturbed(name, old)), losses(run)
+def assert_same_losses(run: Path, undisturbed: Path) -> None:
+    """That the last attempt has trained the ten steps after the checkpoint, each to the undisturbed run's loss."""
+    expected, again = losses(undisturbed), losses(run)
     assert list(again) == list(range(SAVED + 1, STEPS + 1))
     assert again == pytest.approx({step: expected[step] for step in again}, rel=1e-6)
+
+
+@pytest.mark.parametrize(("script", "name", "old", "new"), PAIRS)
+def test_each_loss_after_the_change_is_that_of_the_undisturbed_run(
+    script: str, name: str, old: int, new: int, runs: Runs
+) -> None:
+    run = runs.killed(name, old, f"{Path(script).stem}-{name}-{old}-{new}", script)
+    runs.train(name, new, run, script=script)
+    assert_same_losses(run, runs.undisturbed(name, old, script))
+    assert (run / "checkpoints" / "universal" / str(SAVED)).exists() == (name != "none")
+
+
+def test_the_rows_of_a_step_may_be_divided_over_more_passes(runs: Runs) -> None:
+    run = runs.killed("zero3_offload", 1, "passes", CAUSAL)
+    halved = ("--per_device_train_batch_size", EFFECTIVE_BATCH // 2, "--gradient_accumulation_steps", 2)
+    runs.train("zero3_offload", 1, run, *halved, script=CAUSAL)
+    assert_same_losses(run, runs.undisturbed("zero3_offload", 1, CAUSAL))
+
+
+def test_other_rows_a_step_are_refused_with_the_flags_that_fit(runs: Runs) -> None:
+    run = runs.killed("zero1", 2, "rows")
+    said = runs.train("zero1", 1, run, "--per_device_train_batch_size", 8, status=1)
+    assert said.splitlines()[-1] == (
+        f"zeropods: {run}: holds a run of 12 rows a step, this call has 8 rows x 1 passes x 1 processes = 8; "
+        "give --per_device_train_batch_size 6 --gradient_accumulation_steps 2"
+    )
+
+
+def test_another_technique_is_refused_by_its_name(runs: Runs) -> None:
+    run = runs.killed("zero1", 2, "technique")
+    said = runs.train("none", 1, run, status=1)
+    assert f"{run}: holds a run of technique zero1, this call is of none; give the run's own --deepspeed" in said
+
+
+@pytest.mark.parametrize(
+    ("effective", "rows", "ranks", "said"),
+    [
+        (12, 12, 3, "give --per_device_train_batch_size 4 --gradient_accumulation_steps 1"),
+        (96, 32, 2, "give --per_device_train_batch_size 24 --gradient_accumulation_steps 2"),
+        (7, 3, 1, "give --per_device_train_batch_size 1 --gradient_accumulation_steps 7"),
+        (12, 12, 5, "12 does not divide by 5: take 1, 2, 3, 4, 6, 12 processes"),
+    ],
+)
+def test_what_fits_needs_no_more_memory_than_was_asked_for(effective: int, rows: int, ranks: int, said: str) -> None:
+    assert fitting(effective, rows, ranks) == said
+
+
+@pytest.fixture
+def saved(runs: Runs, request: pytest.FixtureRequest) -> Path:
+    """A checkpoint of two ranks with ZeRO-1, of which there is no universal form yet."""
+    run = runs.killed("zero1", 2, request.node.name)
+    return run / "checkpoints" / f"checkpoint-{SAVED}"
+
+
+def fitted(saved: Path, ranks: int = 1) -> Path:
+    """What so many ranks load of it, as this process alone makes it."""
+    manifest = read_manifest(saved)
+    wanted = Origin(
+        run_id=manifest.origin.run_id, settings=manifest.origin.settings, model=manifest.origin.model, world_size=ranks
+    )
+    return Checkpoints(saved.parent, wanted).fitted(saved, manifest)
+
+
+def test_as_many_ranks_load_the_checkpoint_itself(saved: Path) -> None:
+    assert fitted(saved, 2) == saved
+
+
+def test_the_universal_form_is_made_once_and_again_where_it_is_damaged(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = fitted(saved)
+    first = (place / MANIFEST).stat().st_mtime_ns
+    assert fitted(saved, 3) == place
+    assert (place / MANIFEST).stat().st_mtime_ns == first
+    os.truncate(place / "scheduler.pt", 10)
+    fitted(saved)
+    lines = [line.removeprefix(f"{place}: ") for line in capsys.readouterr().err.splitlines() if str(place) in line]
+    made = f"made of checkpoint-{SAVED} (2 ranks -> 1)"
+    assert [line.split(": scheduler.pt")[0] for line in lines] == [made, "made again", made]
+
+
+class Evil:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(saved: Path, tmp_path: Path) -> None:
+    import torch
+
+    shards = saved / f"global_step{SAVED}"
+    torch.save(Evil(tmp_path / "made"), shards / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    before = read_manifest(saved)
+    (saved / MANIFEST).unlink()
+    files = measured(saved, sorted(names_in(saved)))
+    write_manifest(saved, Manifest(step=before.step, origin=before.origin, files=files))
+    with pytest.raises(UserError, match=r"global_step10: holds \S*mkdir, which is no plain value; it is not opened"):
+        fitted(saved)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_conversion_that_takes_too_long_is_given_up(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="global_step10: not converted within 0 s; resume on as many ranks"):
+        convert(saved / f"global_step{SAVED}", tmp_path / "out", limit=0.05)

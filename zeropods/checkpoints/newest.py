@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeropods.checkpoints.manifest import Manifest, UnsoundError
@@ -20,7 +20,7 @@ class Found:
     """None where there is nothing."""
     skipped: tuple[tuple[str, str], ...]
     """Names, newest first, each with the reason why it does not count; `latest.json` where it misleads."""
-    manifest: Manifest | None = None
+    manifest: Manifest | None = field(default=None, compare=False)
     """Of what is at `path`."""
 
 
