@@ -68,9 +68,11 @@ def trial(fault: str, data: Path) -> dict[str, Any]:
     """One run that is broken once; what came of it."""
     area = Path(tempfile.mkdtemp(prefix="reliability-"))
     folder = area / "run"
+    calls: list[subprocess.Popen[bytes]] = []
     cluster = pods.up(2, name=f"trial-{secrets.token_hex(3)}", backend="local")
     try:
         first = launched(cluster, data, folder)
+        calls.append(first)
         until(lambda: (folder / "checkpoints" / "latest.json").is_file() or first.poll() is not None)
         broken = time.time()
         FAULTS[fault](cluster, folder, first.pid)
@@ -78,10 +80,14 @@ def trial(fault: str, data: Path) -> dict[str, Any]:
         found, done = time.time(), (folder / "record.json").is_file()
         if not done or read_json(folder / "record.json")["status"] != "ok":
             until(lambda: not left_over(folder), LEFT_SECONDS)
-            launched(cluster, data, folder).wait(WAIT_SECONDS)
+            calls.append(launched(cluster, data, folder))
+            calls[-1].wait(WAIT_SECONDS)
         left = lingering(folder)
         return {**outcome(folder, broken, found), "left_over": left}
     finally:
+        for call in calls:
+            call.terminate()
+            call.wait()
         cluster.down()
         shutil.rmtree(area, ignore_errors=True)
 
@@ -97,13 +103,15 @@ def outcome(folder: Path, broken: float, found: float) -> dict[str, Any]:
     """What record and journal say; a run that did not go on by itself was found when its launch ended."""
     record = read_json(folder / "record.json")
     first = record["ranks"][0] if record["ranks"] else None
-    if (folder / "restarts.json").is_file():
+    by_itself = (folder / "restarts.json").is_file()
+    if by_itself:
         found = read_json(folder / "restarts.json")["restarts"][0]["found_unix_seconds"]
     survived = record["status"] == "ok" and record["steps"] == STEPS
     before = read_json(folder / "attempts" / "0.json")["steps"] if record["attempt"] else None
     began = first and first["ended_unix_seconds"] - first["wall_seconds"] + first["start_seconds"]
     return {
         "survived": survived,
+        "by_itself": by_itself,
         "steps_lost": before - first["first_step"] if first and before is not None else None,
         "seconds_to_find": max(0.0, found - broken),
         "seconds_to_resume": began - found if began and began > found else None,
@@ -185,7 +193,10 @@ def page(results: list[dict[str, Any]]) -> str:
     table = Table.of(one for one in lines if one is not None).to_markdown()
     note = (
         f"Made by `python -m benchmarks.reliability`. {STEPS} steps of t5-tiny on two local pods, a checkpoint every "
-        f"{INTERVAL} steps;\nsteps and seconds are the worst of all trials.\n"
+        f"{INTERVAL} steps;\nsteps and seconds are the worst of all trials. Found: until the supervisor knows; where the "
+        "supervisor\n"
+        "itself was killed, until its command has ended. Resumed: from there to the next step, with the start of all\n"
+        "processes; a run that cannot go on by itself is started by the same command again.\n"
     )
     return f"# What was broken, and what came of it\n\n{note}\n{table}"
 
@@ -198,6 +209,7 @@ def line(fault: str, trials: list[dict[str, Any]]) -> dict[str, str] | None:
         "fault": fault,
         "tried": str(len(trials)),
         "survived": str(sum(one["survived"] for one in trials)),
+        "went on by itself": str(sum(one["by_itself"] for one in trials)),
         "steps lost": _worst(trials, "steps_lost", "{:d}"),
         "to find (s)": _worst(trials, "seconds_to_find", "{:.1f}"),
         "to resume (s)": _worst(trials, "seconds_to_resume", "{:.1f}"),
