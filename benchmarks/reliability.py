@@ -194,8 +194,8 @@ def page(results: list[dict[str, Any]]) -> str:
     note = (
         f"Made by `python -m benchmarks.reliability`: {STEPS} steps of t5-tiny on two local pods, a checkpoint every\n"
         f"{INTERVAL} steps; steps and seconds are the worst of all trials. Found: until the supervisor knows; where\n"
-        "the supervisor itself was killed, until its command has ended. Resumed: from there to the next step, with the\n"
-        "start of all processes; a run that cannot go on by itself is started by the same command again.\n"
+        "the supervisor itself was killed, until its command has ended. Resumed: from there to the next step, with\n"
+        "the start of all processes; a run that cannot go on by itself is started by the same command again.\n"
     )
     return f"# What was broken, and what came of it\n\n{note}\n{table}"
 
