@@ -18,9 +18,13 @@ RANK = ROOT / "tests" / "full" / "rank.py"
 WAIT_SECONDS = 60
 
 
-def started(cluster: Cluster, folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def started(
+    cluster: Cluster, folder: Path, *arguments: object, restarts: int = 0, min_pods: int = 1
+) -> subprocess.Popen[str]:
     """A launch of `rank.py` on all pods of a cluster."""
-    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, RANK, "--outputdir", folder, *arguments]
+    again = ["--restarts", restarts, "--min-pods", min_pods]
+    call = [cluster.name, *again, RANK, "--outputdir", folder, *arguments]
+    command = [sys.executable, "-m", "tests.full.over_pdsh", *call]
     return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 

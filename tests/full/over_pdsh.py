@@ -1,6 +1,7 @@
-"""`zeropods launch` with pdsh itself in the place of DeepSpeed's launcher, which takes many seconds to start.
+r"""`zeropods launch` with pdsh itself in the place of DeepSpeed's launcher, which takes many seconds to start.
 
-    python -m tests.full.over_pdsh CLUSTER [--pods N] [--step-timeout SECONDS] SCRIPT ARGUMENT ...
+    python -m tests.full.over_pdsh CLUSTER [--pods N] [--step-timeout SECONDS] [--restarts N] [--min-pods M] \
+        SCRIPT ARGUMENT ...
 
 Everything else is as in use: pods, sshd, agents, lease, supervisor, record.
 """
@@ -15,9 +16,11 @@ from pathlib import Path
 
 from zeropods import pods
 from zeropods.errors import UserError, guarded
+from zeropods.launch.again import Restarts
 from zeropods.launch.command import Launch
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.run import failure, run_launch
+from zeropods.launch.restart import run_restarting
+from zeropods.launch.run import failure
 
 
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
@@ -36,11 +39,18 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--pods", type=int)
     parser.add_argument("--step-timeout", type=float)
+    parser.add_argument("--restarts", type=int, default=0)
+    parser.add_argument("--min-pods", type=int, default=1)
     asked, (script, *arguments) = parser.parse_known_args()
     cluster = pods.find(asked.name)
     planned = plan_launch(cluster, script, arguments, pods=asked.pods)
-    record = run_launch(
-        planned, cluster, lambda line: print(line, file=sys.stderr), pdsh_argv, step_timeout=asked.step_timeout
+    record = run_restarting(
+        planned,
+        cluster,
+        Restarts(most=asked.restarts, min_pods=asked.min_pods),
+        show=lambda line: print(line, file=sys.stderr),
+        argv=pdsh_argv,
+        step_timeout=asked.step_timeout,
     )
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))

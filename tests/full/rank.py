@@ -17,7 +17,8 @@ from pathlib import Path
 
 from zeropods import atomic
 from zeropods.measure.rank import RankMeasurement
-from zeropods.measure.records import compose_record, write_record
+from zeropods.measure.records import compose_record, read_json, write_record
+from zeropods.measure.run_folder import open_run
 from zeropods.train.beating import Beating
 
 
@@ -31,7 +32,8 @@ def main() -> int:
     with open(folder / "run.lock", "a") as lock:
         if rank == 0:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            atomic.write_json(folder / "config.json", config(world_size, arguments.said))
+            attempt = put_aside(folder)
+            atomic.write_json(folder / "config.json", config(world_size, arguments) | {"attempt": attempt})
         (folder / f"pid.{rank}").write_text(str(os.getpid()))
         try:
             with Beating(folder, rank, lambda: "steady") as beating:
@@ -58,11 +60,22 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--still_rank", type=int, default=-1)
     parser.add_argument("--hog_mib", type=int, default=0)
     parser.add_argument("--said", default="")
+    parser.add_argument("--seconds_again", type=float, default=0.5)
+    parser.add_argument("--per_device_train_batch_size", type=int, default=1)
+    parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
     parser.add_argument("--local_rank", type=int)
     return parser.parse_args()
 
 
-def config(world_size: int, said: str) -> dict[str, object]:
+def put_aside(folder: Path) -> int:
+    """Open the run as a training script does; returns the number of earlier attempts."""
+    if not (folder / "config.json").is_file():
+        return 0
+    return open_run(folder, read_json(folder / "config.json")["identity"], again=False).attempt
+
+
+def config(world_size: int, arguments: argparse.Namespace) -> dict[str, object]:
+    rows, passes = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     seen = {name: value for name, value in os.environ.items() if name.startswith(("ZEROPODS", "OMP", "SEEN"))}
     return {
         "schema_version": 2,
@@ -78,9 +91,9 @@ def config(world_size: int, said: str) -> dict[str, object]:
         "world_size": world_size,
         "precision": "fp32",
         "prompt": None,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 1,
-        "effective_batch_size": world_size,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": passes,
+        "effective_batch_size": rows * passes * world_size,
         "gradient_checkpointing": False,
         "train_rows": 1,
         "dev_rows": None,
@@ -90,7 +103,7 @@ def config(world_size: int, said: str) -> dict[str, object]:
         "versions": {},
         "git_revision": None,
         "hardware": {},
-        "argv": [said],
+        "argv": [arguments.said],
         "identity": {"max_train_seconds": 0, "max_steps": 1, "seen": seen},
     }
 
@@ -102,7 +115,8 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Beati
     if arguments.leave_behind:
         # No mark of the run, another session, and its hands on the ssh session's pipe.
         subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
-    deadline = time.monotonic() + (0.0 if rank == arguments.early_rank else arguments.seconds)
+    seconds = arguments.seconds_again if (folder / "restarts.json").is_file() else arguments.seconds
+    deadline = time.monotonic() + (0.0 if rank == arguments.early_rank else seconds)
     beating.training = True
     hogged = []
     while time.monotonic() < deadline:

@@ -265,7 +265,13 @@ def test_a_host_without_the_project_or_its_python_is_named(
 def test_a_launch_trains_in_the_hostfile_s_order(hosts: Own, home: Path, tmp_path: Path) -> None:
     write_hostfile(tmp_path / "single", [Host(name, 1) for name in NAMES])
     cluster = pods.up(hostfile=tmp_path / "single", ssh_config=hosts.ssh_config)
-    command = [sys.executable, "-m", "tests.full.over_pdsh", cluster.name, str(ROOT / "tests" / "full" / "rank.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.full.over_pdsh",
+        cluster.name,
+        str(ROOT / "tests" / "full" / "rank.py"),
+    ]
     done = subprocess.run(
         [*command, "--outputdir", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True, timeout=60
     )

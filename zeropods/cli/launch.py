@@ -41,6 +41,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument(
         "--step-timeout", type=float, metavar="SECONDS", help="end a run that does no step for so long; 0: never"
     )
+    verb.add_argument(
+        "--restarts", type=int, metavar="N", help="go on so often by itself, after a lost pod or a killed rank; 0"
+    )
+    verb.add_argument("--min-pods", type=int, metavar="M", help="with at least M of the pods; 1")
     verb.add_argument("--dry-run", action="store_true", help="print what would be run")
     verb.add_argument("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
     verb.set_defaults(readable=readable, status=exit_status)
@@ -65,6 +69,7 @@ def run(arguments: argparse.Namespace) -> Result:
         raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
     check_timeout(arguments.timeout)
     check_step_timeout(arguments.step_timeout)
+    _check_restarts(arguments)
     if arguments.launcher == "slurm":
         return _as_job(arguments)
     for name in OF_SLURM:
@@ -74,6 +79,17 @@ def run(arguments: argparse.Namespace) -> Result:
         return _alone(arguments)
     with _cluster(arguments) as cluster:
         return _over_pods(arguments, cluster)
+
+
+def _check_restarts(arguments: argparse.Namespace) -> None:
+    if arguments.launcher == "slurm" and arguments.restarts is not None:
+        raise UserError(f"--restarts {arguments.restarts}: SLURM requeues a job by itself; leave it out")
+    if arguments.launcher != "pdsh" and arguments.min_pods is not None:
+        raise UserError(f"--min-pods {arguments.min_pods}: is for --launcher pdsh; leave it out")
+    if arguments.min_pods is not None and not arguments.restarts:
+        raise UserError(f"--min-pods {arguments.min_pods}: says how a run goes on; give --restarts too")
+    if arguments.restarts is not None and arguments.restarts < 0:
+        raise UserError(f"--restarts {arguments.restarts}; expected at least 0")
 
 
 def readable(result: Result) -> str:
@@ -95,15 +111,24 @@ def exit_status(result: Result) -> int:
 
 
 def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
+    from zeropods.launch.again import Restarts
     from zeropods.launch.planning import plan_launch
-    from zeropods.launch.run import run_launch
+    from zeropods.launch.restart import run_restarting
 
     script, *script_arguments = arguments.command
     planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
+    restarts = Restarts(most=arguments.restarts or 0, min_pods=1 if arguments.min_pods is None else arguments.min_pods)
+    restarts.check(planned)
     if arguments.dry_run:
         return _dry(planned)
-    record = run_launch(
-        planned, cluster, show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout
+    record = run_restarting(
+        planned,
+        cluster,
+        restarts,
+        export=arguments.export,
+        show=_show,
+        timeout_seconds=arguments.timeout,
+        step_timeout=arguments.step_timeout,
     )
     return {**record, "folder": str(planned.folder)}
 
@@ -111,15 +136,20 @@ def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
 def _alone(arguments: argparse.Namespace) -> Result:
     """Run on this machine, a process for each of its slots."""
     from zeropods.launch.command import runner_argv
+    from zeropods.launch.flags import flag_values
     from zeropods.launch.planning import plan_alone
     from zeropods.launch.process import run_here
 
     if arguments.hostfile or arguments.ssh_config or arguments.name or (arguments.num_pods or 1) != 1:
         raise UserError("--launcher none: this machine alone; leave out --num-pods, --hostfile and --name")
     planned = plan_alone(arguments.command[0], arguments.command[1:])
+    if arguments.restarts and flag_values(planned.arguments).get("resume") == "never":
+        raise UserError("--resume never: would begin anew after each of --restarts; leave one of them out")
     if arguments.dry_run:
         return _dry(planned)
-    run = run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout)
+    run = run_here(
+        runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, arguments.restarts or 0
+    )
     return {**run.record, "folder": str(planned.folder)}
 
 

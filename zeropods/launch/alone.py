@@ -44,6 +44,12 @@ class Ended:
     record: dict[str, Any] | None
     """Of the attempt that it made; None where it made none."""
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it, or a rank of it: DeepSpeed's launcher passes on what ended the rank, modulo 256."""
+        ended_by = self.status is not None and self.status in (-signal.SIGKILL, 256 - signal.SIGKILL)
+        return ended_by and (self.record is None or self.record["status"] == "failed")
+
 
 def run_to_end(
     argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None

@@ -38,6 +38,10 @@ class Launch:
     ssh_port: int | None = None
     exported: dict[str, str] = field(default_factory=dict)
     """Environment variables of every rank, beside what DeepSpeed forwards itself. Nothing secret."""
+    restarts: int = 0
+    """How often it has gone on by itself, this attempt included."""
+    asked: Launch | None = None
+    """What was asked for, where it goes on by itself: on fewer pods, with other flags."""
 
     @property
     def world_size(self) -> int:

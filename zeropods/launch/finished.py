@@ -46,7 +46,8 @@ def remembered(folder: Path) -> dict[str, Any] | None:
 
 
 def identity(launch: Launch) -> dict[str, Any]:
-    """What makes two launches the same run: not the port, nor the lease."""
+    """What makes two launches the same run: not the port, nor the lease, nor what it has gone on with by itself."""
+    launch = launch.asked or launch
     flags = flag_values(launch.arguments)
     return {
         "script": str(launch.script),

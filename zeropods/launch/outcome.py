@@ -44,6 +44,7 @@ def record_run(
     output: Written,
     ranks: Ranks,
     out_of_memory: frozenset[str] = frozenset(),
+    restarts: int = 0,
 ) -> dict[str, Any]:
     """Write `record.json` of a run whose ranks have ended, and return it.
 
@@ -52,17 +53,19 @@ def record_run(
 
     Args:
         out_of_memory: pods where the kernel has ended a process for want of memory.
+        restarts: how often the launch had gone on by itself.
     """
-    return record_final(folder, lambda: of_ranks(ranks, verdict, out_of_memory), output)
+    return record_final(folder, lambda: of_ranks(ranks, verdict, out_of_memory), output, restarts)
 
 
-def record_final(folder: Path, final: Callable[[], Verdict], output: Written) -> dict[str, Any]:
+def record_final(folder: Path, final: Callable[[], Verdict], output: Written, restarts: int = 0) -> dict[str, Any]:
     """`record_run` with a verdict that is asked for once the ranks have let go of the folder."""
     await_lock(folder, LEASE_SECONDS + PATIENCE_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
         said = final()
         lines = [] if said.status is None else output.tail(said.pod) or output.tail()
         record = compose_record(folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines)
+        record["restarts"] = restarts
         write_record(folder, record)
     return record
 

@@ -41,10 +41,24 @@ def train(
 
 
 def run_here(
-    argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None
+    argv: list[str],
+    folder: Path,
+    timeout_seconds: float | None = None,
+    step_timeout: float | None = None,
+    restarts: int = 0,
 ) -> Run:
-    """Run a command that trains on this machine, as `train` says."""
+    """Run a command that trains on this machine, as `train` says.
+
+    Args:
+        timeout_seconds: of each attempt.
+        restarts: how often it is run again where it was killed; it goes on from its newest checkpoint.
+    """
     ended = run_to_end(argv, folder, timeout_seconds, step_timeout)
+    for number in range(1, restarts + 1):
+        if not ended.was_killed:
+            break
+        print(f"{folder}: {ended.reason}; restart {number} of {restarts}", file=sys.stderr)
+        ended = run_to_end(argv, folder, timeout_seconds, step_timeout)
     if ended.status != 0:
         raise UserError(_failure(folder, ended))
     if ended.record is None:

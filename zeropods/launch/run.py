@@ -43,6 +43,8 @@ def launch(
     export: Sequence[str] = (),
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
+    restarts: int = 0,
+    min_pods: int = 1,
     **flags: Any,
 ) -> Run:
     """Run a training script on the pods of a cluster, and return its run.
@@ -56,10 +58,18 @@ def launch(
         timeout_seconds: a run that takes longer, from the launcher's start, is ended.
         step_timeout: seconds without a step, or a batch of an evaluation, after which a run is ended; derived from
             those that were seen if not given; 0: never.
+        restarts: how often it may go on by itself with the pods that are left, where one is lost or a rank is killed.
+        min_pods: on how few.
         flags: the script's flags, without their dashes; None leaves a flag out.
     """
+    from zeropods.launch.again import Restarts
+    from zeropods.launch.restart import run_restarting
+
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
-    record = run_launch(planned, cluster, timeout_seconds=timeout_seconds, step_timeout=step_timeout)
+    wanted = Restarts(most=restarts, min_pods=min_pods)
+    record = run_restarting(
+        planned, cluster, wanted, export=export, timeout_seconds=timeout_seconds, step_timeout=step_timeout
+    )
     if record["status"] != "ok":
         raise UserError(failure(planned.folder, record))
     return Run(planned.folder)
@@ -72,6 +82,7 @@ def run_launch(
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
+    look: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run it to its end, supervised, and return its record.
 
@@ -80,6 +91,7 @@ def run_launch(
         argv: makes the launcher's command from the launch and its hostfile.
         timeout_seconds: a run that takes longer, from the launcher's start, is ended.
         step_timeout: as `launch` has it.
+        look: called some times a second, for as long as nothing has ended the run.
     """
     check_timeout(timeout_seconds)
     check_step_timeout(step_timeout)
@@ -93,7 +105,7 @@ def run_launch(
         marked = replace(planned, exported={**planned.exported, RUN: run})
         chosen = cluster.pods[: len(planned.hosts)]
         with locked(planned.folder, LAUNCH_LOCK), Heartbeat(chosen, cluster.secret, run) as heartbeat:
-            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds, step_timeout)
+            return _supervised(marked, cluster, chosen, heartbeat, show, argv, timeout_seconds, step_timeout, look)
 
 
 def _supervised(
@@ -105,6 +117,7 @@ def _supervised(
     argv: Callable[[Launch, Path], list[str]],
     timeout_seconds: float | None,
     step_timeout: float | None,
+    look: Callable[[], object],
 ) -> dict[str, Any]:
     finished.remember(planned)
     ranks = Ranks(
@@ -121,7 +134,7 @@ def _supervised(
             heartbeat,
             ranks,
             lambda pipe: Output(pipe, planned.folder / LOG, names, show),
-            tick,
+            lambda: (look(), tick()),
             timeout_seconds,
             Standstill(planned.folder, ranks.pods, step_timeout, ranks.have_opened_the_run),
         )
@@ -131,7 +144,7 @@ def _supervised(
         lines = output.tail(verdict.pod) or output.tail()
         reason = verdict.reason or "it ended before the ranks had opened the run"
         raise UnopenedError(planned.folder, verdict.status or "failed", reason, lines, LOG)
-    return record_run(planned.folder, verdict, output, ranks, heartbeat.pods_out_of_memory())
+    return record_run(planned.folder, verdict, output, ranks, heartbeat.pods_out_of_memory(), planned.restarts)
 
 
 def failure(folder: Path, record: dict[str, Any]) -> str:

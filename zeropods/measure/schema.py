@@ -29,6 +29,8 @@ class Record:
     run_id: str
     attempt: int
     """Number of earlier attempts."""
+    restarts: int = 0
+    """How many times the last launch had gone on by itself."""
     started_at: str
     """Of the last attempt, ISO 8601, UTC."""
     task: str

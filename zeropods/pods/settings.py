@@ -12,8 +12,9 @@ from zeropods.pods.backends.fleet import BACKENDS, NETWORKS, choose_backend, cho
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.state import Settings
 
-LEASES = {"kernel": 30.0, "idle": 7200.0}
-"""`kernel`: the cluster ends so long after the process that started it; `idle`: so long after its last use."""
+LEASES = {"kernel": 25.0, "idle": 7200.0}
+"""`kernel`: the cluster ends so long after the process that started it, and is gone 30 seconds after; `idle`: so long
+after its last use."""
 GPU_DEVICES = Path("/dev/nvidiactl")
 
 Number = TypeVar("Number", int, float)

@@ -1,0 +1,111 @@
+"""Notebook 07: a pod is killed in mid-run, and the run goes on with the two that are left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.full.clusters import processes_of
+from tests.full.conftest import ROOT
+from zeropods.data.prepare import prepare
+from zeropods.measure.records import read_json, read_record
+from zeropods.report.restarts import largest_difference
+from zeropods.workshop import Workshop
+
+LIMIT_SECONDS = 280
+FIND_SECONDS, RESUME_SECONDS = 10, 60
+SAME = 1e-5
+"""Relative: FP32, no dropout, sums in another order."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The notebook, executed."""
+
+    folder: Path
+    said: str
+    processes: list[int]
+    """Of its home, once it has ended."""
+
+    def run(self, kind: str) -> Path:
+        (found,) = (self.folder / "runs").glob(f"*-{kind}")
+        return found
+
+    @property
+    def journal(self) -> dict[str, Any]:
+        (entry,) = read_json(self.run("lost-pod") / "restarts.json")["restarts"]
+        return dict(entry)
+
+    def outputs(self) -> list[str]:
+        """What each cell shows as its value."""
+        cells = json.loads((self.folder / "copies" / "07_faults.ipynb").read_text())["cells"]
+        values = [out for cell in cells for out in cell.get("outputs", []) if out["output_type"] == "execute_result"]
+        return ["".join(out["data"]["text/plain"]) for out in values]
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
+    folder = tmp_path_factory.mktemp("faults")
+    workshop = Workshop(runs=folder / "runs", limit=64)
+    workshop.get_data()
+    prepare(workshop.preparation, workshop.prepared)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")} | {
+        "ZEROPODS_RUNS": str(folder / "runs"),
+        "ZEROPODS_LIMIT": "64",
+        "ZEROPODS_HOME": str(folder / "home"),
+    }
+    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), "07_faults"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    yield Executed(folder, done.stdout, processes_of(folder / "home"))
+
+
+def test_the_run_that_lost_a_pod_ends_well_on_two(executed: Executed) -> None:
+    record = read_record(executed.run("lost-pod"))
+    assert (record["status"], record["pods"], record["restarts"], record["steps"]) == ("ok", 2, 1, 12)
+
+
+def test_the_killed_pod_is_found_and_named(executed: Executed) -> None:
+    killed = read_json(executed.run("lost-pod") / "fault.json")
+    assert executed.journal["pod"] == killed["pod"] == "pod2"
+    assert 0 < executed.journal["found_unix_seconds"] - killed["killed_unix_seconds"] < FIND_SECONDS
+
+
+def test_training_goes_on_within_a_minute(executed: Executed) -> None:
+    first = read_record(executed.run("lost-pod"))["ranks"][0]
+    began = first["ended_unix_seconds"] - first["wall_seconds"] + first["start_seconds"]
+    assert 0 < began - executed.journal["found_unix_seconds"] < RESUME_SECONDS
+
+
+def test_at_most_one_interval_is_done_again(executed: Executed) -> None:
+    again = read_record(executed.run("lost-pod"))["ranks"][0]["first_step"]
+    assert again >= 4 and executed.journal["steps"] - again <= 4
+
+
+def test_its_losses_are_those_of_the_undisturbed_run(executed: Executed) -> None:
+    ours, theirs = (read_record(executed.run(kind)) for kind in ("lost-pod", "undisturbed"))
+    assert len(ours["losses"]) >= 4 and largest_difference(ours, theirs) < SAME
+    assert ours["eval_losses"][-1]["loss"] == pytest.approx(theirs["eval_losses"][-1]["loss"], rel=SAME)
+
+
+def test_the_notebook_shows_both_side_by_side(executed: Executed) -> None:
+    (table,) = [out for out in executed.outputs() if "ended by" in out]
+    rows = {
+        cells[0]: cells[1:] for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in table.split("\n")[2:])
+    }
+    assert rows["ended by"] == ["pod_lost: pod2", "nothing"]
+    assert rows["pods"] == ["3, then 2: pod1, pod3", "1"] and rows["effective batch"] == ["48", "48"]
+
+
+def test_nothing_of_the_run_or_the_pods_is_left(executed: Executed) -> None:
+    assert executed.outputs()[-1] == "0" and not executed.processes
