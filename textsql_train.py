@@ -9,32 +9,16 @@ The run folder (`--outputdir`) holds everything of the run; `record.json` is wri
 
 from __future__ import annotations
 
-import os
 import sys
 
 from zeropods.errors import guarded
-from zeropods.extension_cache import use_own_cache
-from zeropods.own_programs import own_programs_first
-from zeropods.threads import wait_passively
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.script import run_script
 
 
 def main() -> int:
-    """Parse the flags, run, and say nothing more; an error that all ranks share is said by one of them."""
-    wait_passively()
-    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
-    use_own_cache()
-    from zeropods.measure.environment import process_age_seconds
-    from zeropods.train.arguments import parse_arguments
-    from zeropods.train.processes import SharedError
-    from zeropods.train.run import fine_tune
-
-    try:
-        fine_tune(parse_arguments(sys.argv[1:]), sys.argv, process_age_seconds())
-    except SharedError as error:
-        if os.environ.get("RANK", "0") == "0":
-            raise
-        return error.exit_status
-    return 0
+    """Train; the exit status says whether all went well."""
+    return run_script(TextToSQLArguments)
 
 
 if __name__ == "__main__":

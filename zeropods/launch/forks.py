@@ -27,6 +27,7 @@ from zeropods.launch.standstill import LOOK_SECONDS, Standstill
 from zeropods.own_programs import own_programs_first
 from zeropods.pods.signals import deferred, ending_in_order
 from zeropods.threads import wait_passively
+from zeropods.train.script import run_parsed
 
 if TYPE_CHECKING:
     from zeropods.train.run_arguments import RunArguments
@@ -132,21 +133,7 @@ def _rank(kind: type[RunArguments], argv: list[str], variables: dict[str, str], 
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     os.environ.update(variables)
-    sys.exit(guarded(lambda: _trained(kind, argv)))
-
-
-def _trained(kind: type[RunArguments], argv: list[str]) -> int:
-    from zeropods.train.flags import parse_flags
-    from zeropods.train.processes import SharedError
-    from zeropods.train.run import fine_tune
-
-    try:
-        fine_tune(parse_flags(kind, argv[1:], script=kind.script, description=kind.description), argv)
-    except SharedError as error:
-        if os.environ.get("RANK", "0") == "0":
-            raise
-        return error.exit_status
-    return 0
+    sys.exit(guarded(lambda: run_parsed(kind, argv)))
 
 
 if __name__ == "__main__":
