@@ -96,11 +96,21 @@ def _put_aside(folder: Path, again: bool) -> int:
     (folder / RECORD).unlink(missing_ok=True)
     for said in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
         said.unlink()
-    if (folder / "stacks").exists():
-        os.rename(folder / "stacks", attempts / f"{number}.stacks")
+    _keep_stacks(folder / "stacks", attempts / f"{number}.stacks")
     if again and (folder / "checkpoints").exists():
         os.rename(folder / "checkpoints", attempts / f"{number}.checkpoints")
     return number + 1
+
+
+def _keep_stacks(stacks: Path, kept: Path) -> None:
+    """Move the stacks of an attempt aside; of ranks that nobody asked for them there are empty files."""
+    if not stacks.is_dir():
+        return
+    for file in stacks.iterdir():
+        if file.stat().st_size == 0:
+            file.unlink()
+    if any(stacks.iterdir()):
+        os.rename(stacks, kept)
 
 
 def _last_record(folder: Path) -> dict[str, Any]:
