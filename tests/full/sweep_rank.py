@@ -6,8 +6,11 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 
 import rank
+
+from zeropods.train.beating import Beating
 
 ENDINGS = {
     "well": ["--seconds", "0.2"],
@@ -31,12 +34,12 @@ def main() -> int:
     return rank.main()
 
 
-def train(arguments: argparse.Namespace, number: int, folder: object, usual=rank.train) -> None:
+def train(arguments: argparse.Namespace, number: int, folder: Path, beating: Beating, usual=rank.train) -> None:
     if arguments.seconds == -1:
         raise RuntimeError("the script is broken")
     if arguments.seconds == -2:
         os.kill(os.getpid(), signal.SIGKILL)
-    usual(arguments, number, folder)
+    usual(arguments, number, folder, beating)
 
 
 if __name__ == "__main__":
