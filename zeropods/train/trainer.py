@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.train.callbacks import EpochOrder
@@ -19,23 +18,21 @@ from zeropods.train.dataset import TokenizedSplit
 from zeropods.train.disk_errors import said_in_one_line
 from zeropods.train.evaluation_batches import evaluation_batches
 from zeropods.train.master import MasterAdamW, load_masters
-from zeropods.train.random_numbers import draw_anew
 from zeropods.train.rates import rate_groups
 from zeropods.train.recipe import Prepared, Recipe
 from zeropods.train.recorder import Recorder
-from zeropods.train.resumption import Resumption
+from zeropods.train.resuming_trainer import ResumingTrainer
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.token_count import TokenCount
-from zeropods.train.universal_loading import expect_universal, loading_universal, universal_loaded
+from zeropods.train.universal_loading import loading_universal
 from zeropods.train.whole_weights import whole_weights
 
 
-class MeasuredTrainer(Trainer):
+class MeasuredTrainer(ResumingTrainer):
     """`Trainer` whose figures do not depend on the number of processes."""
 
     train_dataset: TokenizedSplit
     eval_dataset: TokenizedSplit
-    control: Any
     lr_scheduler: Any
     optimizer: Any
 
@@ -71,7 +68,6 @@ class MeasuredTrainer(Trainer):
         self.sampler: LengthGroupedSampler | None = None
         self.checkpoints: Checkpoints | None = None
         """Makes what is saved complete, and verifies what is loaded; None: transformers' own way."""
-        self.resumption = Resumption()
         self.evaluated: tuple[float, int] | None = None
         """Summed loss and label tokens of the last evaluation."""
         self.add_callback(EpochOrder(self))
@@ -86,32 +82,6 @@ class MeasuredTrainer(Trainer):
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         self.sampler = LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
         return self.sampler
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train for an epoch, where the checkpoint that was loaded is not of the end."""
-        if self.resumption.has_ended(self.state):
-            self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **kwargs)
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare, and load what is resumed, also where another number of ranks has saved it."""
-        if self.resumption.universal:
-            expect_universal(self.accelerator.state.deepspeed_plugin.deepspeed_config)
-        return super()._prepare_for_training(*args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what DeepSpeed has not loaded just before."""
-        if self.resumption.universal:
-            universal_loaded(self.model_wrapped)
-        super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Go on with the random numbers of this rank; of another number of ranks no rank has had them."""
-        if self.resumption.other_ranks:
-            draw_anew(self.args.seed, self.resumption.step, self.args.world_size, self.args.process_index)
-        else:
-            super()._load_rng_state(checkpoint)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
@@ -181,7 +151,8 @@ class MeasuredTrainer(Trainer):
         for indices, weight in mine:
             batch = self._prepare_inputs(self.data_collator([rows[i] for i in indices]))
             loss = self.model(**batch, num_items_in_batch=1).loss
-            sums += weight * torch.stack([loss.double(), torch.tensor(batch["label_positions"].numel())])
+            sums[0] += weight * loss.double()
+            sums[1] += weight * batch["label_positions"].numel()
             self._mark()
         self.model.train(was_training)
         total, tokens = self.accelerator.reduce(sums, "sum").tolist()
