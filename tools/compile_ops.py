@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
-from zeropods.extension_cache import extension_cache, remove_stale_locks, use_own_cache
+from zeropods.extension_cache import use_own_cache
+from zeropods.extension_turns import compile_in_turns
 from zeropods.own_programs import own_programs_first
 
 OPERATIONS = ("CPUAdamBuilder", "ShareMemCommBuilder")
@@ -20,8 +21,7 @@ OPERATIONS = ("CPUAdamBuilder", "ShareMemCommBuilder")
 def main() -> int:
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
-    for lock in remove_stale_locks(extension_cache()):
-        print(f"{lock}: left by a compilation that was killed; removed")
+    compile_in_turns()
     from deepspeed.accelerator import get_accelerator
 
     for name in OPERATIONS:

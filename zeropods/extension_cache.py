@@ -40,23 +40,19 @@ def extension_cache() -> Path:
     return _own_folder(os.environ) or root / f"{python}_{_accelerator()}"
 
 
-def remove_stale_locks(cache: Path) -> list[Path]:
-    """Remove locks below a cache whose holders are gone, and return them; torch would wait for them for ever."""
-    return [lock for lock in sorted(cache.glob("*/lock")) if _is_stale(lock) and _removed(lock)]
+def is_stale(lock: Path) -> bool:
+    """Whether the holder of one of torch's own locks is gone; torch would wait for it for ever."""
+    try:
+        age = time.time() - lock.stat().st_mtime
+        return age > (STALE_SECONDS if _is_open(lock) else ORPHANED_SECONDS)
+    except FileNotFoundError:
+        return False
 
 
 def _own_folder(environment: Mapping[str, str]) -> Path | None:
     """A folder in the virtual environment; None outside one, or where it is not ours or not wanted."""
     is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
     return Path(sys.prefix) / "torch_extensions" if is_own and VARIABLE not in environment else None
-
-
-def _is_stale(lock: Path) -> bool:
-    try:
-        age = time.time() - lock.stat().st_mtime
-    except FileNotFoundError:
-        return False
-    return age > (STALE_SECONDS if _is_open(lock) else ORPHANED_SECONDS)
 
 
 def _is_open(file: Path) -> bool:
@@ -69,14 +65,6 @@ def _is_open(file: Path) -> bool:
         except OSError:
             continue
     return False
-
-
-def _removed(lock: Path) -> bool:
-    try:
-        lock.unlink()
-    except OSError:
-        return False
-    return True
 
 
 def _accelerator() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.extension_cache import VARIABLE, extension_cache, remove_stale_locks, use_own_cache
+from zeropods.extension_cache import VARIABLE, extension_cache, is_stale, use_own_cache
 
 
 @pytest.fixture
@@ -46,23 +46,23 @@ def test_a_cache_that_was_chosen_stays(tmp_path: Path, monkeypatch: pytest.Monke
     assert extension_cache() == tmp_path
 
 
-def test_a_lock_that_was_left_is_removed(lock: Path) -> None:
-    assert remove_stale_locks(lock.parents[1]) == [lock] and not lock.exists()
+def test_a_lock_of_torch_that_was_left_is_stale(lock: Path) -> None:
+    assert is_stale(lock)
 
 
-def test_a_lock_that_nobody_holds_is_removed_sooner(lock: Path) -> None:
-    assert remove_stale_locks(aged(lock, 200).parents[1]) == [lock]
+def test_a_lock_that_nobody_holds_is_so_sooner(lock: Path) -> None:
+    assert is_stale(aged(lock, 200))
 
 
-def test_a_lock_that_a_process_holds_stays(lock: Path) -> None:
+def test_a_lock_that_a_process_holds_is_not(lock: Path) -> None:
     aged(lock, 200)
     with open(lock):
-        assert remove_stale_locks(lock.parents[1]) == []
+        assert not is_stale(lock)
 
 
-def test_a_fresh_lock_stays(lock: Path) -> None:
-    assert remove_stale_locks(aged(lock, 1).parents[1]) == []
+def test_a_fresh_lock_is_not(lock: Path) -> None:
+    assert not is_stale(aged(lock, 1))
 
 
-def test_a_cache_that_is_not_there_has_no_locks(tmp_path: Path) -> None:
-    assert remove_stale_locks(tmp_path / "none") == []
+def test_a_lock_that_has_gone_is_not(tmp_path: Path) -> None:
+    assert not is_stale(tmp_path / "lock")

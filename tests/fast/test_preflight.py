@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.one_pod import free_port
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import operations, resource_checks, software_checks
 from zeropods.pods.preflight.bounded import Ended, run_bounded
 from zeropods.pods.preflight.check import Check, PodChecks, Preflight
 from zeropods.pods.preflight.expectation import GIB, Expectation
-from zeropods.pods.preflight.machine import find_program, is_free
+from zeropods.pods.preflight.machine import find_program
 from zeropods.pods.preflight.preflight import mending_lines, pods_check_table, preflight, preflight_self, require
 from zeropods.pods.preflight.probe import Facts, cml_variables, gather
 from zeropods.pods.preflight.reach import ssh_check
+from zeropods.ports import free_port, is_free
 
 DEADLINE_SECONDS = 20.0
 
@@ -104,7 +104,7 @@ def test_taken_port_is_noticed_and_a_free_one_is_free(project: Path) -> None:
         server.listen()
         found = preflight_self(Expectation.of_this_machine(project, master_port=port))
         assert any(f"port failed: {port} taken" in line for line in mending_lines(found))
-    assert is_free(port)
+    assert is_free("", port)
 
 
 def test_missing_ssh_is_one_line(expected: Expectation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

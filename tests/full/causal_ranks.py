@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from zeropods.plan.causal_shapes import CausalShape
+from zeropods.ports import free_port
 from zeropods.threads import wait_passively
 from zeropods.train.causal_batch import collate_causal
 from zeropods.train.causal_model import random_causal
@@ -47,12 +47,6 @@ def main() -> int:
         losses[technique] = sum(np.array(json.loads(part(out, rank).read_text())) for rank in ranks).tolist()
     out.write_text(json.dumps(losses))
     return 0
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def part(out: Path, rank: int) -> Path:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,8 @@ from zeropods.pods.removal import take_down
 from zeropods.pods.state import names
 
 ROOT = Path(__file__).resolve().parents[2]
+SEVERAL_SECONDS = 240.0
+"""Runs that have not ended by then hang; before the limit of a test, which would not say where."""
 TINY = [
     "--model_id",
     "t5-tiny",
@@ -115,8 +121,18 @@ def several(common: list[object], *runs: tuple[int, Path, list[object]]) -> list
 
 
 def run_several(common: list[object], *runs: tuple[int, Path, list[object]]) -> None:
-    """Such runs, from their beginning to their good end."""
-    done = subprocess.run(
-        several(common, *runs), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    """Such runs, from their beginning to their good end; where they hang, the place of each process is said."""
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    with subprocess.Popen(
+        several(common, *runs), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        hung = threading.Timer(SEVERAL_SECONDS, os.killpg, (process.pid, signal.SIGABRT))
+        hung.start()
+        try:
+            said = process.communicate()[1]
+        finally:
+            hung.cancel()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said[-8000:]

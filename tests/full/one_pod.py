@@ -17,13 +17,13 @@ from typing import Any
 
 from zeropods.pods.agent.control import AgentError, ask_all
 from zeropods.pods.agent.descendants import Tree
-from zeropods.pods.agent.sshd import is_free
 from zeropods.pods.agent.sshd_config import account
 from zeropods.pods.keys import make_key
 from zeropods.pods.processes import PROC, Process, is_there, read_process, send
 from zeropods.pods.rendezvous.registration import Answer, Registration
 from zeropods.pods.rendezvous.rendezvous import Rendezvous
 from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
+from zeropods.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 30.0
@@ -178,8 +178,3 @@ def process_in(file: Path) -> Process:
     process = read_process(int(file.read_text()))
     assert process is not None, "it has ended already"
     return process
-
-
-def free_port(address: str) -> int:
-    """A port that nothing listens on, below those that connections get by themselves."""
-    return next(port for port in random.sample(range(20_000, 32_000), 100) if is_free(address, port))

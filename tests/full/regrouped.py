@@ -11,7 +11,7 @@ from tests.full.forks import ForkServer
 from zeropods.data.causal import CausalPreparation, prepare_causal
 from zeropods.data.text_sample import write_text_sample
 from zeropods.launch.child import child_environment
-from zeropods.launch.planning import free_port
+from zeropods.ports import free_port
 
 SECONDS = 120.0
 EFFECTIVE_BATCH = 12

@@ -9,11 +9,12 @@ Importing takes longer than they do. DeepSpeed does not begin twice in one proce
 from __future__ import annotations
 
 import os
-import socket
+import signal
 import sys
 from typing import TYPE_CHECKING
 
 from zeropods.errors import guarded
+from zeropods.ports import free_port
 from zeropods.threads import wait_passively
 
 if TYPE_CHECKING:
@@ -49,12 +50,22 @@ def parts(words: list[str]) -> list[list[str]]:
 
 
 def run(ranks: int, kind: type[RunArguments], argv: list[str]) -> int:
-    """Fork the ranks of a run and wait for them; returns the highest exit status."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = [fork(rank, ranks, port, kind, argv) for rank in range(ranks)]
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    """Fork the ranks of a run and wait for them; one that fails ends the others.
+
+    Returns the highest exit status; that of a rank that was killed is below zero, which is for the tests that kill.
+    """
+    port = free_port()
+    children = {fork(rank, ranks, port, kind, argv) for rank in range(ranks)}
+    statuses = []
+    while children:
+        child, status = os.wait()
+        children.discard(child)
+        statuses.append(os.waitstatus_to_exitcode(status))
+        if statuses[-1]:
+            # The others would wait for it.
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    return max(statuses)
 
 
 def fork(rank: int, ranks: int, port: int, kind: type[RunArguments], argv: list[str]) -> int:

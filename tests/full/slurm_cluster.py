@@ -15,7 +15,7 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
-from tests.full.one_pod import free_port
+from zeropods.ports import free_port, is_free
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 SBIN = "/usr/sbin"
@@ -113,7 +113,7 @@ class SlurmCluster:
         self.folder.chmod(0o755)
         (self.folder / "state").mkdir()
         first = free_port("127.0.0.1")
-        while not all(_is_free(first + offset) for offset in range(4)):
+        while not all(is_free("127.0.0.1", first + offset) for offset in range(4)):
             first = free_port("127.0.0.1")
         self.configuration.write_text(
             CONFIGURATION.format(
@@ -175,12 +175,3 @@ class SlurmCluster:
 
 def _path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:{SBIN}"
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +16,7 @@ from tests.full.conftest import ROOT, TINY
 from tests.full.forks import Forked, ForkServer
 from zeropods.launch.child import child_environment
 from zeropods.measure.records import compose_record, read_record
+from zeropods.ports import free_port
 
 PODS = ("10.0.0.1", "10.0.0.2")
 SECONDS = 120.0
@@ -35,9 +35,7 @@ def two_ranks(server: ForkServer, tmp_path: Path) -> TwoRanks:
 
     @contextmanager
     def start(arguments: list[object], **environment: str) -> Iterator[list[Forked]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = []
         try:
             for rank, pod in enumerate(PODS):

@@ -18,6 +18,7 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY, script
 from zeropods.measure.records import read_record
+from zeropods.ports import free_port
 
 APPLICATION = ROOT / "cml" / "run_tensorboard.py"
 SECONDS = 60.0
@@ -69,9 +70,7 @@ def test_deepspeed_s_own_scalars_are_in_the_run_folder(zero1: Path) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port("127.0.0.1")
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several, script
 from zeropods.errors import guarded
-from zeropods.launch.planning import free_port
 from zeropods.measure.records import read_record
 from zeropods.measure.run_folder import locked
+from zeropods.ports import free_port
 from zeropods.train.arguments import parse_arguments, read_flags
 from zeropods.train.run import fine_tune
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from zeropods.launch.series import SEPARATOR
 from zeropods.launch.standstill import LOOK_SECONDS, Standstill
 from zeropods.own_programs import own_programs_first
 from zeropods.pods.signals import deferred, ending_in_order
+from zeropods.ports import free_port
 from zeropods.threads import wait_passively
 from zeropods.train.script import run_parsed
 
@@ -80,9 +80,7 @@ def _parts(words: Sequence[str]) -> Iterator[list[str]]:
 
 def _run(kind: type[RunArguments], argv: list[str], processes: int, standstill: Standstill, output: IO[bytes]) -> int:
     """Fork the ranks of a run and wait for them; returns the status of the first that failed, else 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         FORK.Process(target=_rank, args=(kind, argv, _variables(rank, processes, port), output), name=f"rank {rank}")
         for rank in range(processes)

@@ -16,6 +16,7 @@ from zeropods.launch.exported import exported_variables
 from zeropods.launch.flags import find_script, flag_values, run_folder_of, typed
 from zeropods.pods.hostfile import Host
 from zeropods.pods.this_pod import slots
+from zeropods.ports import free_port
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -133,10 +134,3 @@ def _fixed(cluster: Cluster, ranks: int) -> dict[str, str]:
     if threads is None and cluster.shared_machine:
         threads = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     return {**cluster.environment, **({} if threads is None else {"OMP_NUM_THREADS": threads})}
-
-
-def free_port() -> int:
-    """A port on which nothing listens at any address of this machine; the preflight asks the first pod itself."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -18,11 +18,12 @@ from zeropods.launch.child import run_child
 from zeropods.launch.command import Launch, runner_argv
 from zeropods.launch.flags import find_script
 from zeropods.launch.follow import following
-from zeropods.launch.planning import PROJECT, check_arguments, free_port
+from zeropods.launch.planning import PROJECT, check_arguments
 from zeropods.launch.process import train_arguments
 from zeropods.measure.run_folder import LAUNCH_LOCK, RECORD, locked
 from zeropods.pods.hostfile import Host
 from zeropods.pods.signals import ending_in_order
+from zeropods.ports import free_port
 from zeropods.report.run import Run
 
 SEPARATOR = "--"

@@ -16,6 +16,7 @@ from zeropods.pods.keys import make_key
 from zeropods.pods.rendezvous.rendezvous import Answer, MissingPods, Registration, Rendezvous
 from zeropods.pods.signals import deferred
 from zeropods.pods.state import Pod, Settings, State, write_state
+from zeropods.ports import LISTENED
 
 OTHER_SSH_PORTS = 7
 
@@ -41,7 +42,7 @@ def bring_up(folder: Path, settings: Settings, port: int | None, seconds: float)
     answer = Answer(
         cluster=state.name, authorized_key=public_key, lease=settings.lease, lease_seconds=settings.lease_seconds
     )
-    ports = (SSH_PORT, *random.sample(range(20_000, 32_000), OTHER_SSH_PORTS))
+    ports = (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS))
     listener = Rendezvous(
         secret=secret, count=settings.count, answer=answer, address=address, port=port, ssh_ports=ports
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from zeropods.errors import UserError
+from zeropods.ports import free_port
 
 
 class SharedError(UserError):
@@ -30,11 +30,8 @@ def be_the_only_rank() -> None:
     """Say what a launcher would, where there was none: DeepSpeed needs a process group even for one process."""
     if "RANK" in os.environ:
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
     )
 
 

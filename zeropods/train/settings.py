@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 import torch
 from transformers import IntervalStrategy, SchedulerType, TrainingArguments
 
 from zeropods.errors import UserError
-from zeropods.extension_cache import extension_cache, remove_stale_locks
+from zeropods.extension_turns import compile_in_turns
 from zeropods.train import processes
 from zeropods.train.compiler import spare_compiler
 from zeropods.train.job import Job
 from zeropods.train.shared_buffers import release_shared_buffers
-
-log = logging.getLogger(__name__)
 
 WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")
 """Schedules that need settings of their own, for which there is no flag."""
@@ -26,8 +23,7 @@ def training_arguments(job: Job) -> TrainingArguments:
     if job.template is None:
         return _arguments(job)
     processes.be_the_only_rank()
-    for lock in remove_stale_locks(extension_cache()):
-        log.warning("%s: left by a compilation that was killed; removed", lock)
+    compile_in_turns()
     settings = _arguments(job)
     # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
     import deepspeed

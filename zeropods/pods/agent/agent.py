@@ -22,13 +22,14 @@ from zeropods.pods.agent.leases import IDLE, KERNEL, ClusterLease
 from zeropods.pods.agent.lifetime import Ending, Lifetime
 from zeropods.pods.agent.orders import Orders
 from zeropods.pods.agent.runs import send_all
-from zeropods.pods.agent.sshd import Sshd, find_sshd, is_free
+from zeropods.pods.agent.sshd import Sshd, find_sshd
 from zeropods.pods.agent.sshd_config import HOST_KEY
 from zeropods.pods.agent.subreaper import become_subreaper, end_descendants, end_with_parent, reap
 from zeropods.pods.keys import make_key
 from zeropods.pods.processes import is_there
 from zeropods.pods.rendezvous.register import register
 from zeropods.pods.rendezvous.registration import Registration
+from zeropods.ports import is_free
 
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, when the pod ends."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.pods.agent.sshd_config import AUTHORIZED_KEYS, config_text, session_environment
 from zeropods.pods.agent.subreaper import end_with_parent
+from zeropods.ports import is_free
 
 EXTRA_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Where sshd is installed, and an ordinary user's PATH does not look."""
@@ -105,18 +105,6 @@ def find_sshd() -> str:
     if found is None:
         raise UserError("sshd: not found; install it on the pods (Debian: apt-get install openssh-server)")
     return os.path.abspath(found)
-
-
-def is_free(address: str, port: int) -> bool:
-    """Whether sshd could listen there now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((address, port))
-            sock.listen(1)
-        except OSError:
-            return False
-        return True
 
 
 async def _has_banner(address: str, port: int) -> bool:

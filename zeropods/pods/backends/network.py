@@ -10,6 +10,7 @@ from typing import Protocol
 
 from zeropods.errors import UserError
 from zeropods.pods.agent.sshd_config import account
+from zeropods.ports import is_free
 
 SSH_PORT = 2222
 """Where CML's own sshd listens, and ours where it can."""
@@ -85,7 +86,7 @@ class Loopback:
         if claim is None:
             return False
         # Asked after the claim: whoever gave it up just now has pods there.
-        if address in self._taken() or not _is_free(address, SSH_PORT):
+        if address in self._taken() or not is_free(address, SSH_PORT):
             claim.close()
             return False
         self._claims.append(claim)
@@ -131,14 +132,3 @@ def _claim(address: str) -> socket.socket | None:
         claim.close()
         return None
     return claim
-
-
-def _is_free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        # As sshd does: connections that linger after their end do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True

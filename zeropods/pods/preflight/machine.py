@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from pathlib import Path
 
 from zeropods.data.checksum import sha256
@@ -20,18 +19,6 @@ def digest(file: Path) -> str | None:
         return sha256(file)
     except OSError:
         return None
-
-
-def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of every address, as torch's store does."""
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind(("", port))
-            server.listen(1)
-        except OSError:
-            return False
-    return True
 
 
 def free_bytes(folder: Path) -> int | None:

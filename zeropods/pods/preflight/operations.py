@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from zeropods.extension_cache import STALE_SECONDS, extension_cache
+from zeropods.extension_turns import is_taken
 
 CPU_ADAM = "cpu_adam"
 """Needed by optimizer offload."""
@@ -33,8 +34,14 @@ def _state(folder: Path, name: str, impossible: str) -> str:
     try:
         age = time.time() - lock.stat().st_mtime
     except OSError:
-        return "compiled" if (folder / f"{name}.so").is_file() else impossible or "compilable"
+        return _unlocked_state(folder, name, impossible)
     return f"locked: {lock}" if age > STALE_SECONDS else "compiling"
+
+
+def _unlocked_state(folder: Path, name: str, impossible: str) -> str:
+    if (folder / f"{name}.so").is_file():
+        return "compiled"
+    return "compiling" if is_taken(folder) else impossible or "compilable"
 
 
 def _prebuilt(name: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 from zeropods.measure.environment import versions
 from zeropods.pods.preflight import machine
 from zeropods.pods.preflight.operations import operation_states
+from zeropods.ports import is_free
 
 SECONDS = 20
 PROGRAMS = ("ssh", "ssh-keygen", "sshd", "pdsh")
@@ -85,7 +86,7 @@ def gather(project: Path, files: Iterable[str] = (), ports: Iterable[int] = ()) 
         gpus=machine.gpus(),
         cores=len(os.sched_getaffinity(0)),
         memory_available_bytes=machine.memory_available(),
-        ports={str(port): machine.is_free(port) for port in ports},
+        ports={str(port): is_free("", port) for port in ports},
         cml=cml_variables(os.environ),
         time_seconds=time.time(),
     )
