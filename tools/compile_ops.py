@@ -15,7 +15,7 @@ from zeropods.extension_cache import use_own_cache
 from zeropods.extension_turns import compile_in_turns
 from zeropods.own_programs import own_programs_first
 
-OPERATIONS = ("CPUAdamBuilder", "ShareMemCommBuilder")
+OPERATIONS = ("CPUAdamBuilder",)
 
 
 def main() -> int:

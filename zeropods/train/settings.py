@@ -12,7 +12,7 @@ from zeropods.extension_turns import compile_in_turns
 from zeropods.train import processes
 from zeropods.train.compiler import spare_compiler
 from zeropods.train.job import Job
-from zeropods.train.shared_buffers import release_shared_buffers
+from zeropods.train.shared_memory import spare_shared_memory
 
 WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")
 """Schedules that need settings of their own, for which there is no flag."""
@@ -24,12 +24,12 @@ def training_arguments(job: Job) -> TrainingArguments:
         return _arguments(job)
     processes.be_the_only_rank()
     compile_in_turns()
+    spare_shared_memory()
     settings = _arguments(job)
     # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
     import deepspeed
 
     deepspeed.init_distributed(verbose=False)
-    release_shared_buffers()
     spare_compiler(job.template)
     return settings
 

@@ -6,22 +6,19 @@ import os
 import shutil
 import sys
 import sysconfig
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from zeropods.extension_cache import STALE_SECONDS, extension_cache
+from zeropods.extension_cache import extension_cache
 from zeropods.extension_turns import is_taken
 
 CPU_ADAM = "cpu_adam"
 """Needed by optimizer offload."""
-SHARED_MEMORY = "deepspeed_shm_comm"
-"""Loaded by DeepSpeed wherever it trains without a GPU."""
-OPERATIONS = (CPU_ADAM, SHARED_MEMORY)
+OPERATIONS = (CPU_ADAM,)
 
 
 def operation_states() -> dict[str, str]:
-    """For each operation `compiled`, `compilable`, `compiling`, `locked: FILE` or `impossible: WHAT IS MISSING`."""
+    """For each operation `compiled`, `compilable`, `compiling` or `impossible: WHAT IS MISSING`."""
     cache = extension_cache()
     impossible = _impossible()
     return {name: _state(cache / name, name, impossible) for name in OPERATIONS}
@@ -30,15 +27,6 @@ def operation_states() -> dict[str, str]:
 def _state(folder: Path, name: str, impossible: str) -> str:
     if _prebuilt(name):
         return "compiled"
-    lock = folder / "lock"
-    try:
-        age = time.time() - lock.stat().st_mtime
-    except OSError:
-        return _unlocked_state(folder, name, impossible)
-    return f"locked: {lock}" if age > STALE_SECONDS else "compiling"
-
-
-def _unlocked_state(folder: Path, name: str, impossible: str) -> str:
     if (folder / f"{name}.so").is_file():
         return "compiled"
     return "compiling" if is_taken(folder) else impossible or "compilable"
