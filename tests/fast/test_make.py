@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ["help", "setup", "demo", "test", "test-fast", "soak", "check", "lab", "bench", "clean"]
+TARGETS = [
+    *("help", "setup", "demo", "ask", "lab", "gallery", "test", "test-fast", "soak", "check", "hooks", "bench"),
+    *("bench-gpu", "clean"),
+]
 
 
 def make(*arguments: str, folder: Path = ROOT) -> str:
@@ -55,6 +58,21 @@ def test_clean_keeps_runs_results_and_the_environment(cluttered: Path, kept: str
 def test_clean_removes_caches(cluttered: Path, removed: str) -> None:
     make("clean", folder=cluttered)
     assert not (cluttered / removed).exists()
+
+
+@pytest.mark.parametrize("part", ["ruff check", "ruff format --check", "mypy", "nbstripout --verify", "shellcheck"])
+def test_check_runs_every_check(part: str) -> None:
+    assert part in make("--dry-run", "check")
+
+
+def test_check_looks_at_every_shell_file() -> None:
+    command = next(line for line in make("--dry-run", "check").splitlines() if "shellcheck" in line)
+    files = [path for path in ROOT.rglob("*") if path.suffix in (".sh", ".sbatch") and ".venv" not in path.parts]
+    assert files and [path.name for path in files if str(path.relative_to(ROOT)) not in command] == []
+
+
+def test_ask_takes_another_run() -> None:
+    assert "zeropods demo runs/other" in make("--dry-run", "ask", "RUN=runs/other")
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
