@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from tests.pages import ROOT, anchors, pages
 from zeropods.cli import parser
@@ -72,6 +73,11 @@ def test_every_folder_and_every_room_is_in_the_walk_through_the_house(folder: st
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "zeropods").glob("[a-z]*.py")))
 def test_every_module_beside_the_rooms_is_in_the_walk_through_the_house(name: str) -> None:
     assert f"`{name}`" in PAGES["CONTRIBUTING.md"] or f"`zeropods/{name}`" in PAGES["CONTRIBUTING.md"]
+
+
+def test_the_citation_has_what_its_format_requires() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and {"message", "title", "authors", "license"} <= set(citation)
 
 
 def test_the_walk_through_the_house_names_no_room_that_is_not_there() -> None:

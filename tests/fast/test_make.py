@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -73,6 +74,12 @@ def test_check_looks_at_every_shell_file() -> None:
 
 def test_ask_takes_another_run() -> None:
     assert "zeropods demo runs/other" in make("--dry-run", "ask", "RUN=runs/other")
+
+
+@pytest.mark.parametrize(("runs", "step"), [("runs/demo", "make ask "), ("runs/mine", "make ask RUN=runs/mine ")])
+def test_the_demo_ends_with_what_to_do_next(runs: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROPODS_RUNS", runs)
+    assert step in runpy.run_path(str(ROOT / "tools" / "demo.py"))["_next_steps"]()
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
