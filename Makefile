@@ -4,9 +4,11 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 CACHES := .pytest_cache .mypy_cache .ruff_cache .hypothesis build zeropods.egg-info
 WORKERS ?= 2
 KEPT := .git .venv .zeropods runs results
+SHELL_FILES := .ci/run tools/setup $(wildcard cloud/*.sh docker/*.sh slurm/*.sh slurm/*.sbatch)
+RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast soak check lab bench clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-gpu clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -16,6 +18,15 @@ setup: ## make .venv with everything in it (the others do this first; at once wh
 
 demo: setup ## run the main job on the embedded data set and print the summary
 	@$(PYTHON) tools/demo.py
+
+ask: setup ## ask the trained model in a browser (RUN=runs/demo)
+	@$(PYTHON) -m zeropods demo $(RUN)
+
+lab: setup ## open JupyterLab on the notebooks
+	@$(PYTHON) -m jupyterlab --ip 127.0.0.1 --allow-root --notebook-dir notebooks
+
+gallery: setup ## make pages of the executed notebooks, in build/gallery
+	@$(PYTHON) tools/gallery.py
 
 test: setup ## run every test, WORKERS=2 at a time; the slowest are named
 	@$(PYTHON) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
@@ -28,16 +39,21 @@ soak: setup ## run the tests that take long: every technique on every number of 
 		tests/fast/test_attacks.py tests/full/test_attacks_pod.py tests/full/test_notebooks.py \
 		tests/full/test_other_ranks.py
 
-check: setup ## lint, formatting, types
+check: setup ## lint, formatting, types, notebooks without outputs, shell files
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
+	@$(PYTHON) -m nbstripout --verify --keep-id notebooks/*.ipynb
+	@if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); else echo "no shellcheck here: shell files not checked"; fi
 
-lab: setup ## open JupyterLab on the notebooks
-	@$(PYTHON) -m jupyterlab --ip 127.0.0.1 --allow-root --notebook-dir notebooks
+hooks: setup ## run the quick checks at each commit, and the types at each push
+	@$(PYTHON) -m pre_commit install
 
-bench: setup ## measure the figures of the README
+bench: setup ## measure the figures of docs/benchmarks.md
 	@$(PYTHON) -m benchmarks
+
+bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR, see docs/gpu.md)
+	@$(PYTHON) -m benchmarks.gpu --out $(OUT) --data $(DATA)
 
 clean: ## remove caches and build products; never runs, results or .venv
 	@rm -rf $(CACHES)

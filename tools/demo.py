@@ -151,7 +151,21 @@ def _keep(notebook: nbformat.NotebookNode, path: Path) -> None:
 
 def _conclude(report: Path) -> None:
     print(f"\n{(report / 'summary.md').read_text(encoding='utf-8')}")
-    print(f"report: {_shown(report / 'index.html')}")
+    print(f"report: {_shown(report / 'index.html')}  (open it in a browser)")
+    print(_next_steps())
+
+
+def _next_steps() -> str:
+    """What a newcomer may do with the runs, as the commands that do it."""
+    runs = os.environ["ZEROPODS_RUNS"]
+    ask = "make ask" if runs == RUNS else f"make ask RUN={runs}"
+    steps = {
+        ask: "ask the trained model a question, in a browser",
+        "make lab": "open the same notebooks in JupyterLab",
+        "make gallery": "make pages of the executed notebooks",
+    }
+    width = max(map(len, steps))
+    return "\n".join(["", "next:", *(f"  {step:{width}}  {what}" for step, what in steps.items())])
 
 
 def _shown(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Put the measured figures of results/ into README.md, between its markers.
+"""Put the measured figures of results/ into README.md and docs/benchmarks.md, between their markers.
 
 tools/readme.py            # after `make bench` or a new results/demo
 """
@@ -9,38 +9,61 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from zeropods.atomic import write_text
 from zeropods.errors import UserError, guarded
 
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = ("Results", "Accuracy", "Speed", "Memory")
-"""Sections of the demo's summary that the README shows."""
+SECTION = "Results"
+"""Section of the demo's summary that the README shows."""
+COLUMNS = ("row", "technique", "pods", "duration (s)", "memory of each pod (GiB)", "inference result")
+"""Its columns there, so that the table fits a page; `results/demo/summary.md` has all."""
 
 
-def filled(readme: str) -> str:
-    """The text with both blocks as results/ has them."""
-    blocks = {"demo": _demo(), "bench": _bench()}
-    for name, block in blocks.items():
-        readme, found = re.subn(
-            rf"(<!-- {name}: [^>]* -->\n).*?(<!-- /{name} -->)",
-            lambda match, block=block: f"{match[1]}{block}{match[2]}",
-            readme,
-            flags=re.DOTALL,
+def pages() -> dict[Path, str]:
+    """Each page with measured figures, as results/ has them."""
+    blocks = {ROOT / "README.md": ("demo", _demo()), ROOT / "docs" / "benchmarks.md": ("bench", _bench())}
+    return {path: filled(path, name, block) for path, (name, block) in blocks.items()}
+
+
+def filled(path: Path, name: str, block: str) -> str:
+    """The text of a page with a new block between its markers."""
+    parts = re.split(rf"(<!-- {name}: [^>]* -->\n|<!-- /{name} -->)", path.read_text(encoding="utf-8"))
+    if len(parts) != 5:
+        raise UserError(
+            f"{path.name}: {len(parts) // 2} markers of {name!r}; expected <!-- {name}: FILE --> and its end"
         )
-        if found != 1:
-            raise UserError(f"README.md: {found} blocks <!-- {name}: ... -->; expected one")
-    return readme
+    before, opening, _, closing, after = parts
+    return "".join((before, opening, block, closing, after))
 
 
 def _demo() -> str:
-    """The demo's first tables, one heading level deeper."""
-    text = (ROOT / "results" / "demo" / "summary.md").read_text(encoding="utf-8")
-    sections = {part.split("\n", 1)[0]: part for part in re.split(r"^## ", text, flags=re.MULTILINE)}
-    missing = [title for title in SHOWN if title not in sections]
+    """The demo's first table, narrow enough for a page."""
+    path = ROOT / "results" / "demo" / "summary.md"
+    sections = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = next((section for section in sections if section.startswith(f"{SECTION}\n")), None)
+    if found is None:
+        raise UserError(f"{path}: no section {SECTION!r}; make it with `make demo` and copy it")
+    return f"\n{narrowed(found, COLUMNS)}\n"
+
+
+def narrowed(section: str, columns: tuple[str, ...]) -> str:
+    """The Markdown table of a section with some of its columns, in their order."""
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    missing = [column for column in columns if not rows or column not in rows[0]]
     if missing:
-        raise UserError(f"results/demo/summary.md: no section {missing[0]!r}; make it with `make demo` and copy it")
-    return "".join(f"### {sections[title].strip()}\n\n" for title in SHOWN)
+        raise UserError(f"results/demo/summary.md: no column {missing[0]!r}; see COLUMNS in tools/readme.py")
+    chosen = [[row[rows[0].index(column)] for column in columns] for row in rows if set("".join(row)) != {"-"}]
+    return _table(chosen)
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ruled = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in ruled]
+    return "".join(f"| {' | '.join(row)} |\n" for row in padded)
 
 
 def _bench() -> str:
@@ -50,7 +73,7 @@ def _bench() -> str:
     return f"\n| measured | value | asked for |\n|---|---|---|\n{rows}\n"
 
 
-def _value(figure: dict[str, object]) -> str:
+def _value(figure: dict[str, Any]) -> str:
     if figure["value"] is None:
         return f"not measured: {figure['note']}"
     span = "" if figure["interval"] is None else " [{:.3g}, {:.3g}]".format(*figure["interval"])
@@ -58,9 +81,9 @@ def _value(figure: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Rewrite README.md in place."""
-    path = ROOT / "README.md"
-    write_text(path, filled(path.read_text(encoding="utf-8")))
+    """Rewrite the pages in place."""
+    for path, text in pages().items():
+        write_text(path, text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ["help", "setup", "demo", "test", "test-fast", "soak", "check", "lab", "bench", "clean"]
+TARGETS = [
+    *("help", "setup", "demo", "ask", "lab", "gallery", "test", "test-fast", "soak", "check", "hooks", "bench"),
+    *("bench-gpu", "clean"),
+]
 
 
 def make(*arguments: str, folder: Path = ROOT) -> str:
@@ -55,6 +59,27 @@ def test_clean_keeps_runs_results_and_the_environment(cluttered: Path, kept: str
 def test_clean_removes_caches(cluttered: Path, removed: str) -> None:
     make("clean", folder=cluttered)
     assert not (cluttered / removed).exists()
+
+
+@pytest.mark.parametrize("part", ["ruff check", "ruff format --check", "mypy", "nbstripout --verify", "shellcheck"])
+def test_check_runs_every_check(part: str) -> None:
+    assert part in make("--dry-run", "check")
+
+
+def test_check_looks_at_every_shell_file() -> None:
+    command = next(line for line in make("--dry-run", "check").splitlines() if "shellcheck" in line)
+    files = [path for path in ROOT.rglob("*") if path.suffix in (".sh", ".sbatch") and ".venv" not in path.parts]
+    assert files and [path.name for path in files if str(path.relative_to(ROOT)) not in command] == []
+
+
+def test_ask_takes_another_run() -> None:
+    assert "zeropods demo runs/other" in make("--dry-run", "ask", "RUN=runs/other")
+
+
+@pytest.mark.parametrize(("runs", "step"), [("runs/demo", "make ask "), ("runs/mine", "make ask RUN=runs/mine ")])
+def test_the_demo_ends_with_what_to_do_next(runs: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROPODS_RUNS", runs)
+    assert step in runpy.run_path(str(ROOT / "tools" / "demo.py"))["_next_steps"]()
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])

@@ -1,25 +1,54 @@
-"""README.md states what results/ holds, and nothing that is not there."""
+"""README.md is short, begins with what to do, and states what results/ holds."""
 
 from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+
+from tests.pages import ROOT, blocks
+from zeropods.errors import UserError
+
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+MODULE = runpy.run_path(str(ROOT / "tools" / "readme.py"))
+MOST_WORDS = 750
 
 
-def test_figures_are_those_of_the_results() -> None:
-    filled = runpy.run_path(str(ROOT / "tools" / "readme.py"))["filled"]
-    assert filled(TEXT) == TEXT
+def prose() -> str:
+    """What is read: without code, tables and pictures."""
+    text = re.sub(r"^```.*?^```", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^(\|.*|!\[.*|<!--.*)$", "", text, flags=re.MULTILINE)
 
 
-def test_linked_files_are_there() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", TEXT)
-    assert len(links) >= 3
-    assert [link for link in links if not (ROOT / link).is_file()] == []
+def test_figures_of_every_page_are_those_of_the_results() -> None:
+    pages = MODULE["pages"]()
+    assert len(pages) == 2 and [path.name for path, text in pages.items() if path.read_text("utf-8") != text] == []
+
+
+def test_it_is_read_in_two_or_three_minutes() -> None:
+    assert len(prose().split()) <= MOST_WORDS
 
 
 def test_the_two_commands_come_first() -> None:
-    assert re.findall(r"^make \w+", TEXT, flags=re.MULTILINE)[:2] == ["make demo", "make test"]
+    assert re.findall(r"^make \w+", blocks(TEXT)[0], flags=re.MULTILINE) == ["make demo", "make test"]
+
+
+def test_it_shows_a_plot_of_a_real_run() -> None:
+    (plot,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", TEXT)
+    assert plot.startswith("results/demo/") and (ROOT / plot).is_file()
+
+
+def test_its_table_is_narrow_enough_to_be_read() -> None:
+    table = re.search(r"<!-- demo:.*?<!-- /demo -->", TEXT, re.DOTALL)
+    assert table is not None and max(map(len, table[0].splitlines())) <= 130
+
+
+def test_narrowed_keeps_columns_in_the_order_that_is_asked_for() -> None:
+    narrowed = MODULE["narrowed"]("| a | b | c |\n| - | --- | - |\n| 1 | two | 3 |\n", ("c", "b"))
+    assert narrowed == "| c | b   |\n| - | --- |\n| 3 | two |\n"
+
+
+def test_a_column_that_is_gone_is_named() -> None:
+    with pytest.raises(UserError, match="no column 'd'"):
+        MODULE["narrowed"]("| a |\n| - |\n| 1 |\n", ("d",))

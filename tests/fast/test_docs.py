@@ -1,0 +1,85 @@
+"""The pages hang together: links lead somewhere, and everything that is there is in some page."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tests.pages import ROOT, anchors, pages
+from zeropods.cli import parser
+
+PAGES = pages()
+TO_COME = ("docs/cml.md", "docs/demo.md", "docs/gpu.md", "docs/notebooks.md", "docs/reliability.md", "docker/README.md")
+"""Pages that are written beside these; empty this once they are there."""
+ROOMS_TO_COME = ("zeropods/demo/", "tests/browser/")
+ALL = "\n".join(PAGES.values())
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def links() -> list[tuple[str, str, str]]:
+    """Page, target's path from the project's folder, anchor; of every link that stays in the project."""
+    found = []
+    for page, text in PAGES.items():
+        for target in LINK.findall(text):
+            if not re.match(r"[a-z]+:", target):
+                path, _, anchor = target.partition("#")
+                place = (ROOT / page).parent / path if path else ROOT / page
+                found.append((page, str(place.resolve().relative_to(ROOT)), anchor))
+    return found
+
+
+def test_every_link_leads_to_a_file_or_a_folder() -> None:
+    broken = [(page, path) for page, path, _ in links() if not (ROOT / path).exists() and path not in TO_COME]
+    assert len(links()) > 60 and broken == []
+
+
+def test_every_anchor_is_a_heading_of_its_page() -> None:
+    wanted = [(page, path, anchor) for page, path, anchor in links() if anchor and path in PAGES]
+    assert wanted and [each for each in wanted if each[2] not in anchors(PAGES[each[1]])] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = {path for page, path, _ in links() if page == "docs/README.md"}
+    assert [page for page in PAGES if page != "docs/README.md" and page not in index] == []
+
+
+def test_every_verb_is_in_some_page() -> None:
+    (verbs,) = [action.choices for action in parser()._actions if action.choices]
+    assert [verb for verb in verbs if not re.search(rf"zeropods {verb}\b", ALL)] == []
+
+
+@pytest.mark.parametrize("pattern", ["dsconfig/*.json", "notebooks/*.ipynb", "cml/*.py", "matrices/*.yaml"])
+def test_every_file_for_users_is_in_some_page(pattern: str) -> None:
+    files = sorted(ROOT.glob(pattern))
+    assert files and [path.name for path in files if not re.search(rf"\b{path.stem}\b", ALL)] == []
+
+
+def top_level_folders() -> list[str]:
+    hidden = ("build", "runs", "__pycache__", "zeropods", "zeropods.egg-info")
+    return sorted(p.name for p in ROOT.iterdir() if p.is_dir() and p.name[0] != "." and p.name not in hidden)
+
+
+def rooms() -> list[str]:
+    return sorted(f"zeropods/{path.parent.name}" for path in (ROOT / "zeropods").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("folder", [*top_level_folders(), *rooms()])
+def test_every_folder_and_every_room_is_in_the_walk_through_the_house(folder: str) -> None:
+    assert f"`{folder}/`" in PAGES["CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "zeropods").glob("[a-z]*.py")))
+def test_every_module_beside_the_rooms_is_in_the_walk_through_the_house(name: str) -> None:
+    assert f"`{name}`" in PAGES["CONTRIBUTING.md"] or f"`zeropods/{name}`" in PAGES["CONTRIBUTING.md"]
+
+
+def test_the_citation_has_what_its_format_requires() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and {"message", "title", "authors", "license"} <= set(citation)
+
+
+def test_the_walk_through_the_house_names_no_room_that_is_not_there() -> None:
+    named = re.findall(r"`((?:zeropods|tests|docs)/[\w/]*/)`", PAGES["CONTRIBUTING.md"])
+    assert named and [name for name in named if not (ROOT / name).is_dir() and name not in ROOMS_TO_COME] == []

@@ -1,0 +1,175 @@
+"""The gallery of executed notebooks, looked at in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import runpy
+import shutil
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from zeropods.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
+FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync"""
+TABLE = "<table><tr>" + "".join(f"<th>a wide heading {n}</th>" for n in range(30)) + "</tr></table>"
+HOSTILE = (
+    "<script src='{0}/script.js'></script><script>document.title = 'taken'</script>"
+    "<img src='{0}/picture.png'><link rel='stylesheet' href='{0}/style.css'>"
+)
+
+
+class Server(ThreadingHTTPServer):
+    """A server that keeps what it was asked for."""
+
+    asked: list[str]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of this machine, which a page must not ask."""
+    with Server(("127.0.0.1", 0), Handler) as started:
+        started.asked = []
+        thread = Thread(target=started.serve_forever)
+        thread.start()
+        yield started
+        started.shutdown()
+        thread.join(10)
+
+
+def picture() -> str:
+    from matplotlib.figure import Figure
+
+    figure, file = Figure(figsize=(2, 1)), io.BytesIO()
+    figure.subplots().plot([1, 2])
+    figure.savefig(file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def shown(**data: str) -> Any:
+    return v4.new_output("display_data", data={name.replace("_", "/"): value for name, value in data.items()})
+
+
+def notebook(title: str, outputs: list[Any]) -> str:
+    prose = v4.new_markdown_cell(f"# {title}\n\nYou will see <b>something</b> with `code`.\n\nMore.")
+    return nbformat.writes(v4.new_notebook(cells=[prose, v4.new_code_cell("1 + 1", outputs=outputs)]))
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+    """The folder of the pages of three executed notebooks, and of one that was not."""
+    notebooks = tmp_path_factory.mktemp("notebooks")
+    error = v4.new_output("error", ename="UserError", evalue="no run there", traceback=["UserError: no run there"])
+    (notebooks / "00_plot.ipynb").write_text(
+        notebook("0. A plot", [shown(image_png=picture()), shown(text_html=TABLE)])
+    )
+    hostile = HOSTILE.format(f"http://127.0.0.1:{server.server_port}")
+    (notebooks / "01_hostile.ipynb").write_text(notebook("1. <i>Hostile</i>", [shown(text_html=hostile)]))
+    (notebooks / "02_failed.ipynb").write_text(notebook("2. Failed", [error]))
+    (notebooks / "03_not_run.ipynb").write_text(notebook("3. Not run", []))
+    index: Path = MODULE["write_gallery"](notebooks, tmp_path_factory.mktemp("out") / "gallery")
+    return index.parent
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium on PATH; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
+        yield started
+        started.close()
+
+
+@pytest.fixture(params=[1280, 480])
+def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A tab of a wide and of a narrow window."""
+    opened = browser.new_page(viewport={"width": request.param, "height": 800})
+    yield opened
+    opened.close()
+
+
+def is_fit(page: Any) -> bool:
+    """Whether nothing sticks out to the right of the window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_the_index_leads_to_each_executed_notebook(page: Any, gallery: Path) -> None:
+    page.goto((gallery / "index.html").as_uri())
+    assert page.locator("h2").all_inner_texts() == ["0. A plot", "1. <i>Hostile</i>", "2. Failed"]
+    page.get_by_text("0. A plot").click()
+    page.wait_for_url("**/00_plot.html", timeout=10_000)
+    assert page.locator("h1").inner_text().startswith("0. A plot")
+
+
+def test_the_index_shows_the_plot_of_a_notebook(page: Any, gallery: Path) -> None:
+    page.goto((gallery / "index.html").as_uri())
+    assert page.locator("img").evaluate_all("all => all.map(img => img.naturalWidth > 0)") == [True]
+
+
+def test_the_index_says_which_notebook_failed(page: Any, gallery: Path) -> None:
+    page.goto((gallery / "index.html").as_uri())
+    assert page.locator(".fault").count() == 1
+
+
+@pytest.mark.parametrize("name", ["index", "00_plot"])
+def test_a_page_fits_its_window(page: Any, gallery: Path, name: str) -> None:
+    page.goto((gallery / f"{name}.html").as_uri())
+    assert is_fit(page)
+
+
+def test_a_plot_of_a_notebook_is_drawn(page: Any, gallery: Path) -> None:
+    page.goto((gallery / "00_plot.html").as_uri())
+    assert page.locator("img").evaluate_all("all => all.map(img => img.naturalWidth > 0)") == [True]
+
+
+def test_a_page_asks_no_server_whatever_an_output_holds(page: Any, gallery: Path, server: Server) -> None:
+    page.goto((gallery / "01_hostile.html").as_uri())
+    page.wait_for_load_state("networkidle", timeout=10_000)
+    assert server.asked == []
+
+
+def test_no_script_of_an_output_runs(page: Any, gallery: Path) -> None:
+    page.goto((gallery / "01_hostile.html").as_uri())
+    assert page.title() != "taken"
+
+
+def test_the_pages_name_no_server_of_scripts(gallery: Path) -> None:
+    text = (gallery / "00_plot.html").read_text(encoding="utf-8")
+    assert re.findall(r"<script|cdn", text) == []
+
+
+def test_without_an_executed_notebook_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no executed notebook there; `make demo` executes them"):
+        MODULE["write_gallery"](tmp_path / "notebooks", tmp_path / "gallery")
+
+
+def test_a_folder_of_something_else_is_not_replaced(gallery: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").touch()
+    (tmp_path / "00.ipynb").write_text(notebook("0. A plot", [shown(text_html=TABLE)]))
+    with pytest.raises(UserError, match="not a gallery"):
+        MODULE["write_gallery"](tmp_path, tmp_path)
