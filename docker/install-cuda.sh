@@ -31,8 +31,8 @@ add_repository() {
     local name keyring=$ROOT/usr/share/keyrings/cuda-archive-keyring.gpg work url found
     name=$(distribution)
     case $name in
-        ubuntu2204 | ubuntu2404 | debian12) ;;
-        *) fail "$name: NVIDIA's repository for it is not known here; expected ubuntu2204, ubuntu2404 or debian12" ;;
+        ubuntu2404 | debian12) ;;
+        *) fail "$name: NVIDIA's repository for it is not known here; expected ubuntu2404 or debian12" ;;
     esac
     url=$REPOSITORIES/$name/$(uname -m)
     work=$(mktemp -d)

@@ -33,7 +33,11 @@ class Kernel:
         environment.pop("PYTHONPATH", None)
         self.manager: KernelManager
         self.manager, self.client = start_new_kernel(
-            kernel_name="python3", cwd=str(project), env=environment, extra_arguments=["--log-level=ERROR"]
+            startup_timeout=SECONDS,
+            kernel_name="python3",
+            cwd=str(project),
+            env=environment,
+            extra_arguments=["--log-level=ERROR"],
         )
         self.project = project
         self.said = ""
