@@ -2,11 +2,14 @@
 # Build the image of docker/ and convert it for Enroot, on a machine that has both; needed once, and after changes.
 #
 #     slurm/setup-pyxis.sh /fsx/zeropods.sqsh
-#     CUDA_VERSION=12.8 TORCH_CUDA_ARCH_LIST="9.0" slurm/setup-pyxis.sh /fsx/hopper.sqsh
+#     TORCH_CUDA_ARCH_LIST="9.0" slurm/setup-pyxis.sh /fsx/hopper.sqsh
+#
+# CUDA_VERSION must be the CUDA of the torch in requirements.txt: the build ends where it is another.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-: "${CUDA_VERSION:=12.8}"
+: "${BASE_IMAGE:=python:3.11-bookworm}"  # nothing of CML is needed under SLURM
+: "${CUDA_VERSION:=13.0}"
 : "${TORCH_CUDA_ARCH_LIST:=8.0 8.6 8.9 9.0 10.0 10.3}"
 : "${DOCKERFILE:=docker/Dockerfile}"
 : "${TAG:=zeropods:cuda$CUDA_VERSION}"
@@ -26,7 +29,7 @@ main() {
     done
     [ -f "$DOCKERFILE" ] || fail "DOCKERFILE $DOCKERFILE: not there"
     docker build --file "$DOCKERFILE" --build-arg "CUDA_VERSION=$CUDA_VERSION" \
-        --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --tag "$TAG" .
+        --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --build-arg "BASE_IMAGE=$BASE_IMAGE" --tag "$TAG" .
     # Beside it first: a job that starts meanwhile finds the old image or the new one.
     rm -f "$out.new"
     enroot import --output "$out.new" "dockerd://$TAG"

@@ -1,0 +1,20 @@
+"""TensorBoard over all runs, started as an application of CML; elsewhere call cml/run_tensorboard.py itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+sys.path.insert(0, os.getcwd())
+
+from zeropods.cml_task import conclude, run_task
+
+
+def main() -> None:
+    """An application takes no arguments; a folder of runs that is not there yet is made."""
+    os.makedirs("runs", exist_ok=True)
+    run_task("cml/run_tensorboard.py")
+
+
+if __name__ == "__main__":
+    conclude(main)

@@ -1,0 +1,192 @@
+"""The scripts of `cml/`, run as CML runs them: statement by statement in a kernel, in the project's folder."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.manager import KernelManager, start_new_kernel
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 120.0
+
+
+class Kernel:
+    """A kernel as CML gives one to a job: its arguments in JOB_ARGUMENTS, its folder the project's."""
+
+    def __init__(self, project: Path, **variables: object) -> None:
+        environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        environment.pop("PYTHONPATH", None)
+        self.manager: KernelManager
+        self.manager, self.client = start_new_kernel(
+            startup_timeout=SECONDS,
+            kernel_name="python3",
+            cwd=str(project),
+            env=environment,
+            extra_arguments=["--log-level=ERROR"],
+        )
+        self.project = project
+        self.said = ""
+        self.error = ""
+
+    def run(self, script: str) -> bool:
+        """Execute a script's top-level statements one by one, until one fails; returns whether none did."""
+        source = (self.project / script).read_text(encoding="utf-8")
+        for statement in ast.parse(source).body:
+            code = ast.get_source_segment(source, statement)
+            answer = self.client.execute_interactive(code, output_hook=self._hear, timeout=SECONDS)
+            if answer["content"]["status"] != "ok":
+                return False
+        return True
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            self.said += message["content"]["text"]
+        elif message["msg_type"] == "error":
+            self.error = f"{message['content']['ename']}: {message['content']['evalue']}"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project, whose notebooks are one that works and one that does not."""
+    folder = tmp_path_factory.mktemp("cdsw")
+    for name in ("cml", "tools", "zeropods"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("requirements.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    (folder / "notebooks").mkdir()
+    for name, source in (("good", "import zeropods\nprint(zeropods.__file__)"), ("bad", "1 / 0")):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+        nbformat.write(notebook, folder / "notebooks" / f"{name}.ipynb")
+    return folder
+
+
+@pytest.fixture
+def kernels(project: Path) -> Iterator[Callable[..., Kernel]]:
+    """Start kernels in the project's folder."""
+    started: list[Kernel] = []
+
+    def start(**variables: object) -> Kernel:
+        started.append(Kernel(project, **variables))
+        return started[-1]
+
+    yield start
+    for kernel in started:
+        kernel.close()
+
+
+Start = Callable[..., Kernel]
+
+
+def outputs(notebook: Path) -> str:
+    cells = nbformat.read(notebook, as_version=4).cells
+    return "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+
+
+def test_a_job_executes_the_notebook_of_its_arguments_with_this_project_s_code(kernels: Start, project: Path) -> None:
+    kernel = kernels(JOB_ARGUMENTS="good.ipynb")
+    assert kernel.run("cml/run_notebook.py"), kernel.error
+    assert "good: " in kernel.said
+    assert outputs(project / "build" / "notebooks" / "good.ipynb").strip() == str(project / "zeropods" / "__init__.py")
+
+
+def test_an_error_cell_fails_the_job(kernels: Start) -> None:
+    kernel = kernels(JOB_ARGUMENTS="bad")
+    assert not kernel.run("cml/run_notebook.py")
+    assert kernel.error == "TaskError: tools/demo.py bad: ended with status 1; what it said is above"
+    assert "ZeroDivisionError: division by zero; see build/notebooks/bad.html" in kernel.said
+
+
+def test_where_all_is_there_the_first_job_installs_nothing(kernels: Start, project: Path) -> None:
+    kernel = kernels(JOB_ARGUMENTS="--no-operations")
+    assert kernel.run("cml/install_dependencies.py"), kernel.error
+    assert kernel.said.endswith("packages of requirements.txt are there\nzeropods is there\n")
+    assert "to install" not in kernel.said
+
+
+def a_wheel(folder: Path) -> None:
+    """A package of one module, as pip finds it in a folder."""
+    information = "madeup-1.0.dist-info"
+    with zipfile.ZipFile(folder / "madeup-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("madeup.py", "")
+        wheel.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: madeup\nVersion: 1.0\n")
+        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{information}/RECORD", "")
+
+
+def install(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the first job by hand where a package is missing; pip looks into `folder` alone and installs there."""
+    asking = folder / "project"
+    asking.mkdir()
+    for name in ("cml", "zeropods"):
+        (asking / name).symlink_to(project / name)
+    (asking / "requirements.txt").write_text("# pinned\nmadeup==1.0\n")
+    pip = {"NO_INDEX": "1", "FIND_LINKS": folder, "TARGET": folder / "target", "CONFIG_FILE": os.devnull}
+    environment = {**os.environ, **{f"PIP_{name}": str(value) for name, value in pip.items()}}
+    argv = [sys.executable, "cml/install_dependencies.py", "--no-operations"]
+    return subprocess.run(
+        argv, cwd=asking, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+def test_what_is_missing_is_named_and_installed(project: Path, tmp_path: Path) -> None:
+    a_wheel(tmp_path)
+    done = install(project, tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("1 of 1 packages to install: madeup\n")
+    assert (tmp_path / "target" / "madeup.py").is_file()
+
+
+def test_a_package_that_cannot_be_had_ends_the_job_with_pip_s_status(project: Path, tmp_path: Path) -> None:
+    done = install(project, tmp_path)
+    assert done.returncode == 1 and "No matching distribution found for madeup==1.0" in done.stdout
+    assert done.stderr.startswith("zeropods: -m pip install") and done.stderr.count("\n") == 1
+
+
+def test_a_task_outside_the_project_s_folder_is_one_line(project: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, project / "cml" / "start_demo.py"]
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and f"zeropods: {tmp_path}: not the project's folder" in done.stderr
+
+
+def is_served(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError):
+        return False
+
+
+def test_an_application_is_served_until_its_kernel_is_interrupted(kernels: Start) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    kernel = kernels(CDSW_APP_PORT=port)
+    running = threading.Thread(target=kernel.run, args=("cml/start_tensorboard.py",), daemon=True)
+    running.start()
+    deadline = time.monotonic() + SECONDS
+    while not is_served(port) and running.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert is_served(port), kernel.said
+    kernel.manager.interrupt_kernel()
+    running.join(SECONDS)
+    assert kernel.error.startswith("KeyboardInterrupt") and not is_served(port)

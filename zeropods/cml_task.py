@@ -1,0 +1,98 @@
+"""A script as CML runs it: statement by statement in a kernel. What it does is therefore a process of its own.
+
+In the kernel `sys.argv` is the kernel's, the arguments of a job are in JOB_ARGUMENTS, `__file__` may be missing, an
+event loop runs already, and any SystemExit fails the job, even one of status 0. The folder is the project's.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from zeropods.errors import UserError, guarded
+
+ARGUMENTS = "JOB_ARGUMENTS"
+GRACE_SECONDS = 30.0
+"""From SIGINT to SIGKILL."""
+
+
+class TaskError(UserError):
+    """A task's process did not end with status 0."""
+
+    def __init__(self, words: Sequence[str], status: int) -> None:
+        super().__init__(f"{shlex.join(words)}: ended with status {status}; what it said is above")
+        self.exit_status = status if status > 0 else 128 - status
+
+
+def in_kernel() -> bool:
+    """Whether a kernel runs this, as in a job or an application of CML."""
+    return "ipykernel" in sys.modules
+
+
+def task_arguments() -> list[str]:
+    """The words after the script's name, wherever it runs."""
+    return shlex.split(os.environ.get(ARGUMENTS, "")) if in_kernel() else sys.argv[1:]
+
+
+def project() -> Path:
+    """The project's folder, in which a task has to be started."""
+    folder = Path.cwd()
+    if not (folder / "zeropods" / "cml_task.py").is_file():
+        raise UserError(f"{folder}: not the project's folder; start this where requirements.txt and zeropods/ are")
+    return folder
+
+
+def run_task(*words: str) -> None:
+    """Run Python with `words` as a process and pass on what it says; `TaskError` where it fails.
+
+    Ctrl-C, or a kernel that is interrupted, interrupts it too.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
+    try:
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        status = process.wait()
+    finally:
+        _end(process)
+    if status:
+        raise TaskError(words, status)
+
+
+def conclude(command: Callable[[], int | None]) -> None:
+    """The last line of a script: in a kernel an exception fails the job, elsewhere the exit status says it."""
+    if in_kernel():
+        command()
+    else:
+        sys.exit(guarded(command))
+
+
+def _search_path() -> list[str]:
+    """The project first: jobs need no installation of it."""
+    return [str(project()), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
