@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+MOMENT_SECONDS = 1e-6
 
-def progress(what: str, unit: str, total: int | None = None) -> tqdm:
-    """A bar for a `with` block; its `update` takes how many were done since the last call."""
+
+def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = True) -> tqdm:
+    """A bar for a `with` block; its `update` takes how many were done since the last call.
+
+    Args:
+        at_once: False shows nothing where there is nothing to do.
+    """
     from tqdm import tqdm
 
     shown = sys.stderr.isatty() or "ipykernel" in sys.modules
@@ -18,6 +24,7 @@ def progress(what: str, unit: str, total: int | None = None) -> tqdm:
         desc=what,
         unit=f" {unit}",
         total=total,
+        delay=0 if at_once else MOMENT_SECONDS,
         mininterval=0.5,
         ncols=100,
         file=sys.stderr,
