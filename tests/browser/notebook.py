@@ -11,6 +11,8 @@ from typing import Any
 from playwright.sync_api import Page
 
 RUN_SECONDS = 600
+NARROW = 480
+"""Of a window, in CSS pixels."""
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 KERNEL_SECONDS = 60
 PROMPTS = f"""() => [...document.querySelectorAll('{SHOWN} .jp-CodeCell')]
@@ -53,7 +55,12 @@ class Seen:
 def open_lab(page: Page, address: str) -> None:
     """JupyterLab's page, until its file browser is there."""
     page.goto(address)
-    page.locator(".jp-DirListing-item").first.wait_for()
+    page.locator(".jp-DirListing-item").first.wait_for(timeout=KERNEL_SECONDS * 1000)
+    page.wait_for_timeout(500)
+    if page.locator(".jp-Dialog", has_text="Error Loading Theme").count():
+        # A browser that is short of time may give up on a style sheet; a person loads the page again.
+        page.reload()
+        page.locator(".jp-DirListing-item").first.wait_for(timeout=KERNEL_SECONDS * 1000)
 
 
 def open_notebook(page: Page, name: str) -> None:
@@ -119,9 +126,20 @@ def look(page: Page, file: Path) -> Seen:
         prompts=page.evaluate(PROMPTS),
         plots=[tuple(plot) for plot in page.evaluate(PLOTS)],
         tables=page.evaluate(TABLES),
-        cut=page.evaluate(CUT),
+        cut=cut(page),
         outputs=[output for cell in cells for output in cell.get("outputs", [])],
     )
+
+
+def cut(page: Page) -> list[str]:
+    """The beginning of each output that is cut in a window as it is, or in a narrow one."""
+    usual, found = page.viewport_size, page.evaluate(CUT)
+    assert usual is not None
+    page.set_viewport_size({**usual, "width": NARROW})
+    page.wait_for_timeout(300)
+    found += page.evaluate(CUT)
+    page.set_viewport_size(usual)
+    return list(found)
 
 
 def close(page: Page) -> None:

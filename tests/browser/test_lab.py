@@ -16,7 +16,7 @@ from tests.browser.lab import lab
 from tests.browser.notebook import PROMPTS, Seen, accept, await_end, look, menu, open_lab, open_notebook
 from tests.full.clusters import await_that, processes_of
 
-PLAN, PODS = "00_plan", "pods"
+PLAN, PODS = "00_plan", "two_of_them"
 CELLS = ("from zeropods import pods\ncluster = pods.up(2, name='menu')",)
 END_SECONDS = 10.0
 

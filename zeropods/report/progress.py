@@ -19,7 +19,7 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
     """
     from tqdm import tqdm
 
-    shown = sys.stderr.isatty() or "ipykernel" in sys.modules
+    in_notebook = "ipykernel" in sys.modules
     return tqdm(
         desc=what,
         unit=f" {unit}",
@@ -28,5 +28,7 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         mininterval=0.5,
         ncols=100,
         file=sys.stderr,
-        disable=not shown,
+        # A notebook knows no line above the last: a bar within another takes its place.
+        position=0 if in_notebook else None,
+        disable=not (in_notebook or sys.stderr.isatty()),
     )
