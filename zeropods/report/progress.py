@@ -24,7 +24,7 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         desc=what,
         unit=f" {unit}",
         total=total,
-        delay=0 if at_once else MOMENT_SECONDS,
+        delay=0 if at_once and total != 0 else MOMENT_SECONDS,
         mininterval=0.5,
         ncols=100,
         file=sys.stderr,
