@@ -56,8 +56,16 @@ def visit(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pods_seconds = pods_ended(page, folder)
         page.close()
         said = server.interrupt()
-        left = processes_of(folder / "home")
+        left = left_after(END_SECONDS, folder)
     yield Visit(greetings, kernel, unchanged, rerun, pods_seconds, server.process.returncode, said, left)
+
+
+def left_after(seconds: float, folder: Path) -> list[int]:
+    """Processes that are still there after so long: a kernel may take a moment to see that its server has gone."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_of(folder / "home")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
 
 
 def add_notebook(path: Path) -> None:
