@@ -11,6 +11,7 @@ from typing import Any
 from playwright.sync_api import Page
 
 RUN_SECONDS = 600
+SAVE_SECONDS = 30
 NARROW = 480
 """Of a window, in CSS pixels."""
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
@@ -105,11 +106,19 @@ def save(page: Page, file: Path) -> dict[str, Any]:
     """Save the notebook; returns what its file holds then."""
     before = file.stat().st_mtime_ns
     menu(page, "File", "Save Notebook")
-    deadline = time.monotonic() + 30
-    while file.stat().st_mtime_ns == before:
+    deadline = time.monotonic() + SAVE_SECONDS
+    while file.stat().st_mtime_ns == before or (saved := whole(file)) is None:
         assert time.monotonic() < deadline, f"{file} was not saved"
         page.wait_for_timeout(100)
-    return dict(json.loads(file.read_text()))
+    return saved
+
+
+def whole(file: Path) -> dict[str, Any] | None:
+    """What a notebook's file holds; None while it is being written."""
+    try:
+        return dict(json.loads(file.read_text()))
+    except json.JSONDecodeError:
+        return None
 
 
 def run_all(page: Page, file: Path) -> Seen:
