@@ -98,18 +98,19 @@ def served_runs(port: int, child: subprocess.Popen[bytes]) -> list[str]:
     raise AssertionError(f"no runs within {SECONDS} s")
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_application_shows_the_runs_and_leaves_nothing(
     application: subprocess.Popen[bytes], port: int, end: signal.Signals
 ) -> None:
     runs = served_runs(port, application)
     assert {"tiny/tensorboard/train", "tiny/tensorboard/validation"} <= set(runs)
     application.send_signal(end)
-    assert application.wait(timeout=20) == (0 if end == signal.SIGTERM else -end)
+    assert application.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
     deadline = time.monotonic() + 10
     while listens(port) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not listens(port)
+    assert application.stderr is not None and b"Traceback" not in application.stderr.read()
 
 
 def listens(port: int) -> bool:

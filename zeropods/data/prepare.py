@@ -49,6 +49,14 @@ class Preparation:
         """The most tokens of a source, the end token included."""
         return self.max_source_tokens or MAX_SOURCE_TOKENS[self.prompt]
 
+    def rows(self) -> int:
+        """How many examples are asked for, of all splits."""
+        counts = []
+        for split in _splits(self.data):
+            with open(split_file(self.data, split, "jsonl"), "rb") as lines:
+                counts.append(sum(1 for _ in itertools.islice(lines, self.limit)))
+        return sum(counts)
+
 
 def prepare(wanted: Preparation, out: Path, progress: Progress = lambda rows: None) -> tuple[Manifest, bool]:
     """Make the tokenized set at `out`; returns its manifest, and False if it was there already.

@@ -58,6 +58,8 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
 
         yield tick
         bar.leave = bar.n > 0
+        # Where the clock ended it, what was done was all.
+        bar.total = bar.total or bar.n or None
 
 
 def planned_steps(config: dict[str, Any]) -> int | None:

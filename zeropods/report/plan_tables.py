@@ -39,7 +39,7 @@ def choice(plan: Document) -> str:
         return f"None fits; {remedy}."
     where = "one process on one pod" if best["technique"] == "none" else f"{best['pods']} pods of {best['slots']}"
     speed = f"{rate(best['samples_per_second'])} samples/s"
-    alone = "\n`none` is one process on one pod, whatever --pods says." if _has_none(plan) else ""
+    alone = "\nThe row none is one process on one pod, whatever --pods says." if _has_none(plan) else ""
     return f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}.{alone}\n"
 
 

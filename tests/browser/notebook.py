@@ -1,0 +1,158 @@
+"""One notebook in JupyterLab, used with mouse and eyes: opened, run from the menu, read, saved, closed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page
+
+RUN_SECONDS = 600
+SAVE_SECONDS = 30
+NARROW = 480
+"""Of a window, in CSS pixels."""
+SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+KERNEL_SECONDS = 60
+PROMPTS = f"""() => [...document.querySelectorAll('{SHOWN} .jp-CodeCell')]
+    .map(cell => cell.querySelector('.jp-InputPrompt').textContent.trim())"""
+PLOTS = f"""() => [...document.querySelectorAll('{SHOWN} .jp-OutputArea-output img')]
+    .map(image => [image.naturalWidth, image.naturalHeight, image.getBoundingClientRect().width])"""
+TABLES = f"""() => [...document.querySelectorAll('{SHOWN} .jp-OutputArea-output table')]
+    .map(table => [...table.querySelectorAll('th')].map(cell => cell.textContent))"""
+CUT = f"""() => [...document.querySelectorAll('{SHOWN} .jp-OutputArea-output')].filter(output => {{
+    const own = getComputedStyle(output).overflowX
+    return output.scrollWidth > output.clientWidth + 1 && own !== 'auto' && own !== 'scroll'
+}}).map(output => output.textContent.slice(0, 80))"""
+
+
+@dataclass
+class Seen:
+    """What a person has seen of an executed notebook."""
+
+    prompts: list[str]
+    """Beside each code cell."""
+    plots: list[tuple[float, float, float]]
+    """Each picture's own width and height, and the width that it is shown with."""
+    tables: list[list[str]]
+    """Each table's header."""
+    cut: list[str]
+    """Where an output is wider than its place and does not scroll."""
+    outputs: list[dict[str, Any]]
+    """As saved."""
+
+    @property
+    def errors(self) -> list[str]:
+        return [str(out["evalue"]) for out in self.outputs if out["output_type"] == "error"]
+
+    @property
+    def streams(self) -> str:
+        """What the cells wrote beside their results."""
+        return "".join("".join(out["text"]) for out in self.outputs if out["output_type"] == "stream")
+
+
+def open_lab(page: Page, address: str) -> None:
+    """JupyterLab's page, until its file browser is there."""
+    page.goto(address)
+    page.locator(".jp-DirListing-item").first.wait_for(timeout=KERNEL_SECONDS * 1000)
+    page.wait_for_timeout(500)
+    if page.locator(".jp-Dialog", has_text="Error Loading Theme").count():
+        # A browser that is short of time may give up on a style sheet; a person loads the page again.
+        page.reload()
+        page.locator(".jp-DirListing-item").first.wait_for(timeout=KERNEL_SECONDS * 1000)
+
+
+def open_notebook(page: Page, name: str) -> None:
+    """Double-click it in the file browser; its kernel has answered when this returns."""
+    with page.expect_websocket(lambda socket: "/channels" in socket.url, timeout=KERNEL_SECONDS * 1000):
+        page.locator(f'.jp-DirListing-itemText:has-text("{name}")').dblclick()
+        page.locator(f"{SHOWN} .jp-CodeCell").first.wait_for()
+    await_kernel(page)
+
+
+def await_kernel(page: Page) -> None:
+    """Wait until the status bar says that it waits for work."""
+    page.locator("#jp-main-statusbar", has_text="(ipykernel) | Idle").wait_for(timeout=KERNEL_SECONDS * 1000)
+
+
+def menu(page: Page, heading: str, item: str) -> None:
+    """Choose an item of a menu."""
+    page.locator(".lm-MenuBar-itemLabel", has_text=heading).first.click()
+    page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
+
+
+def accept(page: Page) -> None:
+    """Say yes to the dialog that is open."""
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+
+
+def await_end(page: Page, seconds: float = RUN_SECONDS) -> None:
+    """Wait until every code cell has run, or one has failed."""
+    deadline = time.monotonic() + seconds
+    while "[*]:" in (prompts := page.evaluate(PROMPTS)) or not any(map(is_done, prompts)):
+        assert time.monotonic() < deadline, prompts
+        page.wait_for_timeout(300)
+    await_kernel(page)
+
+
+def is_done(prompt: str) -> bool:
+    """Whether it is `[N]:`."""
+    return prompt[1:-2].isdigit()
+
+
+def save(page: Page, file: Path) -> dict[str, Any]:
+    """Save the notebook; returns what its file holds then."""
+    before = file.stat().st_mtime_ns
+    menu(page, "File", "Save Notebook")
+    deadline = time.monotonic() + SAVE_SECONDS
+    while file.stat().st_mtime_ns == before or (saved := whole(file)) is None:
+        assert time.monotonic() < deadline, f"{file} was not saved"
+        page.wait_for_timeout(100)
+    return saved
+
+
+def whole(file: Path) -> dict[str, Any] | None:
+    """What a notebook's file holds; None while it is being written."""
+    try:
+        return dict(json.loads(file.read_text()))
+    except json.JSONDecodeError:
+        return None
+
+
+def run_all(page: Page, file: Path) -> Seen:
+    """Run all cells of the notebook that is open, save it, and look at it."""
+    menu(page, "Run", "Run All Cells")
+    await_end(page)
+    return look(page, file)
+
+
+def look(page: Page, file: Path) -> Seen:
+    """Save the notebook that is open, and read it."""
+    cells = save(page, file)["cells"]
+    return Seen(
+        prompts=page.evaluate(PROMPTS),
+        plots=[tuple(plot) for plot in page.evaluate(PLOTS)],
+        tables=page.evaluate(TABLES),
+        cut=cut(page),
+        outputs=[output for cell in cells for output in cell.get("outputs", [])],
+    )
+
+
+def cut(page: Page) -> list[str]:
+    """The beginning of each output that is cut in a window as it is, or in a narrow one."""
+    usual, found = page.viewport_size, page.evaluate(CUT)
+    assert usual is not None
+    page.set_viewport_size({**usual, "width": NARROW})
+    page.wait_for_timeout(300)
+    found += page.evaluate(CUT)
+    page.set_viewport_size(usual)
+    return list(found)
+
+
+def close(page: Page) -> None:
+    """Close the notebook that is open, and end its kernel."""
+    menu(page, "File", "Close and Shut Down Notebook")
+    accept(page)
+    page.locator(SHOWN).wait_for(state="detached")

@@ -1,0 +1,205 @@
+"""Notebooks 00 to 06 as a person runs them, in JupyterLab in a browser; then again without one, as `make demo` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbstripout import strip_output
+from playwright.sync_api import Browser
+
+from tests.browser.lab import ROOT, lab
+from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
+from tests.browser.processes import processes_naming
+from tests.browser.screenshots import keep
+from zeropods.measure.records import read_record
+
+SMALL = {"ZEROPODS_STEPS": "10", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "24", "ZEROPODS_REPEATS": "1"}
+LIMIT_SECONDS = 600
+pytestmark = pytest.mark.timeout(3 * LIMIT_SECONDS)
+
+NOTEBOOKS = {
+    "00_plan": ({"largest batch", "published GB", "formula"}, 2),
+    "01_prepare_dataset": ({"query", "truncated rows", "times", "parameters"}, 1),
+    "02_train_single_pod": ({"value"}, 1),
+    "03_train_pods": ({"address", "value"}, 1),
+    "04_read_profiler": ({"value"}, 3),
+    "05_inference": ({"question", "execution"}, 0),
+    "06_summary": ({"duration (s)", "throughput (samples/s)", "executable"}, 5),
+}
+"""What each shows: some headings of its tables, and how many plots."""
+BAR = re.compile(r"\w+: +(\d+%\||\d+ \w+ \[)")
+"""The line of a progress bar, with and without a total."""
+each_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The sequence, run in the browser."""
+
+    folder: Path
+    seen: dict[str, Seen]
+    requests: set[str]
+    """Hosts that the page asked for anything."""
+    summary: str
+    """As Markdown, when the last notebook had run."""
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence]:
+    """The notebooks opened and run one after the other, each closed with its kernel."""
+    folder = tmp_path_factory.mktemp("lab")
+    seen: dict[str, Seen] = {}
+    requests: set[str] = set()
+    with lab(folder, ZEROPODS_RUNS=str(folder / "runs"), **SMALL) as server:
+        page = chromium.new_page(viewport={"width": 1280, "height": 900})
+        page.on("request", lambda request: requests.add(request.url))
+        open_lab(page, server.address)
+        for name in NOTEBOOKS:
+            open_notebook(page, name)
+            seen[name] = run_all(page, folder / "notebooks" / f"{name}.ipynb")
+            keep(page, name)
+            close(page)
+        page.close()
+    hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}
+    yield Sequence(folder, seen, hosts, (folder / "runs" / "summary" / "summary.md").read_text())
+
+
+@pytest.fixture(scope="module")
+def again(browsed: Sequence) -> str:
+    """What `make demo` prints when it finds those runs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(browsed.folder / "copies")],
+        env={**kept, "ZEROPODS_RUNS": str(browsed.runs), **SMALL},
+        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@each_notebook
+def test_every_cell_has_run_without_an_error(browsed: Sequence, name: str) -> None:
+    seen = browsed.seen[name]
+    assert all(map(is_done, seen.prompts)) and not seen.errors
+
+
+@each_notebook
+def test_its_tables_are_drawn(browsed: Sequence, name: str) -> None:
+    shown = {heading for table in browsed.seen[name].tables for heading in table}
+    assert NOTEBOOKS[name][0] <= shown
+
+
+@each_notebook
+def test_its_plots_are_drawn(browsed: Sequence, name: str) -> None:
+    plots = browsed.seen[name].plots
+    assert len(plots) == NOTEBOOKS[name][1] and all(size > 0 for plot in plots for size in plot)
+
+
+@each_notebook
+def test_nothing_wide_is_cut(browsed: Sequence, name: str) -> None:
+    assert browsed.seen[name].cut == []
+
+
+@each_notebook
+def test_what_a_cell_writes_is_short_and_free_of_escape_codes(browsed: Sequence, name: str) -> None:
+    said = browsed.seen[name].streams
+    assert said.count("\n") < 150 and "\x1b" not in said and "\r" not in said
+
+
+@each_notebook
+def test_stripped_of_outputs_it_is_the_file_of_the_repository(browsed: Sequence, name: str) -> None:
+    ours, theirs = (
+        nbformat.read(folder / "notebooks" / f"{name}.ipynb", as_version=4) for folder in (ROOT, browsed.folder)
+    )
+    assert strip_output(theirs, keep_output=False, keep_count=False, keep_id=True).cells == ours.cells
+
+
+def test_progress_bars_end_at_100_percent(browsed: Sequence) -> None:
+    lines = [line for seen in browsed.seen.values() for line in seen.streams.splitlines() if BAR.match(line)]
+    assert lines and all(" 100%|" in line for line in lines), lines
+
+
+def test_the_page_asks_no_other_host(browsed: Sequence) -> None:
+    assert {host.partition(":")[0] for host in browsed.requests} == {"127.0.0.1"}
+
+
+def test_the_test_split_is_scored(browsed: Sequence) -> None:
+    (score,) = browsed.runs.glob("*/score.test.json")
+    assert json.loads(score.read_text())["examples"] == int(SMALL["ZEROPODS_QUESTIONS"])
+
+
+def test_each_technique_on_pods_leaves_a_record_and_a_profile(browsed: Sequence) -> None:
+    folders = sorted(browsed.runs.glob("*-pods"))
+    found = [(record["technique"], record["pods"], record["status"]) for record in map(read_record, folders)]
+    assert sorted(found) == [
+        ("zero1", 2, "ok"),
+        ("zero1", 3, "ok"),
+        ("zero2", 3, "ok"),
+        ("zero3_offload", 3, "ok"),
+    ]
+    assert all("Flops Profiler" in (folder / "profile.txt").read_text() for folder in folders)
+
+
+def test_pods_of_a_notebook_have_the_same_losses(browsed: Sequence) -> None:
+    records = [read_record(folder) for folder in sorted(browsed.runs.glob("*-pods"))]
+    curves = [[entry["loss"] for entry in record["losses"]] for record in records]
+    assert len(curves) == 4 and len(curves[0]) == int(SMALL["ZEROPODS_STEPS"])
+    assert all(curve == pytest.approx(curves[0], rel=1e-3) for curve in curves)
+
+
+def test_every_run_of_the_matrix_has_a_result(browsed: Sequence) -> None:
+    (file,) = browsed.runs.glob("*-sweep-*/sweep.json")
+    cells = json.loads(file.read_text())["cells"]
+    assert {(cell["technique"], cell["pods"], cell["status"]) for cell in cells} == {
+        ("none", 1, "ok"),
+        ("zero1", 2, "ok"),
+        ("zero2", 2, "ok"),
+    }
+
+
+def test_what_was_planned_stands_beside_what_was_measured(browsed: Sequence) -> None:
+    (file,) = browsed.runs.glob("summary/summary.json")
+    runs = json.loads(file.read_text())["runs"]
+    assert len(runs) == 8
+    assert all(0.99 < run["measured_bytes"] / run["planned_bytes"] < 1.01 for run in runs)
+
+
+def test_a_second_call_prints_the_same_summary(browsed: Sequence, again: str) -> None:
+    tables = browsed.summary[browsed.summary.index("## Runs") :]
+    assert tables.strip() in again
+
+
+def test_a_second_call_trains_nothing_and_says_so(browsed: Sequence, again: str) -> None:
+    cells = json.loads((browsed.folder / "copies" / "02_train_single_pod.ipynb").read_text())["cells"]
+    said = ["".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", [])]
+    assert "this run is finished; nothing to do" in "".join(said)
+
+
+def test_the_demo_prints_the_summary_of_its_runs(again: str) -> None:
+    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in again.splitlines() if "t5-tiny |" in line]
+    assert ["t5-tiny", "none", "1"] in rows and ["t5-tiny", "zero3_offload", "3"] in rows
+
+
+def test_the_demo_ends_with_the_report(again: str) -> None:
+    assert Path(again.splitlines()[-1].removeprefix("report: ")).is_file()
+
+
+def test_executed_copies_are_kept_as_pages(browsed: Sequence, again: str) -> None:
+    assert {page.stem for page in (browsed.folder / "copies").glob("*.html")} == set(NOTEBOOKS)
+
+
+def test_no_pod_outlives_its_notebook(browsed: Sequence, again: str) -> None:
+    assert not processes_naming(browsed.folder)
