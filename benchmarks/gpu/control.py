@@ -39,9 +39,10 @@ MOST_STEPS = 1_000_000
 class _Clock(TrainerCallback):
     """Times steps without waiting for the device, and ends training when the time is over."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, steps: int | None) -> None:
         self.clock = step_clock()
         self.left = seconds
+        self.steps = steps
         self.began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -50,7 +51,8 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.clock.lap(Tokens(0, 0, 0))
-        control.should_training_stop = time.monotonic() - self.began >= self.left
+        over = time.monotonic() - self.began >= self.left
+        control.should_training_stop = over if self.steps is None else state.global_step >= self.steps
 
 
 def main() -> None:
@@ -61,7 +63,7 @@ def main() -> None:
         raise UserError(f"{asked.set}: has no train split; prepare the data set again")
     torch.manual_seed(0)
     measured: dict[str, Any] = {"status": "ok", "gpu": gpu_name(), "versions": environment.versions()}
-    clock = _Clock(asked.warm + asked.seconds)
+    clock = _Clock(asked.warm + asked.seconds, asked.steps)
     try:
         with tempfile.TemporaryDirectory(prefix="zeropods-control-") as work:
             _trainer(asked, rows, clock, Path(work)).train()
@@ -83,6 +85,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--warm", type=float, required=True)
+    parser.add_argument("--steps", type=int, help="in place of the time")
     return parser.parse_args()
 
 

@@ -60,8 +60,8 @@ def _is_raw(folder: Path) -> bool:
 def _prepared(place: Path, raw: Path | None, out: Path, prompt: str, tokenizer: str | None, jobs: Jobs) -> Path:
     if raw is None:
         raise UserError(
-            f"--data {place}: neither {prompt}/manifest.json (zeropods prepare --prompt {prompt} --out {place / prompt}) "
-            "nor train.jsonl of WikiSQL is there; put one of them into it"
+            f"--data {place}: neither {prompt}/manifest.json nor train.jsonl of WikiSQL is there; "
+            f"put the raw files there, or make it: zeropods prepare --prompt {prompt} --out {place / prompt}"
         )
     if (out / "manifest.json").is_file():
         return out

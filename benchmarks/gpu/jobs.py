@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from zeropods.errors import guarded
+from zeropods.extension_cache import use_own_cache
 from zeropods.launch.alone import Ended, run_to_end, to_end
 from zeropods.launch.child import OverdueError, run_child
+from zeropods.own_programs import own_programs_first
+from zeropods.threads import wait_passively
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "textsql_train.py"
@@ -53,6 +56,10 @@ class Forks:
     """Forks of this process, which has imported what they need and never trains."""
 
     def __init__(self, *, with_deepspeed: bool) -> None:
+        wait_passively()
+        os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
+        # Another's cache may hold the lock of a compilation that was killed.
+        use_own_cache()
         if with_deepspeed:
             import deepspeed  # noqa: F401
         import zeropods.train.run

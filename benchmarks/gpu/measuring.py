@@ -55,7 +55,9 @@ class Bench:
         }
 
     def _warm(self, cell: Cell) -> float:
-        return WARM_SECONDS[cell.compile] if self.warm is None else self.warm
+        if self.warm is not None:
+            return self.warm
+        return 0.0 if cell.steps else WARM_SECONDS[cell.compile]
 
     def _control(self, cell: Cell) -> dict[str, Any]:
         assert cell.batch is not None
@@ -63,6 +65,7 @@ class Bench:
         path.parent.mkdir(parents=True, exist_ok=True)
         words = ["--model", cell.model, "--set", str(self.data.sets[cell.prompt]), "--out", str(path)]
         words += ["--batch", str(cell.batch), "--seconds", str(self.seconds), "--warm", str(self._warm(cell))]
+        words += [] if cell.steps is None else ["--steps", str(cell.steps)]
         path.unlink(missing_ok=True)
         status, said = self.jobs.call("benchmarks.gpu.control", words, self.limit_seconds)
         if not path.is_file():
@@ -99,7 +102,7 @@ class Bench:
         folder = self.out / "runs" / (cell.name if cell.batch else f"{cell.name}-{batch}")
         shapes = self.data.shapes(cell.prompt, batch, cell.multiple)
         ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds)
-        measured = {"batch": batch, "samples_per_second": None, "step_seconds": []}
+        measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
         measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
         record = ended.record or _finished(folder)
         if record is None:
@@ -150,7 +153,7 @@ class Bench:
         status, said = self.jobs.call("zeropods", words, self.limit_seconds)
         if status != 0:
             return {"status": "failed", "reason": f"status {status}: {said}"}
-        speed = json.loads(said[said.rindex("{") :])
+        speed, _ = json.JSONDecoder().raw_decode(said[said.rindex("{") :])
         return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
 
 
