@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix
+from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.needs import runnable
 from zeropods import atomic
@@ -82,8 +82,6 @@ def _check(asked: argparse.Namespace) -> None:
 
 
 def _cells(asked: argparse.Namespace) -> list[Cell]:
-    from benchmarks.gpu.measuring import recompiled
-
     cells = matrix() + (ablation() if asked.ablation else [])
     cells += comparison(asked.loss_steps) if asked.compare_losses else []
     chosen = [cell for cell in cells if asked.only is None or fnmatch.fnmatchcase(cell.name, asked.only)]

@@ -105,3 +105,11 @@ def for_cpu(cell: Cell) -> Cell:
     precision = "fp32" if cell.precision == "fp32" else "auto"
     batch = None if cell.batch is None else min(cell.batch, ORIGINAL_BATCH)
     return replace(cell, model="t5-tiny", compile="off", precision=precision, batch=batch)
+
+
+def recompiled(cell: Cell, how: str | None) -> Cell:
+    """The cell, compiled as a call asks for in place of its own way; ZeRO-3 and the control are never compiled."""
+    fixed = cell.kind != "train" or cell.technique.startswith("zero3")
+    if how is None or fixed:
+        return cell
+    return replace(cell, compile="blocks" if how == "graphs" and cell.needs_deepspeed else how)

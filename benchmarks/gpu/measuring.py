@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +191,3 @@ def _of_record(record: dict[str, Any], batch: int, warm: float) -> dict[str, Any
 
 def _said_of(measured: dict[str, Any]) -> dict[str, Any]:
     return {key: measured.get(key) for key in ("batch", "status", "reason", "samples_per_second")}
-
-
-def recompiled(cell: Cell, how: str | None) -> Cell:
-    """The cell, compiled as a call asks for in place of its own way; ZeRO-3 and the control are never compiled."""
-    fixed = cell.kind != "train" or cell.technique.startswith("zero3")
-    if how is None or fixed:
-        return cell
-    return replace(cell, compile="blocks" if how == "graphs" and cell.needs_deepspeed else how)
