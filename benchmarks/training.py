@@ -79,7 +79,7 @@ def timed_steps(trainer: Trainer, count: int) -> list[float]:
 
 def _control(rows: TokenizedSplit) -> Seq2SeqTrainer:
     model = T5ForConditionalGeneration(t5_config(t5_shape("t5-small")))
-    return Seq2SeqTrainer(model=model, args=_arguments(), train_dataset=rows, data_collator=_padded)
+    return Seq2SeqTrainer(model=model, args=_arguments(), train_dataset=rows, data_collator=padded_to_96)
 
 
 def _ours(data: Prepared, precision: str) -> Trainer:
@@ -111,7 +111,7 @@ def _arguments() -> Seq2SeqTrainingArguments:
     )
 
 
-def _padded(rows: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, torch.Tensor]:
+def padded_to_96(rows: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, torch.Tensor]:
     """Both sides padded to 96; pads are labels and are attended to, as in the original."""
 
     def side(index: int) -> torch.Tensor:

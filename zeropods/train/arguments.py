@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from zeropods.errors import UserError
 from zeropods.train import flags
-from zeropods.train.flags import amount, at_least, finite, flag
+from zeropods.train.flags import amount, at_least, finite, flag, one_of, within
 from zeropods.train.run_arguments import RunArguments
+
+COMPILED = ("off", "blocks", "graphs")
+MOST_MULTIPLE = 1_024
 
 
 @dataclass(kw_only=True)
@@ -32,6 +36,11 @@ class TextToSQLArguments(RunArguments):
     generation_num_beams: int = flag(1, "beams of a prediction, stored with the model")
     scaled_rates: bool = flag(False, "True | False: higher rates for embedding, position bias and norms")
     warmup_steps: int = flag(0, "optimizer steps over which the rate rises")
+    pad_to_multiple_of: int = flag(1, "pad lengths to a multiple of N, so that a GPU meets few shapes")
+    compile: str = flag(
+        "off", "off | blocks | graphs: compile each layer, or both stacks and replay them as CUDA graphs"
+    )
+    tf32: bool = flag(False, "True | False: FP32 products in TF32, on GPUs that have it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +49,21 @@ class TextToSQLArguments(RunArguments):
         at_least("warmup_steps", self.warmup_steps, 0)
         finite("max_train_seconds", self.max_train_seconds)
         amount("max_steps", self.max_steps, "epochs", self.epochs)
+        within("pad_to_multiple_of", self.pad_to_multiple_of, 1, MOST_MULTIPLE)
+        one_of("compile", self.compile, COMPILED)
+        self._check_graphs()
+
+    def _check_graphs(self) -> None:
+        if self.compile != "graphs":
+            return
+        if self.gradient_accumulation_steps > 1:
+            raise UserError(
+                f"--compile graphs --gradient_accumulation_steps {self.gradient_accumulation_steps}: the next pass "
+                "writes over a graph's gradients; take 1 pass, or --compile blocks"
+            )
+        if self.deepspeed is not None or self.gradient_checkpointing:
+            other = "--gradient_checkpointing True" if self.deepspeed is None else f"--deepspeed {self.deepspeed}"
+            raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; take --compile blocks")
 
 
 def parse_arguments(argv: Sequence[str]) -> TextToSQLArguments:

@@ -18,6 +18,7 @@ from zeropods.measure.run_folder import Opening
 from zeropods.train import processes
 from zeropods.train.callbacks import TimeLimit
 from zeropods.train.checkpoints import Checkpoints
+from zeropods.train.compiled import compile_model
 from zeropods.train.curves import Curves
 from zeropods.train.deepspeed_config import technique
 from zeropods.train.dropout import cheapen_dropout
@@ -102,6 +103,7 @@ def _trainer(job: Job, settings: TrainingArguments, measured: RankMeasurement, m
     arguments = job.arguments
     model = job.recipe.model(job.prepared, job.precision)
     cheapen_dropout(model)
+    compile_model(model, arguments.compile)
     measured.parameters, measured.shape = parameters_of(model), job.recipe.shape(model)
     masters = job.precision == "bf16" and job.deepspeed is None
     trainer = MeasuredTrainer(
@@ -112,6 +114,7 @@ def _trainer(job: Job, settings: TrainingArguments, measured: RankMeasurement, m
         recorder=Recorder(measured, meter),
         seconds=arguments.max_train_seconds,
         scaled_rates=arguments.scaled_rates,
+        compiled=arguments.compile,
     )
     if job.deepspeed is None:
         trainer.optimizer_cls_and_kwargs = _optimizer(arguments, masters)

@@ -64,16 +64,16 @@ def load_prepared(folder: Path) -> tuple[Manifest, TokenizedSplit, TokenizedSpli
     return manifest, train, load_split(folder, "dev")
 
 
-def collate(rows: list[Row], pad: int = 0) -> dict[str, Tensor]:
-    """Pad rows to the longest of the batch.
+def collate(rows: list[Row], pad: int = 0, multiple: int = 1) -> dict[str, Tensor]:
+    """Pad rows to the longest of the batch, or to the next multiple of a length.
 
     Returns:
         input_ids, attention_mask: (rows, source tokens) int64.
         labels: (rows, target tokens) int64, -100 where there is no label.
         label_positions: (n,) int64, flat positions of the labels.
     """
-    sources, mask = padded([row[0] for row in rows], pad)
-    labels, labelled = padded([row[1] for row in rows], -100)
+    sources, mask = padded([row[0] for row in rows], pad, multiple)
+    labels, labelled = padded([row[1] for row in rows], -100, multiple)
     return {
         "input_ids": torch.from_numpy(sources),
         "attention_mask": torch.from_numpy(mask.astype(np.int64)),
@@ -82,10 +82,10 @@ def collate(rows: list[Row], pad: int = 0) -> dict[str, Tensor]:
     }
 
 
-def padded(rows: list[np.ndarray], fill: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, longest) int64, filled up on the right, and which of its places a row has."""
+def padded(rows: list[np.ndarray], fill: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, longest up to a multiple) int64, filled up on the right, and which of its places a row has."""
     lengths = np.array([len(row) for row in rows])
-    mask = np.arange(lengths.max())[None, :] < lengths[:, None]
+    mask = np.arange(-(-lengths.max() // multiple) * multiple)[None, :] < lengths[:, None]
     filled = np.full(mask.shape, fill, dtype=np.int64)
     filled[mask] = np.concatenate(rows)
     return filled, mask

@@ -36,8 +36,7 @@ class MasterAdamW(AdamW):
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update the masters from the copies' gradients, then round the masters into the copies."""
         masters, copies = self._pairs()
-        for master, copy in zip(masters, copies, strict=True):
-            master.grad = None if copy.grad is None else copy.grad.float()
+        _widen_gradients(masters, copies)
         result = super().step(closure)
         torch._foreach_copy_(copies, masters)
         for master in masters:
@@ -71,6 +70,17 @@ class MasterAdamW(AdamW):
     def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         masters = [p for group in self.param_groups for p in group["params"]]
         return masters, [copy for group in self.copies for copy in group]
+
+
+def _widen_gradients(masters: list[Tensor], copies: list[Tensor]) -> None:
+    """Give each master its copy's gradient in FP32; on a GPU a few kernels do it for all, not one for each."""
+    narrow = [copy.grad for copy in copies if copy.grad is not None]
+    wide = [torch.empty_like(master) for master, copy in zip(masters, copies, strict=True) if copy.grad is not None]
+    if wide:
+        torch._foreach_copy_(wide, narrow)
+    trained = (master for master, copy in zip(masters, copies, strict=True) if copy.grad is not None)
+    for master, gradient in zip(trained, wide, strict=True):
+        master.grad = gradient
 
 
 def round_to_bf16(model: Model) -> Model:

@@ -6,12 +6,27 @@ import torch
 
 from zeropods.errors import UserError
 
+AMPERE = (8, 0)
+"""The first compute capability with TF32."""
+
 
 def multiplies_bf16() -> bool:
     """Whether this machine has BF16 arithmetic; without it PyTorch's BF16 is 200 times slower than FP32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def check_tf32(asked: bool) -> None:
+    """Refuse TF32 where the hardware has none."""
+    if asked and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= AMPERE):
+        raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
+
+
+def choose_tf32(asked: bool) -> None:
+    """Let FP32 products be taken in TF32; without that, PyTorch's own default stays: it takes none."""
+    if asked:
+        torch.set_float32_matmul_precision("high")
 
 
 def resolve_precision(asked: str, fp16_fault: str | None) -> str:

@@ -17,6 +17,7 @@ from zeropods.train import processes
 from zeropods.train.attempt import attempt
 from zeropods.train.interrupt import terminable
 from zeropods.train.job import Job, check_call, run_config
+from zeropods.train.precision import choose_tf32
 from zeropods.train.run_arguments import RunArguments
 from zeropods.train.same_run import check_same_run
 from zeropods.train.save_signal import SaveSignal, save_signal_heard
@@ -38,6 +39,7 @@ def _fine_tune(arguments: RunArguments, argv: list[str], age_seconds: float, ask
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     job = check_call(arguments)
+    choose_tf32(arguments.tf32)
     settings = training_arguments(job)
     try:
         with _rank_zero_lock(job.folder), terminable(saving=asked.number):

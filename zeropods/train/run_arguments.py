@@ -19,6 +19,8 @@ MOST_SEED = 2**32 - 1
 """NumPy's generators take no more."""
 NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_total_limit")
 """Flags that change where and how a run is written down, not what it does."""
+LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
+"""Flags that came after runs had been recorded: at these values a run is the same as one from before them."""
 
 
 @dataclass(kw_only=True)
@@ -102,7 +104,8 @@ class RunArguments(ABC):
 
     def comparable(self) -> dict[str, Any]:
         """What must be equal for two calls to mean the same run."""
-        return {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
+        flags = {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
+        return {k: v for k, v in flags.items() if k not in LATER or v != LATER[k]}
 
     # The engine's words for what scripts call by other names, and for what not all of them have.
 
@@ -139,6 +142,16 @@ class RunArguments(ABC):
     @property
     def scaled_rates(self) -> bool:
         """Whether rates differ by kind of weight."""
+        return False
+
+    @property
+    def compile(self) -> str:
+        """What of the model is compiled, as `compiled.compile_model` has it."""
+        return "off"
+
+    @property
+    def tf32(self) -> bool:
+        """Whether FP32 products may be taken in TF32."""
         return False
 
     @property

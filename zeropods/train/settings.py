@@ -71,6 +71,8 @@ def _arguments(job: Job) -> TrainingArguments:
         label_names=["labels"],
         dataloader_num_workers=arguments.dataloader_num_workers,
         dataloader_pin_memory=torch.cuda.is_available(),
+        # A copy that blocks waits for all that the GPU still has to do.
+        accelerator_config={"non_blocking": True} if torch.cuda.is_available() else None,
         ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
         logging_first_step=True,

@@ -51,11 +51,14 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
         return Seq2SeqLMOutput(loss=total / count)
 
     def _decode(self, decoder_input_ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        own, cross = attention_mask, attention_mask
+        if attention_mask is not None and attention_mask.is_cuda and self.config._attn_implementation == "sdpa":
+            own, cross = whole_masks(attention_mask, decoder_input_ids.shape[1])
+        encoded = self.encoder(input_ids=input_ids, attention_mask=own).last_hidden_state
         return self.decoder(
             input_ids=decoder_input_ids,
             encoder_hidden_states=encoded,
-            encoder_attention_mask=attention_mask,
+            encoder_attention_mask=cross,
             use_cache=False,
         ).last_hidden_state
 
@@ -66,6 +69,23 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
 def label_indices(labels: Tensor) -> Tensor:
     """Flat positions of the labels that carry a loss: (n,) int64."""
     return (labels.flatten() != -100).nonzero().squeeze(1)
+
+
+def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
+    """A mask of source tokens, as attention uses it: of sources to sources, and of targets to sources.
+
+    transformers makes the same of it, but asks first whether any token is masked; a GPU would have to end all its work
+    to answer. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
+
+    Args:
+        mask: (rows, source tokens), 0 where there is padding.
+        targets: tokens of a target.
+
+    Returns:
+        (rows, 1, source tokens, source tokens) and (rows, 1, targets, source tokens), True where attended to.
+    """
+    attended = mask.bool()[:, None, None, :]
+    return attended.expand(-1, -1, mask.shape[1], -1), attended.expand(-1, -1, targets, -1)
 
 
 def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:

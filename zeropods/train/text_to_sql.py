@@ -10,8 +10,10 @@ from torch import Tensor
 
 from zeropods.errors import UserError
 from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.compiled import check_compiled
 from zeropods.train.dataset import Row, collate
 from zeropods.train.model import load_model
+from zeropods.train.precision import check_tf32
 from zeropods.train.recipe import Prepared
 from zeropods.train.t5 import shape_of
 
@@ -32,7 +34,9 @@ class TextToSQL:
         self.arguments = arguments
 
     def check(self, precision: str) -> None:
-        """Nothing that the flags themselves do not check."""
+        """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
+        check_compiled(self.arguments.compile, self.arguments.deepspeed)
+        check_tf32(self.arguments.tf32)
 
     def found(self) -> Prepared | None:
         """The set at `--dataset_path`."""
@@ -59,7 +63,7 @@ class TextToSQL:
 
     def collate(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """Sources and targets, each padded to the longest."""
-        return collate(rows)
+        return collate(rows, multiple=self.arguments.pad_to_multiple_of)
 
     def architecture(self, model: PreTrainedModel) -> str:
         """T5 as transformers has it."""

@@ -14,6 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.train.callbacks import EpochOrder
 from zeropods.train.checkpoints import Checkpoints
+from zeropods.train.compiled import step_begins, uncompiled
 from zeropods.train.dataset import TokenizedSplit
 from zeropods.train.disk_errors import said_in_one_line
 from zeropods.train.evaluation_batches import evaluation_batches
@@ -43,6 +44,7 @@ class MeasuredTrainer(ResumingTrainer):
         recorder: Recorder | None = None,
         seconds: float = 0.0,
         scaled_rates: bool = False,
+        compiled: str = "off",
         **kwargs: Any,
     ) -> None:
         """`Trainer` over the rows of `data`, with its tokenizer and the recipe's batches.
@@ -53,6 +55,7 @@ class MeasuredTrainer(ResumingTrainer):
             recorder: measures the run; it takes this trainer's tokens.
             seconds: training time by which the learning rate reaches 0; 0: by the last step.
             scaled_rates: learning rates by kind of weight, as in `rates.rate_groups`.
+            compiled: what of the model is, as `compiled.compile_model` has it.
         """
         super().__init__(
             train_dataset=data.train,
@@ -64,6 +67,7 @@ class MeasuredTrainer(ResumingTrainer):
         self.recipe = recipe
         self.seconds = seconds
         self.scaled_rates = scaled_rates
+        self.compiled = compiled
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None
         self.checkpoints: Checkpoints | None = None
@@ -86,6 +90,7 @@ class MeasuredTrainer(ResumingTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
         self.tokens.add(inputs)
+        step_begins(self.compiled)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._mark()
         return loss
@@ -139,7 +144,7 @@ class MeasuredTrainer(ResumingTrainer):
 
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
-        with self._within("evaluate"):
+        with self._within("evaluate"), uncompiled(self.compiled):
             return self._summed_loss(rows)
 
     @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Training and prediction on one GPU against the original's recipe, cell by cell (`make bench-gpu`)."""

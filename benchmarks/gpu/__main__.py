@@ -1,0 +1,183 @@
+"""Measure training and prediction on one NVIDIA GPU, without a network: `make bench-gpu OUT=DIR DATA=DIR`.
+
+    python -m benchmarks.gpu --out build/gpu --data data
+    python -m benchmarks.gpu --out build/gpu --data data --max-seconds 500   # again, until all are there
+    python -m benchmarks.gpu --out build/tiny --data data --device cpu       # tiny shapes: does it work?
+
+A cell that has a record is not measured again. docs/gpu.md says what each figure is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.needs import runnable
+from zeropods import atomic
+from zeropods.errors import UserError, guarded
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.jobs import Jobs
+
+GIB = 1 << 30
+PROBE_SECONDS = 300.0
+
+
+def main() -> int:
+    """Measure the cells that have no record, then write the summary and the archive."""
+    began = time.monotonic()
+    asked = _parser().parse_args()
+    _check(asked)
+    cells = _cells(asked)
+    waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
+    ready, remarks = runnable(waiting)
+    machine = _machine(asked)
+    _refuse_another_machine(asked.out, machine)
+    if ready:
+        _measure_all(ready, asked, machine, began)
+    _conclude(asked.out, cells, machine, remarks)
+    for remark in remarks:
+        print(remark, file=sys.stderr)
+    return 1 if remarks else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder of records, summary and archive")
+    parser.add_argument("--data", type=Path, required=True, help="prepared sets question/ and schema/, or raw WikiSQL")
+    parser.add_argument("--tokenizer", help="for raw data; t5/spiece.model or spiece.model in --data if not given")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: every model is t5-tiny")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of steady steps a cell")
+    parser.add_argument("--warm", type=float, help="seconds of training before them; 10, compiled 120 or 240")
+    parser.add_argument("--steps", type=int, help="optimizer steps a cell, in place of --seconds")
+    parser.add_argument("--max-seconds", type=float, help="begin no further cell after so much time")
+    parser.add_argument("--gpu-memory", type=float, help="GiB that the plan may use; the GPU's own if not given")
+    parser.add_argument("--compile", choices=["off", "blocks", "graphs"], help="in place of each cell's own way")
+    parser.add_argument("--only", help="cells whose name matches, such as 't5-small-*'")
+    parser.add_argument("--ablation", action="store_true", help="also take each measure away once")
+    parser.add_argument("--compare-losses", action="store_true", help="also compare final losses with FP32's")
+    parser.add_argument("--loss-steps", type=int, default=500, help="of --compare-losses")
+    parser.add_argument("--retry", action="store_true", help="measure cells again that did not end well")
+    return parser
+
+
+def _check(asked: argparse.Namespace) -> None:
+    for name in ("seconds", "steps", "max_seconds", "gpu_memory", "loss_steps"):
+        value = getattr(asked, name)
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}; expected more than 0")
+    if asked.warm is not None and not asked.warm >= 0:
+        raise UserError(f"--warm {asked.warm:g}; expected 0 or more")
+    if not asked.data.is_dir():
+        raise UserError(f"--data {asked.data}: no such folder; name one with question/ and schema/, or raw WikiSQL")
+
+
+def _cells(asked: argparse.Namespace) -> list[Cell]:
+    cells = matrix() + (ablation() if asked.ablation else [])
+    cells += comparison(asked.loss_steps) if asked.compare_losses else []
+    chosen = [cell for cell in cells if asked.only is None or fnmatch.fnmatchcase(cell.name, asked.only)]
+    if not chosen:
+        raise UserError(f"--only {asked.only!r}: no such cell; there are {', '.join(cell.name for cell in cells)}")
+    if asked.steps is not None:
+        chosen = [cell if cell.steps else replace(cell, steps=asked.steps) for cell in chosen]
+    if asked.device == "cpu":
+        return [for_cpu(cell) for cell in chosen]
+    return [recompiled(cell, asked.compile) for cell in chosen]
+
+
+def _machine(asked: argparse.Namespace) -> Machine:
+    given = None if asked.gpu_memory is None else int(asked.gpu_memory * GIB)
+    if asked.device == "cpu":
+        return Machine(device="cpu", gpu=None, memory_bytes=given or GIB)
+    from benchmarks.gpu.jobs import OwnProcesses
+
+    status, said = OwnProcesses().call("benchmarks.gpu.machine", [], PROBE_SECONDS)
+    found = json.loads(said.splitlines()[-1]) if status == 0 and said else None
+    if found is None:
+        raise UserError("--device cuda: torch finds no GPU here; --device cpu tries the command at tiny shapes")
+    return Machine(device="cuda", gpu=found["gpu"], memory_bytes=given or found["memory_bytes"])
+
+
+def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Machine, began: float) -> None:
+    from benchmarks.gpu.data import find_data
+    from benchmarks.gpu.measuring import Bench
+    from zeropods.pods.signals import ending_in_order
+
+    with ending_in_order():
+        jobs = _jobs(cells, asked)
+        data = find_data(asked.data, asked.out, asked.tokenizer, jobs)
+        bench = Bench(out=asked.out, data=data, machine=machine, jobs=jobs, seconds=asked.seconds, warm=asked.warm)
+        for number, cell in enumerate(cells):
+            # A call that measures nothing would never end what several calls are for.
+            if number and asked.max_seconds is not None and time.monotonic() - began > asked.max_seconds:
+                print(f"--max-seconds {asked.max_seconds:g}: {len(cells) - number} cells are left; call again")
+                return
+            print(f"{cell.name} ...", flush=True)
+            atomic.write_json(_record_path(asked.out, cell), _measured(bench, cell))
+
+
+def _measured(bench: Any, cell: Cell) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        record = bench.measure(cell)
+    except UserError as error:
+        record = {"cell": cell.to_json(), "gpu": bench.machine.gpu, "status": "failed", "reason": str(error)}
+    rate = record.get("samples_per_second") or record.get("questions_per_second")
+    said = "" if rate is None else f", {rate:.4g} a second"
+    print(f"{cell.name}: {record['status']}{said}, {time.monotonic() - began:.0f} s", flush=True)
+    return record
+
+
+def _jobs(cells: Sequence[Cell], asked: argparse.Namespace) -> Jobs:
+    from benchmarks.gpu.jobs import Forks, OwnProcesses
+
+    if asked.device == "cuda":
+        return OwnProcesses()
+    only_one = asked.max_seconds is not None and not cells[0].needs_deepspeed
+    return Forks(with_deepspeed=not only_one and any(cell.needs_deepspeed for cell in cells))
+
+
+def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Sequence[str]) -> None:
+    from benchmarks.gpu.archive import write_archive
+    from benchmarks.gpu.summary import write_summary
+
+    records = _records(out)
+    known = {*records, *(cell.name for cell in cells)}
+    ordered = [cell.name for cell in (*matrix(), *ablation(), *comparison(1)) if cell.name in known]
+    atomic.write_json(out / "machine.json", asdict(machine))
+    write_summary(out, ordered, {name: records[name] for name in ordered if name in records}, machine, remarks)
+    print((out / "summary.md").read_text(encoding="utf-8"))
+    print(f"written to {write_archive(out)}")
+
+
+def _records(out: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / "cells").glob("*.json"))}
+
+
+def _record_path(out: Path, cell: Cell) -> Path:
+    return out / "cells" / f"{cell.name}.json"
+
+
+def _is_done(out: Path, cell: Cell, retry: bool) -> bool:
+    path = _record_path(out, cell)
+    return path.is_file() and not (retry and json.loads(path.read_text(encoding="utf-8"))["status"] != "ok")
+
+
+def _refuse_another_machine(out: Path, machine: Machine) -> None:
+    for name, record in _records(out).items():
+        if record["gpu"] != machine.gpu:
+            was, now = record["gpu"] or "a CPU", machine.gpu or "a CPU"
+            raise UserError(f"--out {out}: {name} was measured on {was}, this is {now}; choose another folder")
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,115 @@
+"""The cells: the matrix of twelve, an ablation, and runs whose final losses are compared."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+ORIGINAL_BATCH = 32
+MULTIPLE = 8
+"""Lengths are padded to multiples of it: few shapes for the compiler, and rows that tensor cores take whole."""
+PREDICTED_QUESTIONS = 2_000
+NEW_TOKENS = 32
+"""Of an answer: random weights never stop, and a target of WikiSQL has 22 on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One measurement; its name says what it is."""
+
+    name: str
+    kind: str
+    """`control`: the original's recipe; `train`: textsql_train.py; `predict`: zeropods predict."""
+    model: str
+    technique: str = "none"
+    prompt: str = "question"
+    batch: int | None = ORIGINAL_BATCH
+    """Rows; None: the best, as planned and tried."""
+    precision: str = "bf16"
+    compile: str = "off"
+    multiple: int = MULTIPLE
+    dropout: float | None = None
+    steps: int | None = None
+    """Optimizer steps; None: as many as the time gives."""
+    seed: int = 42
+
+    @property
+    def needs_deepspeed(self) -> bool:
+        """Whether it cannot run without that package."""
+        return self.technique != "none"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def matrix() -> list[Cell]:
+    """The twelve cells; what others are compared with first."""
+    cells = []
+    for model in ("t5-small", "t5-large"):
+        # Few launches are left where both stacks are replayed; of 24 layers that would take minutes to compile.
+        small = model == "t5-small"
+        cells += [
+            Cell(name=f"{model}-control", kind="control", model=model, precision="fp32", multiple=96),
+            Cell(name=f"{model}-none-32", kind="train", model=model, compile="graphs" if small else "blocks"),
+            Cell(name=f"{model}-none-best", kind="train", model=model, prompt="schema", batch=None, compile="blocks"),
+            Cell(name=f"{model}-zero1-32", kind="train", model=model, technique="zero1", compile="blocks"),
+            Cell(name=f"{model}-zero3_offload-32", kind="train", model=model, technique="zero3_offload"),
+        ]
+    base = Cell(name="t5-base-none-best", kind="train", model="t5-base", prompt="schema", batch=None, compile="blocks")
+    predict = Cell(name="t5-small-predict", kind="predict", model="t5-small", batch=512)
+    return [*cells, base, predict]
+
+
+def ablation() -> list[Cell]:
+    """The fast path of t5-small at batch 32, and each of its measures taken away once."""
+    fast = Cell(name="ablation-fast", kind="train", model="t5-small", compile="graphs")
+    return [
+        fast,
+        replace(fast, name="ablation-blocks", compile="blocks"),
+        replace(fast, name="ablation-uncompiled", compile="off"),
+        replace(fast, name="ablation-many-lengths", compile="blocks", multiple=1),
+        replace(fast, name="ablation-fp32", precision="fp32"),
+    ]
+
+
+ABLATED = {
+    "ablation-fast": "the fast path: BF16 with FP32 masters, CUDA graphs, lengths in multiples of 8",
+    "ablation-blocks": "without CUDA graphs: each layer compiled",
+    "ablation-uncompiled": "without compilation",
+    "ablation-many-lengths": "without CUDA graphs and without multiples of 8",
+    "ablation-fp32": "without BF16",
+}
+
+
+def comparison(steps: int) -> list[Cell]:
+    """Runs over the same rows in the same order without dropout, in FP32 and as the fast path; one more for noise."""
+    exact = Cell(
+        name="losses-fp32",
+        kind="train",
+        model="t5-small",
+        precision="fp32",
+        dropout=0.0,
+        steps=steps,
+        multiple=MULTIPLE,
+    )
+    return [
+        exact,
+        replace(exact, name="losses-fast", precision="bf16", compile="graphs"),
+        replace(exact, name="losses-fp32-other-seed", seed=43),
+    ]
+
+
+def for_cpu(cell: Cell) -> Cell:
+    """The same cell at a shape that a CPU trains in seconds, as it is written: there is nothing to launch."""
+    precision = "fp32" if cell.precision == "fp32" else "auto"
+    batch = None if cell.batch is None else min(cell.batch, ORIGINAL_BATCH)
+    return replace(cell, model="t5-tiny", compile="off", precision=precision, batch=batch)
+
+
+def recompiled(cell: Cell, how: str | None) -> Cell:
+    """The cell, compiled as a call asks for in place of its own way; ZeRO-3 and the control are never compiled."""
+    fixed = cell.kind != "train" or cell.technique.startswith("zero3")
+    if how is None or fixed:
+        return cell
+    return replace(cell, compile="blocks" if how == "graphs" and cell.needs_deepspeed else how)

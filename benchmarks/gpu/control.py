@@ -1,0 +1,112 @@
+"""The original's recipe on one device: both sides padded to 96, FP32 without TF32, a plain Trainer, batch 32.
+
+    python -m benchmarks.gpu.control --model t5-small --set DIR --out FILE --seconds 30 --warm 10
+
+Pads carry a loss and are attended to, logits are computed everywhere, as in the published CML notebooks. AdamW is what
+transformers takes by itself, which is fused: a little faster than the original's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+)
+
+from benchmarks.training import padded_to_96
+from zeropods import atomic
+from zeropods.errors import UserError, guarded
+from zeropods.measure import environment
+from zeropods.plan.shapes import t5_shape
+from zeropods.train.dataset import TokenizedSplit, load_split
+from zeropods.train.device import gpu_name
+from zeropods.train.step_clock import Tokens, step_clock
+from zeropods.train.t5 import t5_config
+
+MOST_STEPS = 1_000_000
+
+
+class _Clock(TrainerCallback):
+    """Times steps without waiting for the device, and ends training when the time is over."""
+
+    def __init__(self, seconds: float, steps: int | None) -> None:
+        self.clock = step_clock()
+        self.left = seconds
+        self.steps = steps
+        self.began = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began = time.monotonic()
+        self.clock.restart()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.clock.lap(Tokens(0, 0, 0))
+        over = time.monotonic() - self.began >= self.left
+        control.should_training_stop = over if self.steps is None else state.global_step >= self.steps
+
+
+def main() -> None:
+    """Train, and write what was measured; running out of memory is a result too."""
+    asked = _flags()
+    rows = load_split(asked.set, "train")
+    if rows is None:
+        raise UserError(f"{asked.set}: has no train split; prepare the data set again")
+    torch.manual_seed(0)
+    measured: dict[str, Any] = {"status": "ok", "gpu": gpu_name(), "versions": environment.versions()}
+    clock = _Clock(asked.warm + asked.seconds, asked.steps)
+    try:
+        with tempfile.TemporaryDirectory(prefix="zeropods-control-") as work:
+            _trainer(asked, rows, clock, Path(work)).train()
+    except torch.OutOfMemoryError as error:
+        measured |= {"status": "oom", "reason": str(error).split("\n")[0]}
+    clock.clock.settle()
+    measured["step_seconds"] = [step.seconds for step in clock.clock.steps()]
+    measured["tf32"] = torch.backends.cuda.matmul.allow_tf32
+    measured["peak_allocated_bytes"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    measured["tokens_per_sample"] = rows.lengths().mean(axis=0).tolist()
+    atomic.write_json(asked.out, measured)
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--set", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--warm", type=float, required=True)
+    parser.add_argument("--steps", type=int, help="in place of the time")
+    return parser.parse_args()
+
+
+def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, work: Path) -> Seq2SeqTrainer:
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(work),
+        per_device_train_batch_size=asked.batch,
+        max_steps=MOST_STEPS,
+        learning_rate=1e-4,
+        save_strategy="no",
+        report_to=[],
+        remove_unused_columns=False,
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        # The original's interval.
+        logging_steps=500,
+    )
+    model = T5ForConditionalGeneration(t5_config(t5_shape(asked.model)))
+    collator, callbacks = padded_to_96, [clock]
+    return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=callbacks)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

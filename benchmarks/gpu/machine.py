@@ -1,0 +1,50 @@
+"""The machine: its GPU, as torch sees it. Run as a program it prints them as JSON, and no CUDA context stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from zeropods.plan.peaks import published_flops
+
+BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
+OTHER_BANDWIDTH = 2.0e12
+"""Bytes a second between a GPU and its memory, as published, by words of its name; and of one that is not there."""
+CPU_FLOPS = 1e11
+"""So that a batch can be chosen on a CPU; nothing is predicted of one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the cells run on."""
+
+    device: str
+    """`cuda` or `cpu`."""
+    gpu: str | None
+    memory_bytes: int
+    """That tensors and CUDA may take."""
+
+    def peak(self, precision: str) -> float | None:
+        """Published FLOP/s, dense; None where none is known."""
+        return None if self.gpu is None else published_flops(self.gpu, precision)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second between the GPU and its memory."""
+        words = set((self.gpu or "").lower().replace("-", " ").split())
+        return next((rate for name, rate in BANDWIDTHS if words.issuperset(name.split())), OTHER_BANDWIDTH)
+
+
+def main() -> None:
+    """Print name, memory in bytes and CUDA version; `null` without a GPU."""
+    import torch
+
+    found = None
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found = {"gpu": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""A cell from its start to its record: the program that is run, what it measured, what was planned and predicted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.best_batch import best_batch
+from benchmarks.gpu.cells import NEW_TOKENS, PREDICTED_QUESTIONS, Cell
+from benchmarks.gpu.data import Data
+from benchmarks.gpu.jobs import LAST_CHARACTERS, ROOT, Jobs
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.predicted import predicted_rate
+from benchmarks.gpu.steady import rate, steady_steps
+from zeropods.errors import UserError
+from zeropods.measure import environment
+from zeropods.measure.records import read_json, read_record
+
+WARM_SECONDS = {"off": 10.0, "blocks": 120.0, "graphs": 240.0}
+"""Of training before steps count: allocators, and all that is compiled or recorded."""
+MOST_STEPS = 1_000_000
+SLACK_SECONDS = 300.0
+"""For start, evaluation and saving, beyond what is asked for."""
+MODEL_OF_PREDICTION = "t5-small-none-32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What all cells of a call share."""
+
+    out: Path
+    data: Data
+    machine: Machine
+    jobs: Jobs
+    seconds: float
+    """Of steady steps."""
+    warm: float | None = None
+    """In place of `WARM_SECONDS`."""
+    limit_seconds: float = 1_800.0
+    """Of a cell's program; one that takes longer is ended."""
+
+    def measure(self, cell: Cell) -> dict[str, Any]:
+        """The record of a cell, whatever came of it."""
+        measure = {"control": self._control, "train": self._train, "predict": self._predict}[cell.kind]
+        return {
+            "cell": cell.to_json(),
+            "device": self.machine.device,
+            "gpu": self.machine.gpu,
+            "git_revision": environment.git_revision(ROOT),
+            "versions": environment.versions(),
+            **measure(cell),
+        }
+
+    def _warm(self, cell: Cell) -> float:
+        if self.warm is not None:
+            return self.warm
+        return 0.0 if cell.steps else WARM_SECONDS[cell.compile]
+
+    def _control(self, cell: Cell) -> dict[str, Any]:
+        assert cell.batch is not None
+        path = self.out / "runs" / cell.name / "control.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        words = ["--model", cell.model, "--set", str(self.data.sets[cell.prompt]), "--out", str(path)]
+        words += ["--batch", str(cell.batch), "--seconds", str(self.seconds), "--warm", str(self._warm(cell))]
+        words += [] if cell.steps is None else ["--steps", str(cell.steps)]
+        path.unlink(missing_ok=True)
+        status, said = self.jobs.call("benchmarks.gpu.control", words, self.limit_seconds)
+        if not path.is_file():
+            return {"status": "failed", "reason": f"status {status}: {said[-LAST_CHARACTERS:]}", "batch": cell.batch}
+        measured = read_json(path)
+        shapes = self.data.shapes(cell.prompt, cell.batch, 1) * 0 + cell.multiple
+        steps = steady_steps(measured["step_seconds"], self._warm(cell))
+        return {
+            "status": measured["status"],
+            "reason": measured.get("reason"),
+            "batch": cell.batch,
+            "step_seconds": steps,
+            "samples_per_second": rate(steps, cell.batch),
+            "predicted_samples_per_second": predicted_rate(cell, cell.batch, shapes, self.machine),
+            "tokens_per_sample": measured["tokens_per_sample"],
+            "peak_allocated_bytes": measured["peak_allocated_bytes"],
+            "tf32": measured["tf32"],
+        }
+
+    def _train(self, cell: Cell) -> dict[str, Any]:
+        if cell.batch is not None:
+            return self._run(cell, cell.batch)
+        rows = len(self.data.shapes(cell.prompt, 1, 1))
+        batch, most = best_batch(cell, lambda n: self.data.shapes(cell.prompt, n, cell.multiple), rows, self.machine)
+        tries = [self._run(cell, batch)]
+        if tries[0]["status"] == "ok" and 2 * batch <= most:
+            tries.append(self._run(cell, 2 * batch))
+        elif tries[0]["status"] == "oom" and batch > 1:
+            tries.append(self._run(cell, batch // 2))
+        best = max(tries, key=lambda each: each["samples_per_second"] or 0.0)
+        return {**best, "planned_largest_batch": most, "tries": [_said_of(each) for each in tries]}
+
+    def _run(self, cell: Cell, batch: int) -> dict[str, Any]:
+        folder = self.out / "runs" / (cell.name if cell.batch else f"{cell.name}-{batch}")
+        shapes = self.data.shapes(cell.prompt, batch, cell.multiple)
+        ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds)
+        measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
+        measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
+        record = ended.record or _finished(folder)
+        if record is None:
+            said = "\n".join(ended.lines)[-LAST_CHARACTERS:]
+            return {**measured, "status": "failed", "reason": f"{ended.reason}: {said}" if said else ended.reason}
+        if cell.name != MODEL_OF_PREDICTION:
+            # Gigabytes of random weights for each cell; nothing reads them again.
+            shutil.rmtree(folder / "model", ignore_errors=True)
+        return {**measured, **_of_record(record, batch, self._warm(cell))}
+
+    def _flags(self, cell: Cell, batch: int, folder: Path) -> list[str]:
+        flags: dict[str, Any] = {
+            "model_id": cell.model,
+            "init": "random",
+            "dataset_path": self.data.sets[cell.prompt],
+            "outputdir": folder,
+            "per_device_train_batch_size": batch,
+            "per_device_eval_batch_size": 256,
+            "precision": cell.precision,
+            "pad_to_multiple_of": cell.multiple,
+            "compile": cell.compile,
+            "eval_steps": 0,
+            "save_steps": 0,
+            "seed": cell.seed,
+            "logging_steps": 50 if cell.steps is None else 10,
+        }
+        if cell.steps is None:
+            flags |= {"max_steps": MOST_STEPS, "max_train_seconds": self._warm(cell) + self.seconds}
+        else:
+            flags["max_steps"] = cell.steps
+        if cell.dropout is not None:
+            flags["dropout"] = cell.dropout
+        if cell.technique != "none":
+            flags["deepspeed"] = ROOT / "dsconfig" / f"{cell.technique}.json"
+        return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+    def _predict(self, cell: Cell) -> dict[str, Any]:
+        model, out = self.out / "runs" / MODEL_OF_PREDICTION, self.out / "runs" / cell.name
+        if not (model / "model" / "config.json").is_file():
+            raise UserError(f"{cell.name}: needs the model of {MODEL_OF_PREDICTION}; run that cell first")
+        if self.data.raw is None:
+            raise UserError(f"{cell.name}: --data holds no raw WikiSQL to ask questions from; put wikisql/ into it")
+        out.mkdir(parents=True, exist_ok=True)
+        precision = "bf16" if self.machine.device == "cuda" else "fp32"
+        words = ["predict", "--model", str(model), "--data", str(self.data.raw), "--split", "dev", "--json"]
+        words += ["--limit", str(PREDICTED_QUESTIONS), "--out", str(out / "predictions.dev.jsonl")]
+        words += ["--max-new-tokens", str(NEW_TOKENS), "--batch-size", str(cell.batch), "--precision", precision]
+        status, said = self.jobs.call("zeropods", words, self.limit_seconds)
+        if status != 0:
+            return {"status": "failed", "reason": f"status {status}: {said}"}
+        speed, _ = json.JSONDecoder().raw_decode(said[said.rindex("{") :])
+        return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    """The record of a run that had ended well before this call."""
+    if not (folder / "record.json").is_file():
+        return None
+    record = read_record(folder)
+    return record if record["status"] == "ok" else None
+
+
+def _of_record(record: dict[str, Any], batch: int, warm: float) -> dict[str, Any]:
+    from zeropods.plan.recorded import planned
+
+    rank = record["ranks"][0] if record["ranks"] else {}
+    steps = steady_steps(rank.get("step_seconds", []), warm)
+    samples = batch * len(rank.get("step_seconds", []))
+    plan = planned(record) if rank else None
+    used = rank.get("sampled", {}).get("device_used_bytes")
+    return {
+        "status": record["status"],
+        "reason": record.get("reason"),
+        "run_precision": record["precision"],
+        "step_seconds": steps,
+        "samples_per_second": rate(steps, batch),
+        "tokens_per_sample": [rank[f"{side}_tokens"] / samples for side in ("source", "target")] if samples else None,
+        "planned_peak_allocated_bytes": plan.peak_allocated_bytes if plan else None,
+        "planned_device_bytes": plan.device_bytes if plan else None,
+        "peak_allocated_bytes": rank.get("peak_allocated_bytes"),
+        "device_used_bytes": used["peak"] if used else None,
+        "largest_batch": rank.get("largest_batch"),
+        "losses": rank.get("losses", []),
+    }
+
+
+def _said_of(measured: dict[str, Any]) -> dict[str, Any]:
+    return {key: measured.get(key) for key in ("batch", "status", "reason", "samples_per_second")}

@@ -1,0 +1,128 @@
+"""What came out, for people (summary.md) and for programs (summary.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cells import ABLATED
+from benchmarks.gpu.losses import compared
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.rows import rows
+from zeropods import atomic
+
+GIB = 1 << 30
+HEADS = (
+    "cell",
+    "status",
+    "batch",
+    "samples/s",
+    "predicted",
+    "x control [95 %]",
+    "MFU (%)",
+    "planned peak (GiB)",
+    "measured peak (GiB)",
+    "measured/planned",
+    "3 epochs (s)",
+    "asked",
+)
+Row = dict[str, Any]
+
+
+def write_summary(
+    out: Path, names: Sequence[str], records: Mapping[str, dict[str, Any]], machine: Machine, remarks: Iterable[str]
+) -> None:
+    """Both files, whole. Cells of `names` without a record are rows too: `not run`."""
+    measured = {row["cell"]: row for row in rows(records, machine)}
+    document = {
+        "machine": asdict(machine),
+        "remarks": list(remarks),
+        "cells": [measured.get(name, {"cell": name, "status": "not run"}) for name in names],
+        "ablation": _ablation(measured),
+        "losses": compared(records),
+    }
+    atomic.write_json(out / "summary.json", document)
+    atomic.write_text(out / "summary.md", "\n".join(_lines(document)) + "\n")
+
+
+def _lines(document: dict[str, Any]) -> Iterable[str]:
+    machine = document["machine"]
+    yield f"# Training on {machine['gpu'] or 'a CPU, at tiny shapes'}"
+    yield ""
+    if machine["gpu"] is None:
+        yield "No GPU: these rows show that the command works; they say nothing of a GPU's speed."
+        yield ""
+    plain = [row for row in document["cells"] if not row["cell"].startswith(("ablation", "losses"))]
+    yield from _table(HEADS, [_cells(row) for row in plain])
+    yield from (f"\n{row['cell']}: {row['questions_per_second']:.4g} questions/s" for row in plain if _asks(row))
+    if document["ablation"]:
+        yield from ("", "## Each measure taken away once", "")
+        heads = ("run", "samples/s", "share of the fast path's")
+        lines = [(row["run"], _n(row["samples_per_second"]), _n(row["share"])) for row in document["ablation"]]
+        yield from _table(heads, lines)
+    if document["losses"]:
+        yield from ("", "## Final loss against FP32", "", _losses(document["losses"]))
+    failed = [row for row in document["cells"] if row.get("reason")]
+    if failed:
+        yield from ("", "## Cells that did not end well", "")
+        yield from (f"* {row['cell']}: {row['status']}: {' '.join(row['reason'].split())}" for row in failed)
+    yield from (f"\n{remark}" for remark in document["remarks"])
+
+
+def _asks(row: Row) -> bool:
+    return row.get("questions_per_second") is not None
+
+
+def _ablation(measured: Mapping[str, Row]) -> list[Row]:
+    fast = measured.get("ablation-fast", {}).get("samples_per_second")
+    found = [(measured[name], said) for name, said in ABLATED.items() if name in measured]
+    return [
+        {
+            "run": said,
+            "samples_per_second": row["samples_per_second"],
+            "share": row["samples_per_second"] / fast if fast and row["samples_per_second"] else None,
+        }
+        for row, said in found
+    ]
+
+
+def _losses(found: dict[str, Any]) -> str:
+    mean, low, high = found["difference"]
+    verdict = "within noise" if found["within_noise"] else "more than noise"
+    return (
+        f"Over {found['steps']} steps, the last fifth: the fast path's loss less FP32's is {mean:+.4f} "
+        f"[{low:+.4f}, {high:+.4f}] nats; two FP32 runs of other seeds differ by {found['noise']:.4f}: {verdict}."
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ratio = row.get("ratio_to_control")
+    planned, measured = row.get("planned_peak_allocated_bytes"), row.get("peak_allocated_bytes")
+    return (
+        row["cell"],
+        row["status"] + (" (planned to fit)" if row.get("false_fits") else ""),
+        _n(row.get("batch")),
+        _n(row.get("samples_per_second")),
+        _n(row.get("predicted_samples_per_second")),
+        "-" if ratio is None else f"{ratio[0]:.3g} [{ratio[1]:.3g}, {ratio[2]:.3g}]",
+        "-" if row.get("mfu") is None else f"{100 * row['mfu']:.3g}",
+        "-" if planned is None else f"{planned / GIB:.2f}",
+        "-" if measured is None else f"{measured / GIB:.2f}",
+        _n(row.get("measured_to_planned")),
+        _n(row.get("three_epochs_seconds")),
+        row.get("asked") or "-",
+    )
+
+
+def _n(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1_000 or isinstance(value, int) else f"{value:.3g}"
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterable[str]:
+    widths = [max(len(line[number]) for line in [heads, *lines]) for number in range(len(heads))]
+    for line in (heads, ["-" * width for width in widths], *lines):
+        yield "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"

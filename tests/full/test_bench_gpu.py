@@ -1,0 +1,148 @@
+"""The benchmark on a GPU: the whole command at tiny shapes on a CPU, interrupted between cells and called again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.cells import matrix
+from tests.full.conftest import ROOT
+from zeropods.errors import UserError
+from zeropods.train.arguments import parse_arguments
+from zeropods.train.compiled import check_compiled
+from zeropods.train.dataset import collate
+from zeropods.train.t5 import random_t5, whole_masks
+
+SHORT = ("--device", "cpu", "--steps", "3", "--gpu-memory", "0.1", "--tokenizer", "t5-tiny")
+
+
+@dataclass(frozen=True)
+class Called:
+    """Calls of the command into one folder, one after the other."""
+
+    out: Path
+    first: list[str]
+    """Cells that the first call recorded."""
+    again: str
+    """What the last call said."""
+    summary: dict[str, Any]
+
+
+def call(*flags: object) -> str:
+    argv = [sys.executable, "-m", "benchmarks.gpu", *SHORT, *map(str, flags)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def called(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Called:
+    folder = tmp_path_factory.mktemp("bench-gpu")
+    data, out = folder / "data" / "wikisql", folder / "out"
+    data.mkdir(parents=True)
+    for file in sample.glob("*.jsonl"):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        few = lines if "tables" in file.name else lines[: 280 if file.name == "train.jsonl" else 8]
+        (data / file.name).write_text("".join(few), encoding="utf-8")
+    flags = ("--out", out, "--data", data.parent, "--compare-losses", "--loss-steps", "4")
+    call(*flags, "--max-seconds", "0.001")
+    first = [path.stem for path in (out / "cells").iterdir()]
+    call(*flags)
+    # A port that was free may be taken a moment later by another test: such a cell is measured again.
+    call(*flags, "--retry")
+    again = call(*flags)
+    return Called(out, first, again, json.loads((out / "summary.json").read_text(encoding="utf-8")))
+
+
+def test_a_call_whose_time_is_over_ends_between_cells(called: Called) -> None:
+    assert called.first == ["t5-small-control"]
+
+
+def test_the_next_call_completes_all_twelve_cells(called: Called) -> None:
+    status = {row["cell"]: row["status"] for row in called.summary["cells"]}
+    assert {cell.name: status[cell.name] for cell in matrix()} == {cell.name: "ok" for cell in matrix()}
+
+
+def test_a_third_call_measures_nothing(called: Called) -> None:
+    assert "..." not in called.again
+
+
+def test_every_trained_cell_has_a_ratio_to_its_control(called: Called) -> None:
+    trained = {cell.name for cell in matrix() if cell.kind == "train" and cell.model != "t5-base"}
+    assert {row["cell"] for row in called.summary["cells"] if row.get("ratio_to_control")} >= trained
+
+
+def test_the_best_batch_was_planned_and_a_larger_one_tried_at_most_once(called: Called) -> None:
+    record = json.loads((called.out / "cells" / "t5-small-none-best.json").read_text(encoding="utf-8"))
+    assert record["tries"][0]["batch"] <= record["planned_largest_batch"]
+    assert len(record["tries"]) <= 2
+
+
+def test_final_losses_are_compared(called: Called) -> None:
+    assert called.summary["losses"]["steps"] == 4
+
+
+def test_the_archive_holds_every_record(called: Called) -> None:
+    with tarfile.open(called.out / "bench-gpu.tar.gz") as packed:
+        names = packed.getnames()
+    assert {f"bench-gpu/cells/{cell.name}.json" for cell in matrix()} | {"bench-gpu/summary.md"} <= set(names)
+
+
+def test_padding_to_a_multiple_leaves_the_loss(tiny_batch: list) -> None:
+    model = random_t5_tiny()
+    few, many = (model(**collate(tiny_batch, multiple=multiple)).loss for multiple in (1, 8))
+    assert float(few) == pytest.approx(float(many), rel=1e-5)
+
+
+def test_masks_made_beforehand_are_those_of_transformers(tiny_batch: list) -> None:
+    model, batch = random_t5_tiny(), collate(tiny_batch)
+    ids = model._shift_right(batch["labels"])
+    own, cross = whole_masks(batch["attention_mask"], ids.shape[1])
+    encoded = model.encoder(input_ids=batch["input_ids"], attention_mask=own).last_hidden_state
+    decoded = model.decoder(input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=cross)
+    expected = model._decode(ids, batch["input_ids"], batch["attention_mask"])
+    assert torch.equal(decoded.last_hidden_state, expected)
+
+
+def test_graphs_and_accumulated_gradients_are_refused() -> None:
+    with pytest.raises(UserError, match="--compile graphs --gradient_accumulation_steps 2"):
+        parse_arguments(["--compile", "graphs", "--gradient_accumulation_steps", "2"])
+
+
+def test_compiling_what_stage_3_divides_is_refused() -> None:
+    with pytest.raises(UserError, match="stage 3"):
+        check_compiled("blocks", str(ROOT / "dsconfig" / "zero3_offload.json"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("how", ["blocks", "graphs"])
+def test_a_compiled_step_on_a_gpu_gives_the_same_loss(how: str, tiny_batch: list) -> None:
+    from zeropods.train.compiled import compile_model
+
+    model = random_t5_tiny().cuda()
+    batch = {name: values.cuda() for name, values in collate(tiny_batch, multiple=8).items()}
+    plain = float(model(**batch).loss)
+    compile_model(model, how)
+    assert float(model(**batch).loss) == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.fixture
+def tiny_batch() -> list:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(5, 4), (9, 6), (13, 3)]
+    draw = [[torch.randint(2, 900, (n,), generator=generator).numpy() for n in pair] for pair in sizes]
+    return [(source, target) for source, target in draw]
+
+
+def random_t5_tiny() -> Any:
+    from zeropods.plan.shapes import t5_shape
+
+    return random_t5(t5_shape("t5-tiny"), seed=0, dropout=0.0)
