@@ -34,13 +34,13 @@ def read_csv(path: Path) -> Table:
         UserError: not text in UTF-8 (or UTF-16 with its mark), too large, no header, a name that is empty or stands
             twice, a row of another length, no row.
     """
-    name = shown(path.name)
+    name = f"the file {shown(path.name)}"
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{name}: larger than {MAX_BYTES >> 20} MiB; upload fewer rows")
     lines = _lines(name, _text(name, path.read_bytes()))
     first = next(lines, None)
     if first is None:
-        raise UserError(f"{name}: the file is empty; expected a line of column names, then rows")
+        raise UserError(f"{name}: is empty; expected a line of column names, then rows")
     header = _header(name, first)
     rows = tuple(_row(name, header, line, number) for number, line in enumerate(lines, 1))
     if not rows:
@@ -108,7 +108,7 @@ def _row(name: str, header: tuple[str, ...], line: Line, number: int) -> tuple[C
     if number > MAX_ROWS:
         raise UserError(f"{name}: more than {MAX_ROWS:,} rows; upload fewer")
     if len(cells) != len(header):
-        raise UserError(f"{name}: line {place} has {len(cells)} cells, the header {len(header)}; make them equal")
+        raise UserError(f"{name}: line {place}: {len(cells)} cells for {len(header)} columns; correct the line")
     if longest := next((cell for cell in cells if len(cell) > MAX_CELL), None):
         raise UserError(f"{name}: line {place} has a cell of {len(longest):,} characters; at most {MAX_CELL}")
     return tuple(cell or None for cell in cells)

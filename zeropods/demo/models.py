@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ class TrainedModel:
     split: str | None
     accuracy: float | None
     """Execution accuracy as a share of 1; logical-form accuracy where nothing could be executed."""
+    eval_loss: float | None
+    """The last one."""
     prepared: Path | None
     """The tokenized set that the run was trained on, where the run says it."""
     source_limit: int
@@ -42,7 +45,7 @@ class TrainedModel:
     @property
     def label(self) -> str:
         """One line for people."""
-        parts = [self.name, self.model_id, self.technique or "", self.accuracy_text]
+        parts = [self.model_id, self.technique or "", self.accuracy_text, self.name]
         return " · ".join(dict.fromkeys(filter(None, parts)))
 
     @property
@@ -51,7 +54,7 @@ class TrainedModel:
 
 
 def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
-    """All models to ask, by accuracy, then the newest first.
+    """All models to ask, by accuracy, where there is none by validation loss, then the newest first.
 
     Raises:
         UserError: a folder that is not there; a run or model folder named itself that cannot be asked; no model at all.
@@ -63,7 +66,12 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
     if not found:
         named = ", ".join(map(str, folders)) or "no folder"
         raise UserError(f"{named}: no trained text-to-SQL model there; textsql_train.py --outputdir makes one")
-    return _named_apart(sorted(found.values(), key=lambda model: (-(model.accuracy or 0), -model.changed)))
+    return _named_apart(sorted(found.values(), key=_place))
+
+
+def _place(model: TrainedModel) -> tuple[float, float, float]:
+    loss = math.inf if model.eval_loss is None else model.eval_loss
+    return -(model.accuracy or 0.0), loss, -model.changed
 
 
 def _below(folder: Path) -> Iterator[TrainedModel]:
@@ -109,6 +117,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
         technique=entry.facts.get("technique") if entry else None,
         split=entry.split if entry else None,
         accuracy=_accuracy(entry),
+        eval_loss=entry.eval_losses[-1]["loss"] if entry and entry.eval_losses else None,
         prepared=prepared,
         source_limit=_source_limit(prepared, config["prompt"]),
         changed=(within / "config.json").stat().st_mtime,

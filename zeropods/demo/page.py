@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,8 @@ def build_page(site: Site) -> Blocks:
         gr.Markdown(INTRODUCTION)
         own = gr.State(None, time_to_live=KEPT_SECONDS)
         with gr.Row():
-            model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False)
-            other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False)
+            model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
+            other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False, min_width=300)
         table = gr.Dropdown(label="Table", elem_id="zp-table")
         with gr.Accordion(UPLOAD, open=False, elem_id="zp-upload"):
             file = gr.File(file_types=[".csv", ".tsv", ".txt"], show_label=False, height=120)
@@ -44,8 +45,8 @@ def build_page(site: Site) -> Blocks:
             button = gr.Button("Ask", variant="primary", elem_id="zp-ask", scale=1, min_width=100)
         answer = gr.HTML(elem_id="zp-answer", elem_classes="zp", min_height=40)
         examples = gr.Dataset(
-            components=[gr.Textbox(visible=False), gr.Textbox(visible=False)],
-            headers=["Example question", "Expected answer"],
+            type="index", components=[gr.HTML(visible=False), gr.HTML(visible=False)],
+            headers=["Question", "Expected answer"],
             samples=[], label="Questions about this table: click one to ask it", layout="table", elem_id="zp-examples",
         )  # fmt: skip
         wire = _Wiring(site, gr)
@@ -62,7 +63,7 @@ def build_page(site: Site) -> Blocks:
         table.input(wire.choose_table, [model, table], shown, **quick)
         file.upload(wire.upload, file, [own, preview, examples, question, answer], **quick)
         file.clear(wire.choose_table, [model, table], shown, **quick)
-        examples.click(wire.choose_example, examples, question, **quick).then(**asking)
+        examples.click(wire.choose_example, [model, table, examples], question, **quick).then(**asking)
         button.click(**asking)
         question.submit(**asking)
     return page.queue(max_size=WAITING, api_open=False)
@@ -100,7 +101,7 @@ class _Wiring:
             samples = self.site.examples(label, id_)
         except UserError as error:
             return [None, None, message_html(str(error)), self.gr.skip(), "", ""]
-        offered = self.gr.Dataset(samples=samples, visible=True)
+        offered = self.gr.Dataset(samples=[[escape(text) for text in sample] for sample in samples], visible=True)
         return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
 
     def upload(self, name: str) -> list[Any]:
@@ -112,9 +113,9 @@ class _Wiring:
             return [None, message_html(str(error)), hidden, "", ""]
         return [own, preview_html(own, f"Your table {Path(name).name}"), hidden, "", ""]
 
-    def choose_example(self, sample: list[str]) -> str:
+    def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
-        return sample[0]
+        return self.site.examples(label, id_)[index][0]
 
     def ask(self, label: str, other: str, id_: str, own: Table | None, question: str) -> str:
         """The answer, or the answers side by side."""

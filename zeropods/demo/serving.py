@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""
 USUAL_PORT = 7860
-GRACE_SECONDS = 3
+GRACE_SECONDS = 2
+"""For an answer that is being written; the pages themselves hold their connections open."""
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
     "base-uri 'self'; form-action 'self'"
@@ -84,8 +85,11 @@ def _own_files() -> Iterator[None]:
 
 def _warmed(site: Site) -> int:
     """The first model in memory and the first tables read, so that the first answer comes at once."""
+    from transformers.utils.logging import disable_progress_bar
+
     from zeropods.demo.answering import loaded
 
+    disable_progress_bar()
     labels = list(site.models())
     site.tables(labels[0])
     loaded(site.model(labels[0]))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.data.wikisql import Example, Table
-from zeropods.demo.answering import Answer, ask, checked
-from zeropods.demo.markup import answers_html, message_html
+from zeropods.demo.answering import Answer, ask, checked, run_query
+from zeropods.demo.markup import answer_text, answers_html, message_html
 from zeropods.demo.models import TrainedModel, trained_models
 from zeropods.demo.tables import Tables, tables_in, tables_of
 from zeropods.errors import UserError
-from zeropods.report.answers import cells_text
-from zeropods.sql.execute import Execution
 
 EXAMPLES = 5
 """Questions that are offered for a table."""
@@ -42,11 +39,10 @@ class Site:
         """The tables that stand beside a model: of `--data`, of its own data set, or of the embedded one."""
         return tables_in(self.data) if self.data else tables_of(self.model(label).prepared)
 
-    def examples(self, label: str | None, id_: str | None) -> list[list[str]]:
+    def examples(self, label: str | None, id_: str | None) -> list[tuple[str, str]]:
         """Questions about a table, each with the answer that the data set's query finds."""
         chosen = self.tables(label).examples.get(id_ or "", ())[:EXAMPLES]
-        with closing(Execution(chosen[0].table)) as execution:
-            return [[one.question, cells_text(execution.execute(one.query))] for one in chosen]
+        return [(one.question, answer_text(run_query(one.query, one.table))) for one in chosen]
 
     def answer(self, labels: Sequence[str | None], id_: str | None, own: Table | None, question: str | None) -> str:
         """The answer of each model to a question, side by side, as HTML.

@@ -2,6 +2,10 @@
 
 CSS = """
 .gradio-container { max-width: 1100px !important; margin: 0 auto !important; }
+#zp-model input, #zp-other input, #zp-table input { padding-right: 2.2em; text-overflow: ellipsis; }
+#zp-examples td, #zp-examples th { text-align: left !important; }
+#zp-examples td div { overflow-wrap: anywhere; text-align: left; }
+#zp-preview, #zp-answer { padding: 0 !important; }
 .zp { --zp-column: #cfe4ff; --zp-aggregate: #ffe2b8; --zp-condition: #d5f0d3; --zp-ink: #17202a;
       --zp-line: var(--border-color-primary); --zp-good: #0a6b2d; --zp-bad: #a11226; color: var(--body-text-color); }
 .dark .zp { --zp-column: #1d4a7d; --zp-aggregate: #714709; --zp-condition: #1f5a2c; --zp-ink: #ffffff;
@@ -18,12 +22,12 @@ CSS = """
 .zp .zp-cards { display: grid; gap: 1em; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
 .zp .zp-card { border: 1px solid var(--zp-line); border-radius: .5em; padding: 1em; min-width: 0;
       background: var(--block-background-fill); }
-.zp .zp-card h3 { font-size: .9em; margin: 0 0 .6em; color: var(--body-text-color-subdued); overflow-wrap: anywhere; }
+.zp .zp-card h3 { font-size: .9em; margin: 0 0 .6em; font-weight: 600; opacity: .8; overflow-wrap: anywhere; }
 .zp .zp-answer { font-size: 1.5em; font-weight: 600; margin: .4em 0; }
 .zp .zp-expected { border-left: 3px solid var(--zp-line); padding-left: .8em; margin: .6em 0; font-size: .92em; }
 .zp .zp-right { color: var(--zp-good); }
 .zp .zp-wrong { color: var(--zp-bad); }
-.zp .zp-time { font-size: .85em; color: var(--body-text-color-subdued); margin: .6em 0 0; }
+.zp .zp-time { font-size: .85em; opacity: .8; margin: .6em 0 0; }
 .zp .zp-message { border-left: 4px solid var(--zp-bad); padding: .6em .9em; background: var(--block-background-fill); }
 .zp .zp-scroll { overflow-x: auto; }
 .zp table { border-collapse: collapse; font-size: .88em; margin: 0; width: auto; }

@@ -92,7 +92,8 @@ def _raw_data(prepared: Path) -> Path | None:
 
 def _near(prepared: Path) -> Iterator[Path]:
     for parent in prepared.parents[:LEVELS_UP]:
-        for pattern in (".", "*", "data/*"):
+        yield parent
+        for pattern in ("*", "data/*"):
             yield from sorted(path for path in parent.glob(pattern) if path.is_dir())
 
 
