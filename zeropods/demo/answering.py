@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from zeropods.data.json_lines import encodable
 from zeropods.data.prompts import source_text
 from zeropods.data.wikisql import Cell, Example, Table
 from zeropods.demo.bounded import BoundedExecution
@@ -57,7 +56,7 @@ def ask(model: TrainedModel, table: Table, question: str, example: Example | Non
         example: the data set's own query for this question, if it has one.
 
     Raises:
-        UserError: a question that is empty, too long, or of letters that cannot be encoded.
+        UserError: a question that is empty or too long, a table whose columns the model cannot write.
     """
     question = checked(question)
     answerer = loaded(model)
@@ -71,13 +70,13 @@ def ask(model: TrainedModel, table: Table, question: str, example: Example | Non
 
 
 def checked(question: str | None) -> str:
-    """The question in one line, without control characters."""
+    """The question in one line, without control characters and halves of characters."""
     line = " ".join("".join(c if c.isprintable() else " " for c in question or "").split())
     if not any(letter.isalnum() for letter in line):
         raise UserError("there is no question yet; type one, or choose an example")
     if len(line) > MAX_CHARACTERS:
         raise UserError(f"the question has {len(line):,} characters; ask in at most {MAX_CHARACTERS:,}")
-    return encodable("the question", "text", line)
+    return line
 
 
 @lru_cache(maxsize=LOADED)
