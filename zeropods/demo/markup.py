@@ -102,7 +102,7 @@ def _card(label: str, answer: Answer | str, header: Sequence[str]) -> str:
         f'<section class="zp-card">{title}{query_html(found.query, header)}'
         f'<p class="zp-answer">{escape(answer_text(found))}</p>{_expected_html(answer, header)}{_rows_html(found)}'
         f'<p class="zp-time">{answer.generated_seconds * 1e3:,.0f} ms to write the query, '
-        f"{found.seconds * 1e3:,.1f} ms to execute it</p></section>"
+        f"{found.seconds * 1e3:,.2f} ms to execute it</p></section>"
     )
 
 

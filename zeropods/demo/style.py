@@ -1,7 +1,8 @@
 """How the page looks: calm, light and dark, from a telephone's width up."""
 
 CSS = """
-.gradio-container { max-width: 1100px !important; margin: 0 auto !important; }
+.gradio-container { width: 100% !important; max-width: 1100px !important; margin: 0 auto !important; }
+.gradio-container > main, .gradio-container > main > .wrap, .gradio-container .contain { width: 100% !important; }
 #zp-model input, #zp-other input, #zp-table input { padding-right: 2.2em; text-overflow: ellipsis; }
 #zp-examples td, #zp-examples th { text-align: left !important; }
 #zp-examples td div { overflow-wrap: anywhere; text-align: left; }

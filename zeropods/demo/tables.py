@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from zeropods.data.checksum import sha256
 from zeropods.data.json_lines import json_lines
@@ -22,7 +21,7 @@ MOST_TABLES = 1_000
 TITLES = ("page_title", "caption", "name")
 """What WikiSQL's tables may be called by."""
 LEVELS_UP = 3
-LABEL = 70
+LABEL = 90
 """Characters of a table's line in the list."""
 
 
@@ -31,7 +30,7 @@ class Tables:
     """Tables by id, each with what is asked about it."""
 
     what: str
-    """Which data set and split, in a few words."""
+    """Which data set and split, and how many of its tables, in a few words."""
     examples: dict[str, tuple[Example, ...]]
     """By table, at least one each."""
     labels: dict[str, str]
@@ -54,14 +53,18 @@ def tables_in(data: Path) -> Tables:
     """The tables of a folder in WikiSQL's layout; `UserError` at the first fault in it."""
     split = next((split for split in SPLITS if (data / f"{split}.jsonl").is_file()), "test")
     grouped: dict[str, list[Example]] = {}
+    more: set[str] = set()
     for example in read_split(data, split):
         if len(grouped) < MOST_TABLES or example.table.id in grouped:
             grouped.setdefault(example.table.id, []).append(example)
+        else:
+            more.add(example.table.id)
     titles = dict(_titles(split_file(data, split, "tables.jsonl")))
     labels = {id_: _label(titles.get(id_), of[0].table) for id_, of in grouped.items()}
     ordered = sorted(grouped, key=lambda id_: labels[id_].casefold())
+    count = f"first {MOST_TABLES:,} of {MOST_TABLES + len(more):,}" if more else f"{len(grouped):,}"
     return Tables(
-        f"{split} questions of {data.name}",
+        f"{count} in the {split} split of {data.name}",
         {id_: tuple(grouped[id_]) for id_ in ordered},
         {id_: labels[id_] for id_ in ordered},
     )
@@ -109,8 +112,10 @@ def _titles(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _label(title: str | None, table: Table) -> str:
-    name: Any = title or table.id
-    line = f"{name}: {', '.join(table.header)}"
+    name = title or (table.id if any(map(str.isalpha, table.id)) else None)
+    columns = ", ".join(table.header)
+    # WikiSQL's ids are numbers, which nobody knows a table by.
+    line = f"{name}: {columns}" if name else columns
     return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 
 
