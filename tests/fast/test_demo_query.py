@@ -43,6 +43,10 @@ def test_selected_cells_keep_their_own_spelling() -> None:
     assert run_query(OLDEST, CATS).cells == ["Kit"]
 
 
+def test_what_is_right_is_decided_without_letter_case() -> None:
+    assert run_query(OLDEST, CATS).executed == ["kit"]
+
+
 def test_values_that_look_like_sql_are_values() -> None:
     assert run_query(Query(0, 3, (Condition(0, 0, "'; DROP TABLE cells; --"),)), CATS).cells == [0]
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.full.conftest import ROOT
 from tests.full.demo_page import FLAGS, Served, start, untrained_runs
+from zeropods.errors import UserError
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -232,3 +233,14 @@ def test_without_a_port_the_application_says_so() -> None:
 
 def test_without_a_run_the_application_says_so(tmp_path: Path) -> None:
     assert "no run there" in said("--runs", tmp_path, CDSW_APP_PORT="65535")
+
+
+def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
+    from zeropods.demo.answering import loaded
+    from zeropods.demo.models import trained_models
+
+    shutil.copytree(runs / "first", tmp_path / "broken")
+    weights = tmp_path / "broken" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"broken: the model cannot be read \(.*\); export or train it again"):
+        loaded(*trained_models([tmp_path / "broken"]))

@@ -31,7 +31,9 @@ class Found:
 
     query: Query
     cells: list[Cell] | None
-    """The selected cells, or the aggregate; None where SQLite could not run the query."""
+    """The selected cells as they are written, or the aggregate; None where SQLite could not run the query."""
+    executed: list[Cell] | None
+    """The same as SQLite holds them, in lower case: what is right is decided by these."""
     rows: Rows | None
     """The rows that meet the conditions, whole."""
     seconds: float
@@ -81,10 +83,20 @@ def checked(question: str | None) -> str:
 
 @lru_cache(maxsize=LOADED)
 def loaded(model: TrainedModel) -> Answerer:
-    """A model in memory, warmed up; the one that was not asked for longest makes room."""
+    """A model in memory, warmed up; the one that was not asked for longest makes room.
+
+    Raises:
+        UserError: it has gone, or its weights are damaged.
+    """
+    from safetensors import SafetensorError
+
     from zeropods.evaluate.generate import Answerer
 
-    answerer = Answerer.load(model.folder)
+    try:
+        answerer = Answerer.load(model.folder)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        why = str(error).strip().split("\n")[0][:200]
+        raise UserError(f"{model.folder}: the model cannot be read ({why}); export or train it again") from None
     _generated(answerer, Table("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")
     return answerer
 
@@ -93,15 +105,15 @@ def run_query(query: Query, table: Table) -> Found:
     """Execute a query read-only and timed; `UserError` where it takes too long."""
     with closing(BoundedExecution(table)) as execution:
         began = time.perf_counter()
-        cells = execution.execute(query)
+        executed = execution.execute(query)
         rows = execution.matching_rows(query)
         seconds = time.perf_counter() - began
         if execution.overdue:
             raise UserError("the query took too long on this table and was stopped; ask for less, or take fewer rows")
-    if AGGREGATES[query.agg] == "" and rows is not None:
-        # The cells as people wrote them: SQLite holds them in lower case.
+    cells = executed
+    if rows is not None and not AGGREGATES[query.agg]:
         cells = [row[query.sel] for row in rows.rows]
-    return Found(query=query, cells=cells, rows=rows, seconds=seconds)
+    return Found(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
 
 
 def _generated(answerer: Answerer, table: Table, question: str) -> Query:
@@ -128,6 +140,6 @@ def _check_length(answerer: Answerer, model: TrainedModel, table: Table, questio
 
 
 def _is_right(found: Found, expected: Found | None) -> bool | None:
-    if expected is None or not is_usable(expected.query, expected.cells):
+    if expected is None or not is_usable(expected.query, expected.executed):
         return None
-    return found.cells == expected.cells
+    return found.executed == expected.executed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeropods.data.wikisql import Example, Table
@@ -17,20 +17,23 @@ EXAMPLES = 5
 """Questions that are offered for a table."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Site:
     """The folders that were named, and the data set if one was."""
 
     folders: tuple[Path, ...]
     data: Path | None = None
+    _listed: dict[str, TrainedModel] = field(default_factory=dict)
+    """As last looked up, for any visitor: reading all records takes longer than an answer."""
 
     def models(self) -> dict[str, TrainedModel]:
         """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
-        return {model.label: model for model in trained_models(self.folders)}
+        self._listed = {model.label: model for model in trained_models(self.folders)}
+        return self._listed
 
     def model(self, label: str | None) -> TrainedModel:
         """The model of a line; `UserError` where it has gone."""
-        model = self.models().get(label or "")
+        model = self._listed.get(label or "") or self.models().get(label or "")
         if model is None:
             raise UserError("this model is not there any more; load the page again and choose another")
         return model

@@ -101,7 +101,10 @@ def _near(prepared: Path) -> Iterator[Path]:
 
 
 def _holds(folder: Path, wanted: dict[str, str | None]) -> bool:
-    return all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items())
+    try:
+        return all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items())
+    except PermissionError:  # Another's folder, somewhere near.
+        return False
 
 
 def _titles(path: Path) -> Iterator[tuple[str, str]]:
