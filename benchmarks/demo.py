@@ -23,8 +23,7 @@ def measure(work: Path) -> list[Figure]:
         seconds = _first_answer(served)
         resident = _peak_resident_bytes(served.process.pid) / MIB
     finally:
-        served.process.terminate()
-        served.process.wait()
+        served.end()
     name = "demo page, t5-tiny, from the click to the first answer"
     missing = "no chromium" if seconds is None else RUNS
     return [

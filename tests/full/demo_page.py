@@ -33,6 +33,15 @@ class Served:
     address: str
     requests: list[str] = field(default_factory=list)
 
+    def end(self) -> None:
+        """End it as a user does, or by force where it does not listen."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
     @property
     def port(self) -> int:
         return int(self.address.rstrip("/").rsplit(":", 1)[1])

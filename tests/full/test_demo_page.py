@@ -38,8 +38,7 @@ def verb(runs: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     log = tmp_path_factory.mktemp("verb") / "log"
     served = start(["-m", "zeropods", "demo", runs, "--data", sample], log)
     yield served
-    served.process.kill()
-    served.process.wait()
+    served.end()
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +51,7 @@ def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     served = start([ROOT / "cml" / "run_demo.py", "--runs", runs], log, CDSW_APP_PORT=port)
     assert served.address == f"http://127.0.0.1:{port}/"
     yield served
-    served.process.kill()
-    served.process.wait()
+    served.end()
 
 
 @pytest.fixture(scope="module")
