@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
 ATTACK = "<img src=x onerror=document.title='stolen'><script>document.title='stolen'</script> how many?"
+WAIT = 90_000
+"""Milliseconds: a page is 70 requests, and other tests want the cores too."""
+ANSWERED = """before => {
+    const answer = document.querySelector("#zp-answer");
+    return answer.innerText !== before && answer.querySelector(".zp-card, .zp-message");
+}"""
 CATS = "Name;Age\nTom;3\nKit;5\n<b>Mia</b>;2\n"
 
 
@@ -71,7 +77,7 @@ def browser() -> Iterator[object]:
 def visit(browser: object, verb: Served) -> Iterator[BrowserContext]:
     """A visitor of their own."""
     context = browser.new_context()  # type: ignore[attr-defined]
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(WAIT)
     context.on("request", lambda request: verb.requests.append(request.url))
     yield context
     context.close()
@@ -80,6 +86,15 @@ def visit(browser: object, verb: Served) -> Iterator[BrowserContext]:
 @pytest.fixture
 def page(visit: BrowserContext, verb: Served) -> Page:
     return opened(visit, verb)
+
+
+@pytest.fixture(scope="module")
+def one_page(browser: object, verb: Served) -> Iterator[Page]:
+    """A page for one question after the other."""
+    context = browser.new_context()  # type: ignore[attr-defined]
+    context.set_default_timeout(WAIT)
+    yield opened(context, verb)
+    context.close()
 
 
 def opened(visit: BrowserContext, served: Served) -> Page:
@@ -93,9 +108,10 @@ def opened(visit: BrowserContext, served: Served) -> Page:
 
 def ask(page: Page, question: str) -> str:
     """What the page answers to a question."""
+    before = page.inner_text("#zp-answer")
     page.fill("#zp-question textarea", question)
     page.click("#zp-ask")
-    page.wait_for_selector("#zp-answer .zp-card, #zp-answer .zp-message")
+    page.wait_for_function(ANSWERED, arg=before)
     return page.inner_text("#zp-answer")
 
 
@@ -165,11 +181,11 @@ def test_a_bad_csv_is_said_in_a_line_and_no_table_is_left(page: Page) -> None:
     assert shown.strip() == "The file cats.csv: columns 1 and 2 are both named 'Name'; rename one"
 
 
-def test_a_hostile_question_is_text(page: Page) -> None:
-    ask(page, ATTACK)
-    assert page.inner_text(".zp-question") == ATTACK
-    assert page.locator("#zp-answer img, #zp-answer script").count() == 0
-    assert page.title() == "Ask a table"
+def test_a_hostile_question_is_text(one_page: Page) -> None:
+    ask(one_page, ATTACK)
+    assert one_page.inner_text(".zp-question") == ATTACK
+    assert one_page.locator("#zp-answer img, #zp-answer script").count() == 0
+    assert one_page.title() == "Ask a table"
 
 
 @pytest.mark.parametrize(
@@ -183,15 +199,15 @@ def test_a_hostile_question_is_text(page: Page) -> None:
     ],
     ids=["empty", "long", "too many tokens", "injection", "other scripts"],
 )
-def test_any_question_gets_an_answer_or_a_line(page: Page, question: str, said: str) -> None:
-    shown = ask(page, question)
+def test_any_question_gets_an_answer_or_a_line(one_page: Page, question: str, said: str) -> None:
+    shown = ask(one_page, question)
     assert said in shown and "Traceback" not in shown
 
 
-def test_a_narrow_page_does_not_scroll_sideways(page: Page) -> None:
-    page.set_viewport_size({"width": 480, "height": 800})
-    ask(page, "How many are there?")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 480
+def test_a_narrow_page_does_not_scroll_sideways(one_page: Page) -> None:
+    one_page.set_viewport_size({"width": 480, "height": 800})
+    ask(one_page, "How many are there?")
+    assert one_page.evaluate("document.documentElement.scrollWidth") <= 480
 
 
 def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
