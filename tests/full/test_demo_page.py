@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 ATTACK = "<img src=x onerror=document.title='stolen'><script>document.title='stolen'</script> how many?"
 WAIT = 90_000
 """Milliseconds: a page is 70 requests, and other tests want the cores too."""
-ANSWERED = """before => {
-    const answer = document.querySelector("#zp-answer");
-    return answer.innerText !== before && answer.querySelector(".zp-card, .zp-message");
-}"""
+SAID = "document.querySelector('#zp-answer .zp-question, #zp-answer .zp-message')?.innerText"
+"""What the page answered to, or why it did not."""
 CATS = "Name;Age\nTom;3\nKit;5\n<b>Mia</b>;2\n"
 
 
@@ -108,10 +106,10 @@ def opened(visit: BrowserContext, served: Served) -> Page:
 
 def ask(page: Page, question: str) -> str:
     """What the page answers to a question."""
-    before = page.inner_text("#zp-answer")
+    before = page.evaluate(SAID)
     page.fill("#zp-question textarea", question)
     page.click("#zp-ask")
-    page.wait_for_function(ANSWERED, arg=before)
+    page.wait_for_function(f"before => {SAID} && {SAID} !== before", arg=before)
     return page.inner_text("#zp-answer")
 
 
