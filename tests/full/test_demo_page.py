@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.full.conftest import ROOT
-from tests.full.demo_page import FLAGS, Served, start, untrained_runs
+from tests.full.demo_page import FLAGS, SECONDS, Served, start, untrained_runs
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
@@ -96,12 +97,23 @@ def one_page(browser: object, verb: Served) -> Iterator[Page]:
 
 
 def opened(visit: BrowserContext, served: Served) -> Page:
-    """The page with its first table in place."""
+    """The page with its first table in place.
+
+    Where another test makes or removes a network interface, chromium drops all requests (ERR_NETWORK_CHANGED), those
+    to this machine too: then it is loaded again, as a person would do.
+    """
     page = visit.new_page()
-    page.goto(served.address)
-    page.wait_for_selector("#zp-preview table")
-    page.wait_for_selector("#zp-examples tbody tr")
-    return page
+    dropped: list[str] = []
+    page.on("requestfailed", lambda request: dropped.append(request.failure or ""))
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        dropped.clear()
+        page.goto(served.address)
+        while "net::ERR_NETWORK_CHANGED" not in dropped and time.monotonic() < deadline:
+            if page.locator("#zp-preview table").count() and page.locator("#zp-examples tbody tr").count():
+                return page
+            page.wait_for_timeout(100)
+    raise AssertionError(f"no table within {SECONDS} s; failed requests: {dropped}")
 
 
 def ask(page: Page, question: str) -> str:
