@@ -31,6 +31,7 @@ NAMES = (
     "profiling",
     "sampling",
     "summarizing",
+    "demo",
 )
 
 

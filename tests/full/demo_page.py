@@ -1,0 +1,88 @@
+"""A demo page in a process of its own, over runs whose models have random weights."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.made import a_record, a_score, write_run
+from zeropods.data.tokenized import source_of, target_of
+from zeropods.data.wikisql import Example, read_split
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+"""Of chromium, so that it asks nobody for itself."""
+SECONDS = 90.0
+
+
+@dataclass
+class Served:
+    """A page that a process serves, and what a browser asked for while it was open."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    requests: list[str] = field(default_factory=list)
+
+    def end(self) -> None:
+        """End it as a user does, or by force where it does not listen."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rstrip("/").rsplit(":", 1)[1])
+
+
+def untrained_runs(folder: Path, data: Path) -> Path:
+    """Two runs in a folder: what their models answer is a query all the same."""
+    examples = list(itertools.islice(read_split(data, "test"), 300))
+    for seed, name in enumerate(("first", "second")):
+        accuracy = a_score(execution_accuracy=0.75 - seed / 4)
+        record = a_record(dataset={"path": str(folder / "prepared")})
+        run = write_run(folder / name, record, score_test=accuracy)
+        (run / "config.json").write_text(json.dumps(record))
+        save_model(run / "model", seed, examples)
+    return folder
+
+
+def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
+    from zeropods.data.tokenizer import train_tokenizer
+    from zeropods.plan.shapes import t5_shape
+    from zeropods.train.t5 import random_t5
+
+    texts = [text for example in examples for text in (source_of(example, "schema"), target_of(example))]
+    model = random_t5(t5_shape("t5-tiny"), seed=seed)
+    model.config.prompt = "schema"
+    model.save_pretrained(folder)
+    train_tokenizer(texts).save_pretrained(folder)
+
+
+def start(command: list[object], log: Path, **environment: str) -> Served:
+    """A process with the page, as soon as it says where."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, command)], cwd=ROOT, env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    deadline = time.monotonic() + SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        if said := re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()):
+            return Served(process, said.group())
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    raise AssertionError(log.read_text()[-4000:])

@@ -1,0 +1,270 @@
+"""The demo page in a real browser: asked, given tables, attacked, compared, ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.full.conftest import ROOT
+from tests.full.demo_page import FLAGS, SECONDS, Served, start, untrained_runs
+from zeropods.errors import UserError
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Page
+
+ATTACK = "<img src=x onerror=document.title='stolen'><script>document.title='stolen'</script> how many?"
+WAIT = 90_000
+"""Milliseconds: a page is 70 requests, and other tests want the cores too."""
+SAID = "document.querySelector('#zp-answer .zp-question, #zp-answer .zp-message')?.innerText"
+"""What the page answered to, or why it did not."""
+CATS = "Name;Age\nTom;3\nKit;5\n<b>Mia</b>;2\n"
+
+
+@pytest.fixture(scope="module")
+def runs(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, the first with the better score."""
+    return untrained_runs(tmp_path_factory.mktemp("demo") / "runs", sample)
+
+
+@pytest.fixture(scope="module")
+def verb(runs: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """`zeropods demo`, on a port that it chose."""
+    log = tmp_path_factory.mktemp("verb") / "log"
+    served = start(["-m", "zeropods", "demo", runs, "--data", sample], log)
+    yield served
+    served.end()
+
+
+@pytest.fixture(scope="module")
+def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The application as CML starts it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    log = tmp_path_factory.mktemp("application") / "log"
+    served = start([ROOT / "cml" / "run_demo.py", "--runs", runs], log, CDSW_APP_PORT=port)
+    assert served.address == f"http://127.0.0.1:{port}/"
+    yield served
+    served.end()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser: object, verb: Served) -> Iterator[BrowserContext]:
+    """A visitor of their own."""
+    context = browser.new_context()  # type: ignore[attr-defined]
+    context.set_default_timeout(WAIT)
+    context.on("request", lambda request: verb.requests.append(request.url))
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(visit: BrowserContext, verb: Served) -> Page:
+    return opened(visit, verb)
+
+
+@pytest.fixture(scope="module")
+def one_page(browser: object, verb: Served) -> Iterator[Page]:
+    """A page for one question after the other."""
+    context = browser.new_context()  # type: ignore[attr-defined]
+    context.set_default_timeout(WAIT)
+    yield opened(context, verb)
+    context.close()
+
+
+def opened(visit: BrowserContext, served: Served) -> Page:
+    """The page with its first table in place.
+
+    Where another test makes or removes a network interface, chromium drops all requests (ERR_NETWORK_CHANGED), those
+    to this machine too: then it is loaded again, as a person would do.
+    """
+    page = visit.new_page()
+    dropped: list[str] = []
+    page.on("requestfailed", lambda request: dropped.append(request.failure or ""))
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline:
+        dropped.clear()
+        page.goto(served.address)
+        while "net::ERR_NETWORK_CHANGED" not in dropped and time.monotonic() < deadline:
+            if page.locator("#zp-preview table").count() and page.locator("#zp-examples tbody tr").count():
+                return page
+            page.wait_for_timeout(100)
+    raise AssertionError(f"no table within {SECONDS} s; failed requests: {dropped}")
+
+
+def ask(page: Page, question: str) -> str:
+    """What the page answers to a question."""
+    before = page.evaluate(SAID)
+    page.fill("#zp-question textarea", question)
+    page.click("#zp-ask")
+    page.wait_for_function(f"before => {SAID} && {SAID} !== before", arg=before)
+    return page.inner_text("#zp-answer")
+
+
+def upload(page: Page, content: bytes) -> str:
+    """What the page shows of an uploaded table."""
+    page.click("#zp-upload button")
+    file = {"name": "cats.csv", "mimeType": "text/csv", "buffer": content}
+    page.set_input_files("#zp-upload input[type=file]", file)  # type: ignore[arg-type]
+    page.wait_for_selector("#zp-preview:has-text('cats.csv')")
+    return page.inner_text("#zp-preview")
+
+
+def test_an_example_is_answered_with_query_rows_and_what_was_expected(page: Page) -> None:
+    question = page.inner_text("#zp-examples tbody tr:nth-child(2) td:nth-child(1)")
+    expected = page.inner_text("#zp-examples tbody tr:nth-child(2) td:nth-child(2)")
+    page.click("#zp-examples tbody tr:nth-child(2)")
+    page.wait_for_selector("#zp-answer .zp-card")
+    assert page.input_value("#zp-question textarea") == page.inner_text(".zp-question") == question
+    assert page.inner_text(".zp-card > .zp-sql").startswith("SELECT")
+    assert f"Expected: {expected}" in page.inner_text(".zp-expected")
+    assert re.search(r"\d ms to write the query, \d+\.\d\d ms to execute it", page.inner_text(".zp-time"))
+
+
+def test_the_first_question_stands_ready_and_is_checked(page: Page) -> None:
+    page.click("#zp-ask")
+    page.wait_for_selector(".zp-card")
+    assert re.match(r"✓ right|✗ wrong|\? cannot be checked", page.inner_text(".zp-expected strong"))
+
+
+def test_another_table_brings_its_own_questions(page: Page) -> None:
+    before = page.inner_text("#zp-examples")
+    page.click("#zp-table input")
+    page.locator("#zp-table [role=option]").nth(3).click()
+    page.wait_for_function("before => document.querySelector('#zp-examples').innerText !== before", arg=before)
+    assert page.input_value("#zp-question textarea") == page.inner_text("#zp-examples tbody tr:first-child td")
+
+
+def test_two_runs_answer_side_by_side(page: Page) -> None:
+    page.click("#zp-other input")
+    page.locator("#zp-other [role=option]").nth(2).click()
+    ask(page, "How many are there?")
+    titles = page.locator(".zp-card h3").all_inner_texts()
+    assert titles == ["t5-tiny · none · 75% right on test · first", "t5-tiny · none · 50% right on test · second"]
+    first, second = (card.bounding_box() for card in page.locator(".zp-card").all())
+    assert first and second and first["y"] == second["y"] and first["x"] < second["x"]
+
+
+def test_an_uploaded_table_is_asked_and_nothing_in_it_is_markup(page: Page) -> None:
+    shown = upload(page, CATS.encode())
+    assert "3 rows" in shown and "<b>Mia</b>" in shown and "Age (number)" in shown
+    ask(page, "How old is Kit?")
+    assert re.search(r"SELECT .*(Name|Age) FROM table", page.inner_text(".zp-card .zp-sql"))
+    assert page.locator(".zp-expected").count() == 0
+
+
+def test_a_visitor_s_table_is_not_another_s(page: Page, browser: object, verb: Served) -> None:
+    upload(page, CATS.encode())
+    other = browser.new_context()  # type: ignore[attr-defined]
+    try:
+        assert "cats.csv" not in opened(other, verb).inner_text("#zp-preview")
+    finally:
+        other.close()
+
+
+def test_a_bad_csv_is_said_in_a_line_and_no_table_is_left(page: Page) -> None:
+    shown = upload(page, b"Name,Name\n1,2\n")
+    assert shown.strip() == "The file cats.csv: columns 1 and 2 are both named 'Name'; rename one"
+
+
+def test_a_hostile_question_is_text(one_page: Page) -> None:
+    ask(one_page, ATTACK)
+    assert one_page.inner_text(".zp-question") == ATTACK
+    assert one_page.locator("#zp-answer img, #zp-answer script").count() == 0
+    assert one_page.title() == "Ask a table"
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("", "There is no question yet"),
+        ("x" * 100_000, "The question has 100,000 characters"),
+        ("zx qj " * 150, "tokens; first was trained on at most 256"),
+        ("'; DROP TABLE cells; --", "SELECT"),
+        ("\x07 \x1b[31m 猫は何匹？ \u202e", "SELECT"),
+    ],
+    ids=["empty", "long", "too many tokens", "injection", "other scripts"],
+)
+def test_any_question_gets_an_answer_or_a_line(one_page: Page, question: str, said: str) -> None:
+    shown = ask(one_page, question)
+    assert said in shown and "Traceback" not in shown
+
+
+def test_a_narrow_page_does_not_scroll_sideways(one_page: Page) -> None:
+    one_page.set_viewport_size({"width": 480, "height": 800})
+    ask(one_page, "How many are there?")
+    assert one_page.evaluate("document.documentElement.scrollWidth") <= 480
+
+
+def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
+    assert len(verb.requests) > 20
+    assert [url for url in verb.requests if not url.startswith((verb.address, "data:", "blob:"))] == []
+
+
+@pytest.mark.parametrize(
+    ("fixture", "number"), [("verb", signal.SIGTERM), ("application", signal.SIGINT)], ids=["verb", "application"]
+)
+def test_a_signal_ends_it_well_and_frees_the_port(
+    request: pytest.FixtureRequest, fixture: str, number: signal.Signals
+) -> None:
+    """The last: it ends what the others used."""
+    served: Served = request.getfixturevalue(fixture)
+    served.process.send_signal(number)
+    assert served.process.wait(timeout=30) == 0
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", served.port))
+
+
+def said(*arguments: object, **environment: str) -> str:
+    """What the application says where it cannot start."""
+    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
+    command = [sys.executable, str(ROOT / "cml" / "run_demo.py"), *map(str, arguments)]
+    done = subprocess.run(
+        command, env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_without_a_port_the_application_says_so() -> None:
+    assert said() == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
+
+
+def test_without_a_run_the_application_says_so(tmp_path: Path) -> None:
+    assert "no run there" in said("--runs", tmp_path, CDSW_APP_PORT="65535")
+
+
+def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
+    from zeropods.demo.answering import loaded
+    from zeropods.demo.models import trained_models
+
+    shutil.copytree(runs / "first", tmp_path / "broken")
+    weights = tmp_path / "broken" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match=r"broken: the model cannot be read \(.*\); export or train it again"):
+        loaded(*trained_models([tmp_path / "broken"]))

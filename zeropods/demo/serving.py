@@ -1,0 +1,130 @@
+"""The page on a port of this machine, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeropods.demo.csv_table import MAX_BYTES
+from zeropods.demo.site import Site
+from zeropods.demo.style import CSS
+from zeropods.errors import UserError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+HOST = "127.0.0.1"
+"""Never another: who can reach the page can ask, and CML's proxy looks here."""
+USUAL_PORT = 7860
+GRACE_SECONDS = 2
+"""For an answer that is being written; the pages themselves hold their connections open."""
+POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'"
+)
+"""What a browser may load for this page: nothing from another host."""
+
+
+def serve(
+    folders: Sequence[Path], data: Path | None, port: str | None, announce: Callable[[str], object] = lambda line: None
+) -> None:
+    """Open the page and keep it open; SIGTERM and SIGINT end it in good order, as `KeyboardInterrupt`.
+
+    Args:
+        port: where to listen; the usual port, or any free one, if not given.
+        announce: takes the line with the address, once the page can be opened.
+
+    Raises:
+        UserError: a port that cannot be listened on, folders or data that cannot be shown.
+    """
+    site = Site(tuple(folders), data)
+    with listening(port) as listener, _own_files():
+        count = _warmed(site)
+        import uvicorn
+
+        config = uvicorn.Config(
+            _application(site), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none"
+        )
+        address = f"http://{HOST}:{listener.getsockname()[1]}/"
+        announce(f"{address} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def listening(said: str | None) -> Iterator[socket.socket]:
+    """A socket at the port that was asked for; who connects early waits until the page is ready."""
+    if said is not None and (not said.isascii() or not said.isdigit() or not 0 < int(said[:6]) < 65_536):
+        raise UserError(f"port {said}; expected a number from 1 to 65535")
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for port in [int(said)] if said else [USUAL_PORT, 0]:
+            try:
+                listener.bind((HOST, port))
+                listener.listen()
+                break
+            except OSError as error:
+                if said:
+                    raise UserError(f"port {said}: {error.strerror}; give another with --port") from None
+        yield listener
+
+
+@contextmanager
+def _own_files() -> Iterator[None]:
+    """A folder of this page's for what visitors upload, gone with it; no word to anybody outside."""
+    with tempfile.TemporaryDirectory(prefix="zeropods-demo-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        yield
+
+
+def _warmed(site: Site) -> int:
+    """The first model in memory and the first tables read, so that the first answer comes at once."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from zeropods.demo.answering import loaded
+
+    disable_progress_bar()
+    labels = list(site.models())
+    site.tables(labels[0])
+    loaded(site.model(labels[0]))
+    return len(labels)
+
+
+def _application(site: Site) -> FastAPI:
+    import gradio as gr
+    from fastapi import FastAPI
+
+    from zeropods.demo.page import build_page
+
+    theme = gr.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+    )
+    application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    application.add_middleware(_OwnHostOnly)
+    return gr.mount_gradio_app(
+        application, build_page(site), path="/", server_name=HOST, footer_links=[], run_history=False,
+        show_error=False, max_file_size=MAX_BYTES, ssr_mode=False, enable_monitoring=False, pwa=False,
+        mcp_server=False, theme=theme, css=CSS,
+    )  # fmt: skip
+
+
+class _OwnHostOnly:
+    """Says with every answer that the browser shall ask no other host."""
+
+    def __init__(self, app: Callable) -> None:
+        self.app = app
+
+    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+        async def sent(message: dict) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"content-security-policy", POLICY.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self.app(scope, receive, sent)
