@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.order import dearest_first
+from tests.order import dearest_first, group
 from tests.watch import Watch
 from zeropods.extension_cache import use_own_cache
 from zeropods.threads import wait_passively
@@ -34,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real_data)
     if is_worker():
         items.sort(key=dearest_first)
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 def is_worker() -> bool:

@@ -1,4 +1,4 @@
-"""The order of the tests where several processes share them."""
+"""The order of the tests where several processes share them, and which of them one process keeps together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ import pytest
 DEAREST = (
     "test_notebooks", "test_same_numbers", "test_fault_notebook", "test_supervise", "test_train", "test_agent",
     "test_sweep", "test_causal_notebooks", "test_hangs", "test_restarts", "test_killed_kernel", "test_other_ranks",
-    "test_deepspeed_launcher", "test_checkpoint_training", "test_cluster", "test_own_hosts", "test_cut_network",
-    "test_sbatch_files", "test_slurm",
+    "test_demo_page", "test_deepspeed_launcher", "test_checkpoint_training", "test_cluster",
+    "test_own_hosts", "test_cut_network", "test_sbatch_files", "test_slurm",
 )  # fmt: skip
 """Files of the full lane that take longest: whoever got one of them last would be waited for."""
+
+INTERFACES = (
+    "test_notebooks", "test_demo_page", "test_lab", "test_curves", "test_gallery", "test_cut_network",
+    "test_namespaces", "test_own_hosts",
+)  # fmt: skip
+"""Files that drive chromium, and those that make network interfaces: whenever one comes or goes, it drops requests."""
+
+
+def group(item: pytest.Item) -> str:
+    """The name of those that one process runs one after the other: a file's tests, or all that mind interfaces."""
+    name = item.path.stem
+    return "interfaces" if name in INTERFACES and item.path.parent.name != "fast" else str(item.path)
 
 
 def dearest_first(item: pytest.Item) -> tuple[bool, int]:

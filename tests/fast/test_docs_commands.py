@@ -39,8 +39,6 @@ def verbs(node: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator
                 yield from verbs(below, (*path, name))
 
 
-VERBS_TO_COME = ("demo",)
-"""Verbs that are written beside these pages; empty this once they are there."""
 VERBS = dict(verbs(parser()))
 
 
@@ -71,7 +69,7 @@ def test_commands_are_found() -> None:
 @pytest.mark.parametrize("page", sorted({page for page, _ in CALLS}))
 def test_every_verb_of_a_page_exists(page: str) -> None:
     calls = [words for of, words in CALLS if of == page and len(words) > 1 and re.match(r"[a-z]", words[1])]
-    assert [words for words in calls if not verb_of(words) and words[1] not in VERBS_TO_COME] == []
+    assert [words for words in calls if not verb_of(words)] == []
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in CALLS}))
@@ -114,8 +112,6 @@ def test_every_make_target_is_in_some_page() -> None:
 
 TREE = "docs|dsconfig|notebooks|slurm|cloud|cml|tools|matrices|results|zeropods|tests|docker|benchmarks"
 FILE = re.compile(rf"(?<![\w./])((?:{TREE})/[\w./-]*\w)")
-TO_COME = ("cml/run_demo.py", "tests/browser", "zeropods/demo", "docker", "benchmarks/gpu")
-"""Files that are written beside these pages; empty this once they are there."""
 
 
 def there(name: str) -> bool:
@@ -127,7 +123,7 @@ def there(name: str) -> bool:
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
     named = {name for line in code(PAGES[page]) for name in FILE.findall(line) if not re.search(r"[A-Z]{3}", name)}
-    assert [name for name in sorted(named) if not there(name) and not name.startswith(TO_COME)] == []
+    assert [name for name in sorted(named) if not there(name)] == []
 
 
 def sources() -> str:
