@@ -68,7 +68,11 @@ def become(order: dict[str, Any], train: Any) -> None:
 
 def reap(number: int, frame: FrameType | None) -> None:
     while SAID:
-        child, status = os.waitpid(-1, os.WNOHANG)
+        try:
+            child, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            # A second signal has called this function within this call, and has reaped the last.
+            return
         if child == 0:
             return
         path = Path(f"{SAID.pop(child)}.status")
