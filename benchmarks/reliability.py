@@ -1,224 +1,128 @@
 """Faults injected into real runs for real: what survives, how soon it is found, what it costs.
 
-    python -m benchmarks.reliability --data PREPARED --trials 3
-    python -m benchmarks.reliability --data PREPARED --trials 30 --seconds 3000
+    python -m benchmarks.reliability --trials 200 --seconds 3000
 
-Each trial trains the tiny model on two local pods with a checkpoint every four steps, and breaks something once there
-is one. Results are kept in `results/reliability.json`, so that a later call goes on where this one ended;
-`docs/reliability.md` is rendered from them.
+Trains a tiny model on two local pods, and breaks the run again and again at random moments, until it is done. Each
+trial is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made of them; a later
+call adds those that are missing. About 40 s a trial on two cores. Faults of network and disk are for root only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from zeropods import atomic, pods
-from zeropods.checkpoints.names import names_of, newest_first
+from benchmarks.reliability_chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain, may_mount, may_part
+from benchmarks.reliability_faults import FAULTS, ON_A_DISK
+from benchmarks.reliability_page import PAGE, RESULTS, page
+from benchmarks.reliability_seen import Losses, difference
+from benchmarks.reliability_trial import MEASURED, comes_to, trial
+from zeropods import atomic
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.sample import write_sample
 from zeropods.errors import UserError, guarded
-from zeropods.launch.fault import left_over, worker_of
+from zeropods.measure import environment
 from zeropods.measure.records import read_json
-from zeropods.pods.agent.descendants import Tree, arguments
-from zeropods.pods.cluster import Cluster
-from zeropods.report.table import Table
+from zeropods.pods.signals import ending_in_order
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
-STEPS, INTERVAL = 24, 4
-TRAINING = (
-    f"--model_id t5-tiny --init random --dropout 0 --precision fp32 --threads 1 --logging_steps 1 --max_steps {STEPS} "
-    f"--save_steps {INTERVAL} --per_device_train_batch_size 4 --gradient_accumulation_steps 2"
-).split()
-WAIT_SECONDS, LEFT_SECONDS = 240, 20
-Broken = Callable[[Cluster, Path, int], None]
+DEEPSPEED_SHARE = 0.25
+"""Of the runs: they take twice as long to start."""
 
 
 def main() -> None:
     """Run the trials that are missing, as long as there is time; then render the page."""
-    parser = argparse.ArgumentParser(description="Inject faults into real runs.", allow_abbrev=False)
-    parser.add_argument("--data", type=Path, required=True, help="a prepared text-to-SQL data set")
-    parser.add_argument("--trials", type=int, default=3, help="of each fault, earlier calls included")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="begin no further trial after so long")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--trials", type=int, default=200, help="of all faults together, earlier calls included; 200")
+    parser.add_argument("--seconds", type=float, default=14_400.0, help="begin no further trial after so long; 14,400")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=possible(), metavar="FAULT", help="only these")
+    parser.add_argument("--page", action="store_true", help="only make the page anew")
     asked = parser.parse_args()
-    if not (asked.data / "manifest.json").is_file():
-        raise UserError(f"--data {asked.data}: no prepared data set; zeropods prepare makes one")
-    began, results = time.monotonic(), read_json(RESULTS)["trials"] if RESULTS.is_file() else []
-    for fault in FAULTS:
-        while sum(one["fault"] == fault for one in results) < asked.trials:
-            if time.monotonic() - began > asked.seconds:
-                break
-            results.append({"fault": fault, **trial(fault, asked.data.resolve())})
-            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-            atomic.write_json(RESULTS, {"trials": results})
+    results: dict[str, Any] = {"trials": [], "runs": [], "environment": _environment()}
+    if RESULTS.is_file():
+        results = read_json(RESULTS)
+    if not asked.page:
+        with ending_in_order():
+            _add(results, asked.trials, asked.faults, time.monotonic() + asked.seconds)
     atomic.write_text(PAGE, page(results))
+    died = sum(not one["survived"] for one in results["trials"])
+    if died:
+        raise UserError(f"{RESULTS}: {died} trials were not survived; see {WORK}")
 
 
-def trial(fault: str, data: Path) -> dict[str, Any]:
-    """One run that is broken once; what came of it."""
-    area = Path(tempfile.mkdtemp(prefix="reliability-"))
-    folder = area / "run"
-    calls: list[subprocess.Popen[bytes]] = []
-    cluster = pods.up(2, name=f"trial-{secrets.token_hex(3)}", backend="local")
+def possible() -> list[str]:
+    """The faults that can be injected here."""
+    can = {True: may_mount(), False: True}
+    return [
+        name for name, fault in FAULTS.items() if can[name in ON_A_DISK] and (may_part() or not fault.needs_networks)
+    ]
+
+
+def _add(results: dict[str, Any], trials: int, faults: list[str], deadline: float) -> None:
+    data = _prepared()
+    undisturbed = _undisturbed(data)
+    while len(results["trials"]) < trials and time.monotonic() < deadline:
+        seed = secrets.randbits(32)
+        random = Random(seed)
+        told: dict[str, Any] = {"seed": seed, "launcher": LAUNCHERS[random.random() > DEEPSPEED_SHARE]}
+        with chain(data, told["launcher"], random) as broken:
+            while one := _one(broken, results, faults, undisturbed):
+                _keep(results, "trials", told | one)
+                broken.faults += 1
+                if not one["survived"] or len(results["trials"]) >= trials or time.monotonic() > deadline:
+                    break
+            if broken.is_finished():
+                far = difference(broken.log.all, undisturbed)
+                _keep(results, "runs", told | {"faults": broken.faults, "largest_difference": far})
+
+
+def _one(broken: Chain, results: dict[str, Any], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
+    """A trial of one of the faults that were tried least; None where the run has ended."""
+    tried = {name: sum(one["fault"] == name for one in results["trials"]) for name in faults}
+    able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
+    name = broken.random.choice([one for one in able if tried[one] <= min(tried[each] for each in able) + 1])
     try:
-        first = launched(cluster, data, folder)
-        calls.append(first)
-        until(lambda: (folder / "checkpoints" / "latest.json").is_file() or first.poll() is not None)
-        broken = time.time()
-        FAULTS[fault](cluster, folder, first.pid)
-        first.wait(WAIT_SECONDS)
-        found, done = time.time(), (folder / "record.json").is_file()
-        if not done or read_json(folder / "record.json")["status"] != "ok":
-            until(lambda: not left_over(folder), LEFT_SECONDS)
-            calls.append(launched(cluster, data, folder))
-            calls[-1].wait(WAIT_SECONDS)
-        left = lingering(folder)
-        return {**outcome(folder, broken, found), "left_over": left}
-    finally:
-        for call in calls:
-            call.terminate()
-            call.wait()
-        cluster.down()
-        shutil.rmtree(area, ignore_errors=True)
+        return trial(broken, name, undisturbed)
+    except UserError as error:
+        return {**dict.fromkeys(MEASURED), "fault": name, "survived": False, "by_itself": False, "said": str(error)}
 
 
-def launched(cluster: Cluster, data: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """`zeropods launch` as a process of its own."""
-    call = ["launch", "--name", cluster.name, "--restarts", "1", "--", str(ROOT / "textsql_train.py"), *TRAINING]
-    command = [sys.executable, "-m", "zeropods", *call, "--dataset_path", str(data), "--outputdir", str(folder)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def _keep(results: dict[str, Any], kind: str, one: dict[str, Any]) -> None:
+    print(json.dumps(one), file=sys.stderr, flush=True)
+    results[kind].append(one)
+    results["environment"] = _environment()
+    atomic.write_json(RESULTS, results)
 
 
-def outcome(folder: Path, broken: float, found: float) -> dict[str, Any]:
-    """What record and journal say; a run that did not go on by itself was found when its launch ended."""
-    record = read_json(folder / "record.json")
-    first = record["ranks"][0] if record["ranks"] else None
-    by_itself = (folder / "restarts.json").is_file()
-    if by_itself:
-        found = read_json(folder / "restarts.json")["restarts"][0]["found_unix_seconds"]
-    survived = record["status"] == "ok" and record["steps"] == STEPS
-    before = read_json(folder / "attempts" / "0.json")["steps"] if record["attempt"] else None
-    began = first and first["ended_unix_seconds"] - first["wall_seconds"] + first["start_seconds"]
-    return {
-        "survived": survived,
-        "by_itself": by_itself,
-        "steps_lost": before - first["first_step"] if first and before is not None else None,
-        "seconds_to_find": max(0.0, found - broken),
-        "seconds_to_resume": began - found if began and began > found else None,
-    }
+def _environment() -> dict[str, Any]:
+    return {"hardware": environment.hardware(), "versions": environment.versions()}
 
 
-def lingering(folder: Path) -> int:
-    """Processes of the run that are left when there has been time to end."""
-    deadline = time.monotonic() + LEFT_SECONDS
-    while (left := left_over(folder)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
+def _prepared() -> Path:
+    """The first 64 questions of the embedded data set, prepared."""
+    raw, prepared = WORK / "sample", WORK / "prepared"
+    write_sample(raw)
+    prepare(Preparation(data=raw, tokenizer="t5-tiny", limit=64), prepared)
+    return prepared.resolve()
 
 
-def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
-    """Wait for it, no longer than so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def _rank(cluster: Cluster, folder: Path, launcher: int) -> None:
-    """SIGKILL for the rank of the second pod."""
-    warden = worker_of(cluster, "pod2")
-    below = Tree.read().below(warden.pid) if warden else []
-    os.kill(next(process.pid for process in below if _is_rank(arguments(process))), signal.SIGKILL)
-
-
-def _is_rank(words: list[str]) -> bool:
-    return any(word.endswith("textsql_train.py") for word in words[:3])
-
-
-def _warden(cluster: Cluster, folder: Path, launcher: int) -> None:
-    warden = worker_of(cluster, "pod2")
-    if warden is not None:
-        os.kill(warden.pid, signal.SIGKILL)
-
-
-def _agent(cluster: Cluster, folder: Path, launcher: int) -> None:
-    warden = worker_of(cluster, "pod2")
-    if warden is not None:
-        os.kill(Tree.read().children(warden.pid)[0].pid, signal.SIGKILL)
-
-
-def _supervisor(cluster: Cluster, folder: Path, launcher: int) -> None:
-    os.kill(launcher, signal.SIGKILL)
-
-
-def _pdsh(cluster: Cluster, folder: Path, launcher: int) -> None:
-    below = Tree.read().below(launcher)
-    os.kill(next(process.pid for process in below if process.name == "pdsh"), signal.SIGKILL)
-
-
-def _damaged(cluster: Cluster, folder: Path, launcher: int) -> None:
-    """A byte of the newest checkpoint's weights flips after the supervisor was killed, and the ranks with it."""
-    _supervisor(cluster, folder, launcher)
-    until(lambda: not left_over(folder), LEFT_SECONDS)
-    newest = folder / "checkpoints" / newest_first(names_of(folder / "checkpoints"))[0]
-    with open(newest / "model.safetensors", "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
-
-
-FAULTS: dict[str, Broken] = {
-    "kill -9 of a rank": _rank,
-    "kill -9 of an agent": _agent,
-    "kill -9 of a warden": _warden,
-    "kill -9 of pdsh": _pdsh,
-    "kill -9 of the supervisor": _supervisor,
-    "a flipped bit in the newest checkpoint": _damaged,
-}
-
-
-def page(results: list[dict[str, Any]]) -> str:
-    """The figures as a page; where there are several trials, the worst of them."""
-    lines = [line(fault, [one for one in results if one["fault"] == fault]) for fault in FAULTS]
-    table = Table.of(one for one in lines if one is not None).to_markdown()
-    note = (
-        f"Made by `python -m benchmarks.reliability`: {STEPS} steps of t5-tiny on two local pods, a checkpoint every\n"
-        f"{INTERVAL} steps; steps and seconds are the worst of all trials. Found: until the supervisor knows; where\n"
-        "the supervisor itself was killed, until its command has ended. Resumed: from there to the next step, with\n"
-        "the start of all processes; a run that cannot go on by itself is started by the same command again.\n"
-    )
-    return f"# What was broken, and what came of it\n\n{note}\n{table}"
-
-
-def line(fault: str, trials: list[dict[str, Any]]) -> dict[str, str] | None:
-    """A fault's line; None where it was not tried."""
-    if not trials:
-        return None
-    return {
-        "fault": fault,
-        "tried": str(len(trials)),
-        "survived": str(sum(one["survived"] for one in trials)),
-        "went on by itself": str(sum(one["by_itself"] for one in trials)),
-        "steps lost": _worst(trials, "steps_lost", "{:d}"),
-        "to find (s)": _worst(trials, "seconds_to_find", "{:.1f}"),
-        "to resume (s)": _worst(trials, "seconds_to_resume", "{:.1f}"),
-        "processes left over": str(sum(one["left_over"] for one in trials)),
-    }
-
-
-def _worst(trials: list[dict[str, Any]], name: str, form: str) -> str:
-    values = [one[name] for one in trials if one[name] is not None]
-    return form.format(max(values)) if values else "n/a"
+def _undisturbed(data: Path) -> Losses:
+    """Each step's loss where nothing is broken; kept for later calls on the same machine."""
+    key, kept = {"flags": list(FLAGS), **_environment()}, WORK / "undisturbed.json"
+    if kept.is_file() and read_json(kept)["key"] == key:
+        return {int(step): loss for step, loss in read_json(kept)["losses"].items()}
+    with chain(data, "pdsh", Random(0)) as whole:
+        comes_to(whole, STEPS)
+        losses = dict(whole.log.read())
+    if len(losses) != STEPS:
+        raise UserError(f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there")
+    atomic.write_json(kept, {"key": key, "losses": losses})
+    return losses
 
 
 if __name__ == "__main__":
