@@ -19,6 +19,7 @@ from zeropods import pods
 from zeropods.launch.bound import bound_argv
 from zeropods.measure.records import read_json
 from zeropods.pods.cluster import Cluster
+from zeropods.pods.signals import deferred
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "reliability"
@@ -139,11 +140,12 @@ def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
         made.begin()
         yield made
     finally:
-        made.close()
-        _keep_words(made)
-        if rooted:
-            subprocess.run(["umount", "--lazy", str(area / "disk")], check=True)
-        shutil.rmtree(area, ignore_errors=True)
+        with deferred():
+            made.close()
+            _keep_words(made)
+            if rooted:
+                subprocess.run(["umount", "--lazy", str(area / "disk")], check=True)
+            shutil.rmtree(area, ignore_errors=True)
 
 
 def _keep_words(chain: Chain) -> None:

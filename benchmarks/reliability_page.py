@@ -20,10 +20,10 @@ FIND_SECONDS, RESUME_SECONDS = 10, 60
 ABOUT = f"""\
 # What was broken, and what came of it
 
-A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}. The run is broken at
-a random moment, again and again, until it is done. No fault is simulated: processes get signals, cables are pulled, bits
-flip on the disk. What is broken is drawn from a seed. `results/reliability.json` keeps it with all that was measured,
-trial by trial; this page is made of it.
+A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}. The run is broken
+at a random moment, again and again, until it is done. No fault is simulated: processes get signals, cables are pulled,
+bits flip on the disk. What is broken is drawn from a seed. `results/reliability.json` keeps it with all that was
+measured, trial by trial; this page is made of it.
 
     python -m benchmarks.reliability --trials 200     # adds the trials that are missing, then makes this page
     python -m benchmarks.reliability --page           # only makes this page
