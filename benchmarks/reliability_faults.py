@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -176,12 +177,23 @@ def newest_complete(folder: Path) -> Path:
 
 
 def _fill_disk(scene: Scene) -> str:
-    disk = scene.folder.parent
-    room = os.statvfs(disk)
     left = scene.random.randrange(200_000, FREE_BYTES)
-    with open(disk / FILLER, "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, room.f_bavail * room.f_frsize - left))
+    with open(scene.folder.parent / FILLER, "wb") as file:
+        while not _takes_all_but(left, file.fileno()):
+            pass
     return f"{left} bytes left"
+
+
+def _takes_all_but(left: int, file: int) -> bool:
+    """Whether the room could be taken; not where the run took some of it at the same moment."""
+    room = os.fstatvfs(file)
+    try:
+        os.posix_fallocate(file, 0, max(1, room.f_bavail * room.f_frsize - left))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True
 
 
 def _empty_disk(scene: Scene) -> None:

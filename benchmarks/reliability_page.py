@@ -33,7 +33,7 @@ COLUMNS = {
     "survived": "training went on, with the losses of a run that nothing disturbed (1); a damaged file was named",
     "by itself": "of the survived, those that `--restarts` took up; else the same command was called again",
     "steps lost": "optimizer steps that had to be done again: median, and most",
-    "to find (s)": f"until the supervisor knew: median, and longest; asked for: {FIND_SECONDS}",
+    "to find (s)": f"until the supervisor, a pod or a rank knew: median, and longest; asked for: {FIND_SECONDS}",
     "to resume (s)": f"from then, or from the second call, to the end of the first step: median, and longest; asked "
     f"for: {RESUME_SECONDS}",
     "left over": f"processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later",
@@ -41,10 +41,11 @@ COLUMNS = {
 REMARKS = f"""\
 1. FP32, dropout 0: {VERIFIED_STEPS} steps after each restart, and all steps of a finished run, within 1e-5 relative.
 2. A supervisor that is killed is found by the pods, when the run's lease of {LEASE_SECONDS:.0f} s has run out. There
-   "to find" is the time until the first rank is told to end; the same command is called when the last has ended.
+   "to find" is the time until the first rank was told to end; the same command is called when the last has ended.
 3. Where the newest checkpoint is damaged the one before is taken, and one interval more is lost.
-4. A full disk and a read-only folder are met by the next save. A rank that is stopped, and ranks that do not reach each
-   other, are found by `--step-timeout {STEP_TIMEOUT}`. All of these end the run, which goes on when it is called again.
+4. A full disk and a read-only folder are found by the rank that saves next. A rank that is stopped, and ranks that do
+   not reach each other, are found by `--step-timeout {STEP_TIMEOUT}`. All of these end the run; the same command called
+   again goes on.
 5. A pod that is lost is replaced by a spare one. Going on with fewer pods converts the checkpoint first:
    `tests/full/test_fewer_pods.py`. A notebook's kernel that is killed: `tests/full/test_killed_kernel.py`.
 """

@@ -63,12 +63,6 @@ def processes_of(ranks: Iterable[Process], launch: int) -> list[Process]:
     return [*(each for each in tree.table.values() if variable(each, RUN) in marks), *tree.below(launch)]
 
 
-def has_ended(folder: Path, ranks: Iterable[Process], since: float) -> bool:
-    """Whether one of the ranks has said its last word since then, or is gone."""
-    words = [path.stat().st_mtime for path in (folder / "ranks").glob("[0-9].json")]
-    return any(at >= since for at in words) or not all(is_there(rank) for rank in ranks)
-
-
 def ended(processes: Iterable[Process], seconds: float) -> list[Process]:
     """Those that are still there when there was so much time to end."""
     left = list(processes)
@@ -88,10 +82,10 @@ def until(happened: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def first_stacks(folder: Path, since: float) -> float | None:
-    """When the first stack of a run that stood still was written; None where none was since then."""
-    times = [path.stat().st_mtime for path in (folder / "stacks").glob("*.txt")]
-    return min((at for at in times if at >= since), default=None)
+def first_word(folder: Path, since: float) -> float | None:
+    """When the first stack of a run that stood still, or the last word of a rank, was written; None where none was."""
+    paths = [*(folder / "stacks").glob("*.txt"), *(folder / "ranks").glob("[0-9].json")]
+    return min((at for at in (path.stat().st_mtime for path in paths) if at >= since), default=None)
 
 
 def changed(path: Path) -> Callable[[], bool]:

@@ -14,8 +14,7 @@ from benchmarks.reliability_seen import (
     changed,
     difference,
     ended,
-    first_stacks,
-    has_ended,
+    first_word,
     processes_of,
     ranks_of,
     until,
@@ -48,9 +47,8 @@ class Broken:
     unix_seconds: float
     what: str | None
     """The rank, pod or file that was chosen."""
-    ranks: list[Process]
     victims: list[Process]
-    """Processes of this attempt, ranks included, and of a pod that was killed."""
+    """Processes of this attempt, and of a pod that was killed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,8 @@ def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None
     fault, scene = FAULTS[name], chain.scene()
     goes_on = changed(chain.folder / "restarts.json")
     broken = _break(name, fault, scene)
+    if broken is None:
+        return None
     if not until(lambda: goes_on() or chain.is_over(), WAIT_SECONDS):
         raise UserError(f"{chain.folder}: {name}: not found within {WAIT_SECONDS:.0f} s; see {chain.area}/said")
     if fault.costs_a_pod and broken.what is not None:
@@ -96,14 +96,17 @@ def comes_to(chain: Chain, steps: int) -> bool:
     return not chain.is_over()
 
 
-def _break(name: str, fault: Fault, scene: Scene) -> Broken:
+def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
+    """Do it; None where the ranks are just leaving."""
     ranks = ranks_of(scene.folder)
+    if len(ranks) < len(scene.used):
+        return None
     victims = {each.pid: each for each in (*ranks, *processes_of(ranks, scene.launch))}
     of_pods = {pod: _pod_processes(scene, pod) for pod in scene.used} if fault.ends_a_pod else {}
     at = time.time()
     what = fault.act(scene)
     victims |= {each.pid: each for each in of_pods.get(what or "", ())}
-    return Broken(name, at, what, ranks, list(victims.values()))
+    return Broken(name, at, what, list(victims.values()))
 
 
 def _pod_processes(scene: Scene, pod: str) -> list[Process]:
@@ -122,10 +125,11 @@ def _went_on(chain: Chain) -> Called:
 
 def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> Called | None:
     """The launch has ended; the same command is called once nothing is left. None where the run was done."""
-    if broken.name == SUPERVISOR:
-        until(lambda: has_ended(chain.folder, broken.ranks, broken.unix_seconds), LEFT_SECONDS)
-    found = first_stacks(chain.folder, broken.unix_seconds) or time.time()
+    noticed = time.time()
     left = len(ended(broken.victims, LEFT_SECONDS))
+    if broken.name == SUPERVISOR:
+        noticed = time.time()
+    found = first_word(chain.folder, broken.unix_seconds) or noticed
     done = max(chain.log.read())
     if chain.is_finished():
         return None
