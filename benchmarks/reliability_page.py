@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ def _told(results: dict[str, Any]) -> str:
         f"{sum(one['left_over'] or 0 for one in trials)} processes left over.**",
         f"{_over(trials, 'seconds_to_find', FIND_SECONDS)} took more than {FIND_SECONDS} s to find, "
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
+        f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
         f"{len(runs)} runs came to their end, through {faults} faults.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"{launchers['deepspeed']} trials were launched by DeepSpeed's launcher as in use, {launchers['pdsh']} by pdsh "
@@ -87,13 +89,17 @@ def _over(trials: Sequence[dict[str, Any]], key: str, asked: float) -> int:
     return sum((one[key] or 0.0) > asked for one in trials)
 
 
+def _over_steps(trials: Sequence[dict[str, Any]]) -> int:
+    return sum((one["steps_lost"] or 0) > INTERVAL * FAULTS[one["fault"]].intervals for one in trials)
+
+
 def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {
         "fault": name,
         "tried": str(len(trials)),
         "survived": str(sum(one["survived"] for one in trials)),
         "by itself": str(sum(one["by_itself"] and one["survived"] for one in trials)),
-        "steps lost": _spread(trials, "steps_lost", "{:.0f}"),
+        "steps lost": _spread(trials, "steps_lost", "{:g}"),
         "to find (s)": _spread(trials, "seconds_to_find", "{:.1f}"),
         "to resume (s)": _spread(trials, "seconds_to_resume", "{:.1f}"),
         "left over": str(sum(one["left_over"] or 0 for one in trials)),
@@ -102,7 +108,7 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 def _spread(trials: Sequence[dict[str, Any]], key: str, form: str) -> str:
     """Median and most of what was measured."""
-    values = sorted(one[key] for one in trials if one[key] is not None)
+    values = [one[key] for one in trials if one[key] is not None]
     if not values:
         return "not measured"
-    return f"{form.format(values[len(values) // 2])}, {form.format(values[-1])}"
+    return f"{form.format(statistics.median(values))}, {form.format(max(values))}"

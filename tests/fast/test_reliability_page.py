@@ -47,6 +47,11 @@ def test_a_trial_that_came_to_nothing_is_counted_and_has_no_figures() -> None:
     assert line(trial(survived=False, **nothing)) == ["1", "0", "0", *["not measured"] * 3, "0"]
 
 
+def test_a_restart_that_lost_more_than_an_interval_is_counted() -> None:
+    results = {"trials": [trial(steps_lost=5), trial(steps_lost=6)], "runs": [], "environment": ENVIRONMENT}
+    assert "\n1 lost more steps than an interval" in page(results)
+
+
 def test_a_fault_that_was_not_tried_is_shown_so() -> None:
     assert line() == ["0", "0", "0", *["not measured"] * 3, "0"]
 
