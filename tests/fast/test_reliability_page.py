@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability_faults import FAULTS
-from benchmarks.reliability_page import PAGE, RESULTS, page
-from benchmarks.reliability_seen import difference
+from benchmarks.reliability.faults import FAULTS
+from benchmarks.reliability.page import PAGE, RESULTS, page
+from benchmarks.reliability.seen import difference
 from zeropods.measure.records import read_json
 
 ENVIRONMENT = {"hardware": {"cpu": "a processor", "cores": 2}}

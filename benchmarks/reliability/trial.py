@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.reliability_chain import INTERVAL, Chain
-from benchmarks.reliability_faults import DAMAGED, FAULTS, SUPERVISOR, Fault, Scene
-from benchmarks.reliability_seen import (
+from benchmarks.reliability.chain import INTERVAL, Chain
+from benchmarks.reliability.faults import DAMAGED, FAULTS, SUPERVISOR, Fault
+from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.seen import (
     Losses,
     changed,
     difference,

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.reliability_faults import Scene
-from benchmarks.reliability_seen import Log
+from benchmarks.reliability.cuts import may_part
+from benchmarks.reliability.disk import may_mount
+from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.seen import Log
 from zeropods import pods
 from zeropods.launch.bound import bound_argv
 from zeropods.measure.records import read_json
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.signals import deferred
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "reliability"
 PODS, SPARE = 2, 4
 STEPS, INTERVAL = 300, 5
@@ -154,15 +156,3 @@ def _keep_words(chain: Chain) -> None:
     for path in (chain.area / "said", chain.folder / "train.log"):
         if path.is_file():
             shutil.copy(path, WORK / f"{chain.area.name}.{path.name}")
-
-
-def may_mount() -> bool:
-    """Whether a disk can be made full, and a folder read-only: both need root and a kernel that lets it."""
-    if os.geteuid() != 0 or shutil.which("chattr") is None:
-        return False
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
-
-
-def may_part() -> bool:
-    """Whether each pod can have a network of its own."""
-    return os.geteuid() == 0 and shutil.which("ip") is not None

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability_chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
-from benchmarks.reliability_faults import FAULTS
-from benchmarks.reliability_trial import LEFT_SECONDS, VERIFIED_STEPS
+from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
+from benchmarks.reliability.faults import FAULTS
+from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
 from zeropods.launch.heartbeat import LEASE_SECONDS
 from zeropods.report.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
 FIND_SECONDS, RESUME_SECONDS = 10, 60
 """What is asked for."""

@@ -18,11 +18,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.reliability_chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain, may_mount, may_part
-from benchmarks.reliability_faults import FAULTS, ON_A_DISK
-from benchmarks.reliability_page import PAGE, RESULTS, page
-from benchmarks.reliability_seen import Losses, difference
-from benchmarks.reliability_trial import MEASURED, comes_to, trial
+from benchmarks.reliability.chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain
+from benchmarks.reliability.cuts import may_part
+from benchmarks.reliability.disk import may_mount
+from benchmarks.reliability.faults import FAULTS, ON_A_DISK
+from benchmarks.reliability.page import PAGE, RESULTS, page
+from benchmarks.reliability.seen import Losses, difference
+from benchmarks.reliability.trial import MEASURED, comes_to, trial
 from zeropods import atomic
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
