@@ -96,6 +96,26 @@ def test_ranks_that_load_or_save_have_more_time(watched: Watched) -> None:
     assert alive(watched, 2, *(replace(each, alive=9000) for each in loading)) is not None
 
 
+def saving(rank: int, *stack: str) -> Beat:
+    return beat(rank, phase="save", patient=True, stack=stack or BARRIER)
+
+
+def test_ranks_that_all_wait_for_one_another_in_a_save_have_no_more_time(watched: Watched) -> None:
+    assert alive(watched, 10, saving(0), saving(1)) is None
+    found = alive(watched, 2, *(replace(saving(rank), alive=50) for rank in (0, 1)))
+    assert found is not None and "nothing done for 11 s (step time-out 10 s)" in found[1]
+
+
+def test_a_save_in_which_one_rank_works_has_more_time(watched: Watched) -> None:
+    assert alive(watched, 100, saving(0, "zeropods/checkpoints/shards.py:9 sha256", *BARRIER), saving(1)) is None
+
+
+def test_ranks_that_come_to_other_places_in_a_save_have_more_time(watched: Watched) -> None:
+    for second in range(30):
+        there = saving(0, "torch/distributed/x.py:1 broadcast" if second % 2 else BARRIER[0], "save.py:1 save")
+        assert watched.after(1, replace(there, alive=second + 1), replace(saving(1), alive=second + 1)) is None
+
+
 def test_a_rank_that_does_something_holds_for_all(watched: Watched) -> None:
     for second in range(30):
         assert watched.after(1, beat(0, alive=second), beat(1, alive=second, marks=second)) is None

@@ -28,9 +28,9 @@ def started(
     return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def ended(process: subprocess.Popen[str], seconds: float = WAIT_SECONDS) -> str:
     """What a launch said, once it has ended."""
-    return process.communicate(timeout=WAIT_SECONDS)[1]
+    return process.communicate(timeout=seconds)[1]
 
 
 def record(folder: Path) -> dict[str, Any]:

@@ -24,6 +24,9 @@ PATIENT_SECONDS, PATIENT_TIMES = 1_800.0, 10.0
 """While ranks load, make their first step or save, which may take long and tells nothing: the larger of the two."""
 WAITING = re.compile(r"^(torch/distributed|deepspeed/comm)/| (_engine_run_backward|synchronize)$")
 """Places where a rank waits for others."""
+COLLECTIVE = re.compile(r"(torch/distributed|deepspeed/comm)/")
+SAVE = "save"
+"""A phase in which ranks tell each other little: one of them works, or none does."""
 
 
 def check_step_timeout(seconds: float | None) -> None:
@@ -39,6 +42,13 @@ class Seen:
     beat: Beat
     alive_at: float
     moved_at: float
+    placed_at: float
+    """Since when its stack is the same."""
+
+    @property
+    def is_in_a_collective(self) -> bool:
+        """Whether it waits for others in a save."""
+        return self.beat.phase == SAVE and COLLECTIVE.match("".join(self.beat.stack[:1])) is not None
 
 
 class Standstill:
@@ -94,16 +104,18 @@ class Standstill:
         if away > LATE_SECONDS:
             for seen in self.seen.values():
                 seen.alive_at, seen.moved_at = seen.alive_at + away, seen.moved_at + away
+                seen.placed_at += away
         self.seen = {rank: self._followed(self.seen.get(rank), beat, now) for rank, beat in beats.items()}
 
     def _followed(self, seen: Seen | None, beat: Beat, now: float) -> Seen:
         if seen is None or seen.beat.pid != beat.pid:
-            return Seen(beat, now, now)
+            return Seen(beat, now, now, now)
         moved = beat.marks != seen.beat.marks
         if moved and not seen.beat.patient:
             self._longest = max(self._longest, now - seen.moved_at)
         alive_at = now if beat.alive != seen.beat.alive else seen.alive_at
-        return Seen(beat, alive_at, now if moved else seen.moved_at)
+        placed_at = seen.placed_at if beat.stack == seen.beat.stack and not moved else now
+        return Seen(beat, alive_at, now if moved else seen.moved_at, placed_at)
 
     def _judged(self, now: float) -> Verdict | None:
         limit = self.limit()
@@ -112,6 +124,10 @@ class Standstill:
         silent = now - min(seen.alive_at for seen in self.seen.values())
         still = now - max(seen.moved_at for seen in self.seen.values())
         patient = all(seen.beat.patient for seen in self.seen.values())
+        locked = all(seen.is_in_a_collective for seen in self.seen.values())
+        if locked and now - max(seen.placed_at for seen in self.seen.values()) > limit:
+            # Where all wait for one another nobody works, however long a save may take.
+            patient = False
         allowed = max(PATIENT_SECONDS, PATIENT_TIMES * limit) if patient else limit
         if silent <= limit and still <= allowed:
             return None

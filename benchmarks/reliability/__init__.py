@@ -1,0 +1,1 @@
+"""Faults injected into real runs for real: `python -m benchmarks.reliability`."""

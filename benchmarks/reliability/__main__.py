@@ -1,0 +1,131 @@
+"""Faults injected into real runs for real: what survives, how soon it is found, what it costs.
+
+    python -m benchmarks.reliability --trials 200 --seconds 3000
+
+Trains a tiny model on two local pods, and breaks the run again and again at random moments, until it is done. Each
+trial is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made of them; a later
+call adds those that are missing. About 40 s a trial on two cores. Faults of network and disk are for root only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.reliability.chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain
+from benchmarks.reliability.cuts import may_part
+from benchmarks.reliability.disk import may_mount
+from benchmarks.reliability.faults import FAULTS, ON_A_DISK
+from benchmarks.reliability.page import PAGE, RESULTS, page
+from benchmarks.reliability.seen import Losses, difference
+from benchmarks.reliability.trial import MEASURED, comes_to, trial
+from zeropods import atomic
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.sample import write_sample
+from zeropods.errors import UserError, guarded
+from zeropods.measure import environment
+from zeropods.measure.records import read_json
+from zeropods.pods.signals import ending_in_order
+
+DEEPSPEED_SHARE = 0.25
+"""Of the runs: they take twice as long to start."""
+
+
+def main() -> None:
+    """Run the trials that are missing, as long as there is time; then render the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--trials", type=int, default=200, help="of all faults together, earlier calls included; 200")
+    parser.add_argument("--seconds", type=float, default=14_400.0, help="begin no further trial after so long; 14,400")
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=possible(), metavar="FAULT", help="only these")
+    parser.add_argument("--page", action="store_true", help="only make the page anew")
+    asked = parser.parse_args()
+    results: dict[str, Any] = {"trials": [], "runs": [], "environment": _environment()}
+    if RESULTS.is_file():
+        results = read_json(RESULTS)
+    if not asked.page:
+        with ending_in_order():
+            _add(results, asked.trials, asked.faults, time.monotonic() + asked.seconds)
+    atomic.write_text(PAGE, page(results))
+    died = sum(not one["survived"] for one in results["trials"])
+    if died:
+        raise UserError(f"{RESULTS}: {died} trials were not survived; see {WORK}")
+
+
+def possible() -> list[str]:
+    """The faults that can be injected here."""
+    can = {True: may_mount(), False: True}
+    return [
+        name for name, fault in FAULTS.items() if can[name in ON_A_DISK] and (may_part() or not fault.needs_networks)
+    ]
+
+
+def _add(results: dict[str, Any], trials: int, faults: list[str], deadline: float) -> None:
+    data = _prepared()
+    undisturbed = _undisturbed(data)
+    while len(results["trials"]) < trials and time.monotonic() < deadline:
+        seed = secrets.randbits(32)
+        random = Random(seed)
+        told: dict[str, Any] = {"seed": seed, "launcher": LAUNCHERS[random.random() > DEEPSPEED_SHARE]}
+        with chain(data, told["launcher"], random) as broken:
+            while one := _one(broken, results, faults, undisturbed):
+                _keep(results, "trials", told | one)
+                broken.faults += 1
+                if not one["survived"] or len(results["trials"]) >= trials or time.monotonic() > deadline:
+                    break
+            if broken.is_finished():
+                far = difference(broken.log.all, undisturbed)
+                _keep(results, "runs", told | {"faults": broken.faults, "largest_difference": far})
+
+
+def _one(broken: Chain, results: dict[str, Any], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
+    """A trial of one of the faults that were tried least; None where the run has ended."""
+    tried = {name: sum(one["fault"] == name for one in results["trials"]) for name in faults}
+    able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
+    name = broken.random.choice([one for one in able if tried[one] <= min(tried[each] for each in able) + 1])
+    try:
+        return trial(broken, name, undisturbed)
+    except UserError as error:
+        return {**dict.fromkeys(MEASURED), "fault": name, "survived": False, "by_itself": False, "said": str(error)}
+
+
+def _keep(results: dict[str, Any], kind: str, one: dict[str, Any]) -> None:
+    print(json.dumps(one), file=sys.stderr, flush=True)
+    results[kind].append(one)
+    results["environment"] = _environment()
+    atomic.write_json(RESULTS, results)
+
+
+def _environment() -> dict[str, Any]:
+    return {"hardware": environment.hardware(), "versions": environment.versions()}
+
+
+def _prepared() -> Path:
+    """The first 64 questions of the embedded data set, prepared."""
+    raw, prepared = WORK / "sample", WORK / "prepared"
+    write_sample(raw)
+    prepare(Preparation(data=raw, tokenizer="t5-tiny", limit=64), prepared)
+    return prepared.resolve()
+
+
+def _undisturbed(data: Path) -> Losses:
+    """Each step's loss where nothing is broken; kept for later calls on the same machine."""
+    key, kept = {"flags": list(FLAGS), **_environment()}, WORK / "undisturbed.json"
+    if kept.is_file() and read_json(kept)["key"] == key:
+        return {int(step): loss for step, loss in read_json(kept)["losses"].items()}
+    with chain(data, "pdsh", Random(0)) as whole:
+        comes_to(whole, STEPS)
+        losses = dict(whole.log.read())
+    if len(losses) != STEPS:
+        raise UserError(f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there")
+    atomic.write_json(kept, {"key": key, "losses": losses})
+    return losses
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

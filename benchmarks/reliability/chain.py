@@ -1,0 +1,158 @@
+"""One run on two local pods that is broken again and again, and goes on each time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from benchmarks.reliability.cuts import may_part
+from benchmarks.reliability.disk import may_mount
+from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.seen import Log
+from zeropods import pods
+from zeropods.launch.bound import bound_argv
+from zeropods.measure.records import read_json
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.signals import deferred
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "reliability"
+PODS, SPARE = 2, 4
+STEPS, INTERVAL = 300, 5
+STEP_TIMEOUT = 8
+FLAGS = (
+    "--model_id", "t5-tiny", "--init", "random", "--dropout", "0", "--precision", "fp32", "--threads", "1",
+    "--deepspeed", str(ROOT / "dsconfig" / "zero1.json"), "--logging_steps", "1", "--eval_steps", "0",
+    "--max_steps", str(STEPS), "--save_steps", str(INTERVAL), "--save_total_limit", "3",
+    "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1",
+)  # fmt: skip
+AGAIN = ("--restarts", "1000", "--min-pods", str(PODS), "--step-timeout", str(STEP_TIMEOUT))
+LAUNCHERS = ("deepspeed", "pdsh")
+"""DeepSpeed's launcher as in use; or pdsh itself in its place, which takes half as long to start."""
+DISK_MIB = 256
+TERM_SECONDS = 40.0
+
+
+@dataclass
+class Chain:
+    """A run, its pods, and the process that launches it."""
+
+    area: Path
+    """Holds `disk/run` and what the launches say."""
+    data: Path
+    launcher: str
+    network: str
+    random: Random
+    log: Log = field(init=False)
+    used: tuple[str, ...] = ()
+    """Pods of the present attempt, in the order of ranks."""
+    lost: set[str] = field(default_factory=set)
+    faults: int = 0
+    """How many it has seen."""
+    launch: subprocess.Popen[bytes] | None = None
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        self.log = Log(self.folder)
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self.area / "disk" / "run"
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether a pod may be lost: another one takes its place."""
+        return len(self.lost) < SPARE
+
+    def begin(self) -> None:
+        """Launch the run, or call the same command again."""
+        assert self.cluster is not None
+        self.used = tuple(pod.name for pod in self.cluster.pods[:PODS])
+        with open(self.area / "said", "ab") as said:
+            self.launch = subprocess.Popen(
+                bound_argv([sys.executable, "-m", *self._call(self.cluster.name)]), cwd=ROOT, stdout=said, stderr=said
+            )
+
+    def renew(self) -> None:
+        """Have all pods up: new ones where some were lost."""
+        if self.cluster is not None and self.lost:
+            self.cluster.down()
+            self.cluster = None
+        if self.cluster is None:
+            self.cluster, self.lost = pods.up(PODS + SPARE, name="broken", backend="local", network=self.network), set()
+
+    def is_over(self) -> bool:
+        """Whether the launch has ended."""
+        assert self.launch is not None
+        return self.launch.poll() is not None
+
+    def is_finished(self) -> bool:
+        """Whether the run has ended well."""
+        record = self.folder / "record.json"
+        return record.is_file() and read_json(record)["status"] == "ok"
+
+    def scene(self) -> Scene:
+        """What a fault needs to know."""
+        assert self.cluster is not None and self.launch is not None
+        return Scene(self.cluster, self.used, self.folder, self.launch.pid, self.random)
+
+    def close(self) -> None:
+        """End the launch, then the pods."""
+        if self.launch is not None and self.launch.poll() is None:
+            self.launch.terminate()
+            try:
+                self.launch.wait(TERM_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.launch.kill()
+                self.launch.wait()
+        if self.cluster is not None:
+            self.cluster.down()
+
+    def _call(self, name: str) -> list[str]:
+        training = [str(ROOT / "textsql_train.py"), *FLAGS, "--dataset_path", str(self.data)]
+        if self.launcher == "deepspeed":
+            words = ["zeropods", "launch", "--name", name, "--num-pods", str(PODS), *AGAIN, "--"]
+        else:
+            words = ["tests.full.over_pdsh", name, "--pods", str(PODS), *AGAIN]
+        return [*words, *training, "--outputdir", str(self.folder)]
+
+
+@contextmanager
+def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
+    """A run that has begun, in a folder that is removed in the end; a disk of its own where this process may mount."""
+    area = Path(tempfile.mkdtemp(prefix="reliability-"))
+    (area / "disk").mkdir()
+    os.environ["ZEROPODS_HOME"] = str(area / "home")
+    rooted = may_mount()
+    if rooted:
+        # Before the pods: each has a view of the file systems of its own.
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")], check=True)
+    made = Chain(area, data, launcher, "namespaces" if may_part() else "loopback", random)
+    try:
+        made.renew()
+        made.begin()
+        yield made
+    finally:
+        with deferred():
+            made.close()
+            _keep_words(made)
+            if rooted:
+                subprocess.run(["umount", "--lazy", str(area / "disk")], check=True)
+            shutil.rmtree(area, ignore_errors=True)
+
+
+def _keep_words(chain: Chain) -> None:
+    """What the last run and its launches said, for those who look into a trial that went wrong."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    for path in (chain.area / "said", chain.folder / "train.log"):
+        if path.is_file():
+            shutil.copy(path, WORK / f"{chain.area.name}.{path.name}")

@@ -1,0 +1,52 @@
+"""Files of the newest checkpoint that are not what they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from benchmarks.reliability.scene import Scene
+from zeropods.checkpoints.manifest import read_manifest
+from zeropods.checkpoints.names import names_of, newest_first
+from zeropods.checkpoints.shards import MANIFEST
+from zeropods.measure.beat import read_beats
+
+
+def flip(path: Path, random: Random) -> None:
+    with open(path, "r+b") as file:
+        file.seek(random.randrange(path.stat().st_size))
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << random.randrange(8)]))
+
+
+def truncate(path: Path, random: Random) -> None:
+    os.truncate(path, random.randrange(path.stat().st_size))
+
+
+def delete(path: Path, random: Random) -> None:
+    path.unlink()
+
+
+def after_kill(damage: Callable[[Path, Random], None]) -> Callable[[Scene], str]:
+    """Both ranks are killed, so that nothing newer is saved; then a file of the newest checkpoint is damaged."""
+
+    def act(scene: Scene) -> str:
+        for beat in read_beats(scene.folder).values():
+            os.kill(beat.pid, signal.SIGKILL)
+        newest = newest_complete(scene.folder)
+        files = read_manifest(newest).files
+        path = newest / scene.random.choice(sorted(name for name, shard in files.items() if shard.bytes))
+        damage(path, scene.random)
+        return str(path.relative_to(newest.parent))
+
+    return act
+
+
+def newest_complete(folder: Path) -> Path:
+    """The newest checkpoint of a run that has a manifest."""
+    saved = folder / "checkpoints"
+    return next(saved / name for name in newest_first(names_of(saved)) if (saved / name / MANIFEST).is_file())

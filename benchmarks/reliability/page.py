@@ -1,0 +1,114 @@
+"""`docs/reliability.md`, made of `results/reliability.json`: for each fault, the median and the worst of its trials."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
+from benchmarks.reliability.faults import FAULTS
+from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
+from zeropods.launch.heartbeat import LEASE_SECONDS
+from zeropods.report.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
+FIND_SECONDS, RESUME_SECONDS = 10, 60
+"""What is asked for."""
+ABOUT = f"""\
+# What was broken, and what came of it
+
+A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}. The run is broken
+at a random moment, again and again, until it is done. No fault is simulated: processes get signals, cables are pulled,
+bits flip on the disk. What is broken is drawn from a seed. `results/reliability.json` keeps it with all that was
+measured, trial by trial; this page is made of it.
+
+    python -m benchmarks.reliability --trials 200     # adds the trials that are missing, then makes this page
+    python -m benchmarks.reliability --page           # only makes this page
+"""
+COLUMNS = {
+    "tried": "trials of this fault",
+    "survived": "training went on, with the losses of a run that nothing disturbed (1); a damaged file was named",
+    "by itself": "of the survived, those that `--restarts` took up; else the same command was called again",
+    "steps lost": "optimizer steps that had to be done again: median, and most",
+    "to find (s)": f"until the supervisor, a pod or a rank knew: median, and longest; asked for: {FIND_SECONDS}",
+    "to resume (s)": f"from then, or from the second call, to the end of the first step: median, and longest; asked "
+    f"for: {RESUME_SECONDS}",
+    "left over": f"processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later",
+}
+REMARKS = f"""\
+1. FP32, dropout 0: {VERIFIED_STEPS} steps after each restart, and all steps of a finished run, within 1e-5 relative.
+2. A supervisor that is killed is found by the pods, when the run's lease of {LEASE_SECONDS:.0f} s has run out. There
+   "to find" is the time until the first rank was told to end; the same command is called when the last has ended.
+3. Where the newest checkpoint is damaged the one before is taken, and one interval more is lost.
+4. A full disk and a read-only folder are found by the rank that saves next. A rank that is stopped, and ranks that do
+   not reach each other, are found by `--step-timeout {STEP_TIMEOUT}`. All of these end the run; the same command called
+   again goes on.
+5. A pod that is lost is replaced by a spare one. Going on with fewer pods converts the checkpoint first:
+   `tests/full/test_fewer_pods.py`. A notebook's kernel that is killed: `tests/full/test_killed_kernel.py`.
+"""
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page as Markdown."""
+    rows = [_row(name, [one for one in results["trials"] if one["fault"] == name]) for name in FAULTS]
+    columns = [{"column": name, "meaning": meaning} for name, meaning in COLUMNS.items()]
+    faults = [{"fault": name, "what is done": fault.means} for name, fault in FAULTS.items()]
+    tables = [Table.of(lines).to_markdown() for lines in (rows, columns, faults)]
+    return (
+        f"{ABOUT}\n{_told(results)}\n{tables[0]}\n## What it means\n{tables[1]}\n{REMARKS}\n## The faults\n{tables[2]}"
+    )
+
+
+def _told(results: dict[str, Any]) -> str:
+    """All trials in a few sentences."""
+    trials, runs = results["trials"], results["runs"]
+    launchers = Counter(one["launcher"] for one in trials)
+    faults = sum(one["faults"] for one in runs)
+    far = max((one["largest_difference"] or 0.0 for one in [*trials, *runs]), default=0.0)
+    hardware = results["environment"]["hardware"]
+    lines = (
+        f"**{len(trials)} trials, {sum(one['survived'] for one in trials)} survived, "
+        f"{sum(one['left_over'] or 0 for one in trials)} processes left over.**",
+        f"{_over(trials, 'seconds_to_find', FIND_SECONDS)} took more than {FIND_SECONDS} s to find, "
+        f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
+        f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
+        f"{len(runs)} runs came to their end, through {faults} faults.",
+        f"The largest relative difference of any step's loss is {far:.1e}.",
+        f"{launchers['deepspeed']} trials were launched by DeepSpeed's launcher as in use, {launchers['pdsh']} by pdsh "
+        "itself, which takes half as long to start.",
+        f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.",
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _over(trials: Sequence[dict[str, Any]], key: str, asked: float) -> int:
+    return sum((one[key] or 0.0) > asked for one in trials)
+
+
+def _over_steps(trials: Sequence[dict[str, Any]]) -> int:
+    return sum((one["steps_lost"] or 0) > INTERVAL * FAULTS[one["fault"]].intervals for one in trials)
+
+
+def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
+    return {
+        "fault": name,
+        "tried": str(len(trials)),
+        "survived": str(sum(one["survived"] for one in trials)),
+        "by itself": str(sum(one["by_itself"] and one["survived"] for one in trials)),
+        "steps lost": _spread(trials, "steps_lost", "{:g}"),
+        "to find (s)": _spread(trials, "seconds_to_find", "{:.1f}"),
+        "to resume (s)": _spread(trials, "seconds_to_resume", "{:.1f}"),
+        "left over": str(sum(one["left_over"] or 0 for one in trials)),
+    }
+
+
+def _spread(trials: Sequence[dict[str, Any]], key: str, form: str) -> str:
+    """Median and most of what was measured."""
+    values = [one[key] for one in trials if one[key] is not None]
+    if not values:
+        return "not measured"
+    return f"{form.format(statistics.median(values))}, {form.format(max(values))}"

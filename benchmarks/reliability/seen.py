@@ -1,0 +1,94 @@
+"""What is seen of a run from outside: its losses as it logs them, its processes, when something has happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from zeropods.launch.exported import RUN
+from zeropods.launch.follow import Tail
+from zeropods.launch.series import stamp
+from zeropods.measure.beat import read_beats
+from zeropods.pods.agent.descendants import Tree, variable
+from zeropods.pods.processes import Process, is_there, read_process
+
+POLL_SECONDS = 0.02
+
+Losses = dict[int, float]
+
+
+class Log:
+    """The training losses that a run logs, six digits each, as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tail = Tail(folder / "train.log")
+        self.losses: Losses = {}
+        """Since `forget`."""
+        self.first_unix_seconds: float | None = None
+        """When the first of them was seen."""
+        self.all: list[tuple[int, float]] = []
+        """Of all attempts."""
+
+    def read(self) -> Losses:
+        """Losses by step, those just written included."""
+        new = {entry.step: entry.loss for entry in self._tail.entries() if entry.name == "loss"}
+        if new and not self.losses:
+            self.first_unix_seconds = time.time()
+        self.losses.update(new)
+        self.all += new.items()
+        return self.losses
+
+    def forget(self) -> None:
+        """Begin anew with what is written from now on."""
+        self.read()
+        self.losses, self.first_unix_seconds = {}, None
+
+
+def difference(losses: Iterable[tuple[int, float]], undisturbed: Losses) -> float | None:
+    """The largest of the differences of a step's losses, relative to the undisturbed run's; None without any step."""
+    return max((abs(loss - undisturbed[step]) / undisturbed[step] for step, loss in losses), default=None)
+
+
+def ranks_of(folder: Path) -> list[Process]:
+    """The ranks of an attempt, by their beats."""
+    found = (read_process(beat.pid) for _, beat in sorted(read_beats(folder).items()))
+    return [rank for rank in found if rank is not None]
+
+
+def processes_of(ranks: Iterable[Process], launch: int) -> list[Process]:
+    """Whatever carries the mark of these ranks' run, and what its launch started here."""
+    tree = Tree.read()
+    marks = {variable(rank, RUN) for rank in ranks} - {None}
+    return [*(each for each in tree.table.values() if variable(each, RUN) in marks), *tree.below(launch)]
+
+
+def ended(processes: Iterable[Process], seconds: float) -> list[Process]:
+    """Those that are still there when there was so much time to end."""
+    left = list(processes)
+    deadline = time.monotonic() + seconds
+    while (left := [process for process in left if is_there(process)]) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def until(happened: Callable[[], object], seconds: float) -> bool:
+    """Wait for it, no longer than so many seconds; returns whether it has happened."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def first_word(folder: Path, since: float) -> float | None:
+    """When the first stack of a run that stood still, or the last word of a rank, was written; None where none was."""
+    paths = [*(folder / "stacks").glob("*.txt"), *(folder / "ranks").glob("[0-9].json")]
+    return min((at for at in (path.stat().st_mtime for path in paths) if at >= since), default=None)
+
+
+def changed(path: Path) -> Callable[[], bool]:
+    """Whether a file is another one than it is now."""
+    before = stamp(path)
+    return lambda: stamp(path) != before

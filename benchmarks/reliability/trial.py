@@ -1,0 +1,173 @@
+"""A trial: a run that trains is broken once, and what comes of it is seen from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.reliability.chain import INTERVAL, Chain
+from benchmarks.reliability.faults import DAMAGED, FAULTS, SUPERVISOR, Fault
+from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.seen import (
+    Losses,
+    changed,
+    difference,
+    ended,
+    first_word,
+    processes_of,
+    ranks_of,
+    until,
+)
+from zeropods.errors import UserError
+from zeropods.launch.fault import worker_of
+from zeropods.measure.records import read_json
+from zeropods.pods.agent.descendants import Tree
+from zeropods.pods.processes import Process
+
+VERIFIED_STEPS = 5
+"""After each restart so many steps are compared before the next fault."""
+WAIT_SECONDS, LEFT_SECONDS = 300.0, 20.0
+SAME = 1e-5
+"""Relative; the log has six digits of a loss."""
+
+
+MEASURED = (
+    "what", "unix_seconds", "steps_done", "steps_lost", "seconds_to_find", "seconds_to_resume", "left_over",
+    "largest_difference",
+)  # fmt: skip
+"""What a trial tells besides its fault and whether it was survived; None where it came to nothing."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """What was done to a run."""
+
+    name: str
+    unix_seconds: float
+    what: str | None
+    """The rank, pod or file that was chosen."""
+    victims: list[Process]
+    """Processes of this attempt, and of a pod that was killed."""
+
+
+@dataclass(frozen=True)
+class Called:
+    """How it went on."""
+
+    by_itself: bool
+    found_unix_seconds: float
+    unix_seconds: float
+    """When the next attempt began: found, or the same command called again."""
+    steps_done: int
+    """Of the attempt that was broken."""
+    left: int | None = None
+    """Processes left over; None where that has still to be seen."""
+
+
+def trial(chain: Chain, name: str, undisturbed: Losses) -> dict[str, Any] | None:
+    """Break the run at a random moment, and wait until it trains again; None where it has ended before."""
+    if not comes_to(chain, VERIFIED_STEPS + chain.random.randrange(INTERVAL + 3)):
+        return None
+    time.sleep(chain.random.random() / 2)
+    fault, scene = FAULTS[name], chain.scene()
+    goes_on = changed(chain.folder / "restarts.json")
+    broken = _break(name, fault, scene)
+    if broken is None:
+        return None
+    if not until(lambda: goes_on() or chain.is_over(), WAIT_SECONDS):
+        raise UserError(f"{chain.folder}: {name}: not found within {WAIT_SECONDS:.0f} s; see {chain.area}/said")
+    if fault.costs_a_pod and broken.what is not None:
+        chain.lost.add(broken.what)
+    called = _went_on(chain) if goes_on() else _called_again(chain, broken, lambda: fault.heal(scene))
+    if called is None:
+        return None
+    came = comes_to(chain, VERIFIED_STEPS) or chain.is_finished()
+    left = len(ended(broken.victims, LEFT_SECONDS)) if called.left is None else called.left
+    if called.by_itself:
+        fault.heal(scene)
+    return _outcome(chain, broken, called, undisturbed, came=came, left=left)
+
+
+def comes_to(chain: Chain, steps: int) -> bool:
+    """Wait until an attempt has done so many steps; False where its launch ends before."""
+    if not until(lambda: len(chain.log.read()) >= steps or chain.is_over(), WAIT_SECONDS):
+        raise UserError(f"{chain.folder}: no {steps} steps within {WAIT_SECONDS:.0f} s; see {chain.area}/said")
+    return not chain.is_over()
+
+
+def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
+    """Do it; None where the ranks are just leaving."""
+    ranks = ranks_of(scene.folder)
+    if len(ranks) < len(scene.used):
+        return None
+    victims = {each.pid: each for each in (*ranks, *processes_of(ranks, scene.launch))}
+    of_pods = {pod: _pod_processes(scene, pod) for pod in scene.used} if fault.ends_a_pod else {}
+    at = time.time()
+    what = fault.act(scene)
+    victims |= {each.pid: each for each in of_pods.get(what or "", ())}
+    return Broken(name, at, what, list(victims.values()))
+
+
+def _pod_processes(scene: Scene, pod: str) -> list[Process]:
+    warden = worker_of(scene.cluster, pod)
+    return [] if warden is None else [warden, *Tree.read().below(warden.pid)]
+
+
+def _went_on(chain: Chain) -> Called:
+    """The launch found the fault and began the next attempt."""
+    entry = read_json(chain.folder / "restarts.json")["restarts"][-1]
+    done = max(chain.log.read())
+    chain.log.forget()
+    chain.used = tuple(entry["pods"])
+    return Called(True, entry["found_unix_seconds"], entry["found_unix_seconds"], done)
+
+
+def _called_again(chain: Chain, broken: Broken, heal: Callable[[], object]) -> Called | None:
+    """The launch has ended; the same command is called once nothing is left. None where the run was done."""
+    noticed = time.time()
+    left = len(ended(broken.victims, LEFT_SECONDS))
+    if broken.name == SUPERVISOR:
+        noticed = time.time()
+    found = first_word(chain.folder, broken.unix_seconds) or noticed
+    done = max(chain.log.read())
+    if chain.is_finished():
+        return None
+    chain.log.forget()
+    heal()
+    chain.renew()
+    at = time.time()
+    chain.begin()
+    return Called(False, found, at, done, left)
+
+
+def _outcome(
+    chain: Chain, broken: Broken, called: Called, undisturbed: Losses, *, came: bool, left: int
+) -> dict[str, Any]:
+    losses, resumed = dict(chain.log.read()), chain.log.first_unix_seconds
+    far = difference(losses.items(), undisturbed)
+    same = far is None or far <= SAME
+    return {
+        "fault": broken.name,
+        "what": broken.what,
+        "unix_seconds": broken.unix_seconds,
+        "survived": came and same and _is_named(chain, broken),
+        "by_itself": called.by_itself,
+        "steps_done": called.steps_done,
+        "steps_lost": called.steps_done - min(losses) + 1 if losses else None,
+        "seconds_to_find": max(0.0, called.found_unix_seconds - broken.unix_seconds),
+        "seconds_to_resume": None if resumed is None else resumed - called.unix_seconds,
+        "left_over": left,
+        "largest_difference": far,
+    }
+
+
+def _is_named(chain: Chain, broken: Broken) -> bool:
+    """Whether the log says that a damaged checkpoint was passed over."""
+    if broken.name not in DAMAGED or broken.what is None:
+        return True
+    checkpoint, _, file = broken.what.partition("/")
+    wanted = (f"{checkpoint} passed over: ", file)
+    lines = (chain.folder / "train.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(all(word in line for word in wanted) for line in lines)
