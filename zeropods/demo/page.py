@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.data.wikisql import Table
 from zeropods.demo.csv_table import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, read_csv
+from zeropods.demo.guard import blocks_of_own_files
 from zeropods.demo.markup import message_html, preview_html
 from zeropods.demo.site import Site
 from zeropods.errors import UserError
@@ -30,7 +31,7 @@ def build_page(site: Site) -> Blocks:
     """The page as Gradio's blocks; each visitor has their own state, the models are shared."""
     import gradio as gr
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
+    with blocks_of_own_files()(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.Markdown(INTRODUCTION)
         own = gr.State(None, time_to_live=KEPT_SECONDS)
         with gr.Row():
