@@ -22,7 +22,7 @@ Ask in plain English. A model that was fine-tuned here writes the SQL query, and
 UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, {MAX_COLUMNS} columns"
 NONE = "no other model"
 KEPT_SECONDS = 3_600
-"""How long a visitor's table is kept after the page was left."""
+"""How long a visitor's file is kept; the table that was read from it is kept until the page is left."""
 WAITING = 16
 """Questions in the queue; one is answered at a time."""
 
@@ -33,7 +33,7 @@ def build_page(site: Site) -> Blocks:
 
     with blocks_of_own_files()(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.Markdown(INTRODUCTION)
-        own = gr.State(None, time_to_live=KEPT_SECONDS)
+        own = gr.State(None)
         with gr.Row():
             model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
             other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False, min_width=300)
@@ -106,18 +106,20 @@ class _Wiring:
         return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
 
     def upload(self, name: str) -> list[Any]:
-        """A visitor's table, or what is wrong with it."""
+        """A visitor's table, or what is wrong with it, which is then said to every question about it."""
         hidden = self.gr.Dataset(samples=[], visible=False)
         try:
             own = read_csv(Path(name))
         except UserError as error:
-            return [None, message_html(str(error)), hidden, "", ""]
+            return [str(error), message_html(str(error)), hidden, "", ""]
         return [own, preview_html(own, f"Your table {Path(name).name}"), hidden, "", ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
         return self.site.examples(label, id_)[index][0]
 
-    def ask(self, label: str, other: str, id_: str, own: Table | None, question: str) -> str:
-        """The answer, or the answers side by side."""
+    def ask(self, label: str, other: str, id_: str, own: Table | str | None, question: str) -> str:
+        """The answer, or the answers side by side; what is wrong with the visitor's table, if something is."""
+        if isinstance(own, str):
+            return message_html(own)
         return self.site.answer([label, other], id_, own, question)

@@ -18,12 +18,13 @@ from zeropods.errors import UserError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from uvicorn import Server
 
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""
 USUAL_PORT = 7860
 GRACE_SECONDS = 2
-"""For an answer that is being written; the pages themselves hold their connections open."""
+"""For an answer that is being written."""
 
 
 def serve(
@@ -46,14 +47,10 @@ def serve(
     site = Site(tuple(folders), data)
     with listening(port) as listener, _own_files():
         count = _warmed(site)
-        import uvicorn
-
-        config = uvicorn.Config(
-            _application(site, names), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none"
-        )
+        server = _server(_application(site, names))
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         announce(f"{address} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 @contextmanager
@@ -95,6 +92,26 @@ def _warmed(site: Site) -> int:
     site.tables(labels[0])
     loaded(site.model(labels[0]))
     return len(labels)
+
+
+def _server(application: FastAPI) -> Server:
+    """Ends what open pages wait for before it waits for them: each holds a connection for as long as it is open."""
+    import uvicorn
+    from gradio.routes import App
+    from starlette.routing import Mount
+
+    mounted = [route.app for route in application.routes if isinstance(route, Mount)]
+    pages = [app for app in mounted if isinstance(app, App)]
+
+    class EndsOpenPages(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for page in pages:
+                page.stop_event.set()
+            await super().shutdown(sockets)
+
+    return EndsOpenPages(
+        uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none")
+    )
 
 
 def _application(site: Site, names: Sequence[str]) -> FastAPI:
