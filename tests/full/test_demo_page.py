@@ -178,7 +178,7 @@ def test_two_runs_answer_side_by_side(page: Page) -> None:
     page.locator("#zp-other [role=option]").nth(2).click()
     ask(page, "How many are there?")
     titles = page.locator(".zp-card h3").all_inner_texts()
-    assert titles == ["t5-tiny · none · 75% right on test · first", "t5-tiny · none · 50% right on test · second"]
+    assert titles == ["t5-tiny · no ZeRO · 75% right on test · first", "t5-tiny · no ZeRO · 50% right on test · second"]
     first, second = (card.bounding_box() for card in page.locator(".zp-card").all())
     assert first and second and first["y"] == second["y"] and first["x"] < second["x"]
 

@@ -20,6 +20,7 @@ TITLE = "Ask a table"
 INTRODUCTION = """# Ask a table
 Ask in plain English. A model that was fine-tuned here writes the SQL query, and the query is run on the table."""
 UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, {MAX_COLUMNS} columns"
+OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
 NONE = "no other model"
 KEPT_SECONDS = 3_600
 """How long a visitor's file is kept; the table that was read from it is kept until the page is left."""
@@ -112,7 +113,7 @@ class _Wiring:
             own = read_csv(Path(name))
         except UserError as error:
             return [str(error), message_html(str(error)), hidden, "", ""]
-        return [own, preview_html(own, f"Your table {Path(name).name}"), hidden, "", ""]
+        return [own, preview_html(own, f"Your table {Path(name).name}") + OFTEN_WRONG, hidden, "", ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""

@@ -4,6 +4,7 @@ CSS = """
 .gradio-container { width: 100% !important; max-width: 1100px !important; margin: 0 auto !important; }
 .gradio-container > main, .gradio-container > main > .wrap, .gradio-container .contain { width: 100% !important; }
 #zp-model input, #zp-other input, #zp-table input { padding-right: 2.2em; text-overflow: ellipsis; }
+#zp-upload > button { text-align: left; }
 #zp-examples td, #zp-examples th { text-align: left !important; }
 #zp-examples td div { overflow-wrap: anywhere; text-align: left; }
 #zp-preview, #zp-answer { padding: 0 !important; }
