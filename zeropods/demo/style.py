@@ -32,6 +32,7 @@ CSS = """
 .zp .zp-time { font-size: .85em; opacity: .8; margin: .6em 0 0; }
 .zp .zp-message { border-left: 4px solid var(--zp-bad); padding: .6em .9em; background: var(--block-background-fill); }
 .zp .zp-scroll { overflow-x: auto; }
+.zp .zp-scroll + p { margin-top: .6em; }
 .zp table { border-collapse: collapse; font-size: .88em; margin: 0; width: auto; }
 .zp th, .zp td { border: 1px solid var(--zp-line); padding: .3em .6em; text-align: left; vertical-align: top;
       max-width: 22em; overflow-wrap: break-word; }
