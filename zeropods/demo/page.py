@@ -6,8 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.wikisql import Table
-from zeropods.demo.csv_table import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, read_csv
+from zeropods.demo.csv_table import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, uploaded
 from zeropods.demo.guard import blocks_of_own_files
 from zeropods.demo.markup import message_html, preview_html
 from zeropods.demo.site import Site
@@ -23,7 +22,7 @@ UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {M
 OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
 NONE = "no other model"
 KEPT_SECONDS = 3_600
-"""How long a visitor's file is kept; the table that was read from it is kept until the page is left."""
+"""How long a visitor's file is kept."""
 WAITING = 16
 """Questions in the queue; one is answered at a time."""
 
@@ -108,19 +107,21 @@ class _Wiring:
 
     def upload(self, name: str) -> list[Any]:
         """A visitor's table, or what is wrong with it, which is then said to every question about it."""
-        hidden = self.gr.Dataset(samples=[], visible=False)
+        hidden, own = self.gr.Dataset(samples=[], visible=False), str(name)
         try:
-            own = read_csv(Path(name))
+            table = uploaded(Path(own))
         except UserError as error:
-            return [str(error), message_html(str(error)), hidden, "", ""]
-        return [own, preview_html(own, f"Your table {Path(name).name}") + OFTEN_WRONG, hidden, "", ""]
+            return [own, message_html(str(error)), hidden, "", ""]
+        return [own, preview_html(table, f"Your table {Path(own).name}") + OFTEN_WRONG, hidden, "", ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
         return self.site.examples(label, id_)[index][0]
 
-    def ask(self, label: str, other: str, id_: str, own: Table | str | None, question: str) -> str:
+    def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
         """The answer, or the answers side by side; what is wrong with the visitor's table, if something is."""
-        if isinstance(own, str):
-            return message_html(own)
-        return self.site.answer([label, other], id_, own, question)
+        try:
+            table = uploaded(Path(own)) if own else None
+        except UserError as error:
+            return message_html(str(error))
+        return self.site.answer([label, other], id_, table, question)
