@@ -14,6 +14,7 @@ import os
 import sys
 from pathlib import Path
 
+from zeropods.demo.guard import ANY_NAME, OWN_NAMES
 from zeropods.demo.serving import serve
 from zeropods.errors import UserError, guarded
 from zeropods.threads import wait_passively
@@ -32,8 +33,9 @@ def main() -> int:
     if not arguments.port:
         raise UserError("no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port")
     wait_passively()
+    names = ANY_NAME if "CDSW_APP_PORT" in os.environ else OWN_NAMES
     with contextlib.suppress(KeyboardInterrupt), terminable():
-        serve([arguments.runs], arguments.data, arguments.port, lambda line: print(line, flush=True))
+        serve([arguments.runs], arguments.data, arguments.port, lambda line: print(line, flush=True), names)
     return 0
 
 

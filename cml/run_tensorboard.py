@@ -41,7 +41,7 @@ def free_port(said: str | None) -> int:
     """The port that was asked for, if it can be listened on."""
     if not said:
         raise UserError("no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port")
-    if not said.isdigit() or not 0 < int(said) < 65_536:
+    if not said.isascii() or not said.isdigit() or not 0 < int(said[:6]) < 65_536:
         raise UserError(f"port {said}; expected a number from 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

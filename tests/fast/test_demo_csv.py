@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.data.wikisql import Table
-from zeropods.demo.csv_table import MAX_BYTES, MAX_CELL, MAX_COLUMNS, MAX_NAME, MAX_ROWS, read_csv
+from zeropods.demo.csv_table import MAX_BYTES, MAX_CELL, MAX_COLUMNS, MAX_NAME, MAX_ROWS, read_csv, uploaded
 from zeropods.errors import UserError
 
 
@@ -76,3 +76,8 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, content: bytes, said: s
     with pytest.raises(UserError, match=r"pets\.csv") as error:
         table(tmp_path, content)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_has_gone_is_asked_for_again(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the file cats.csv is not kept any longer; upload it again"):
+        uploaded(tmp_path / "cats.csv")

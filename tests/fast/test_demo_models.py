@@ -53,7 +53,7 @@ def test_the_best_run_comes_first_and_the_newest_of_the_unscored(tmp_path: Path)
 
 def test_a_run_is_named_by_model_technique_accuracy_and_folder(tmp_path: Path) -> None:
     (model,) = trained_models([a_run(tmp_path / "one", 0.75)])
-    assert model.label == "t5-tiny · none · 75% right on test · one"
+    assert model.label == "t5-tiny · no ZeRO · 75% right on test · one"
 
 
 def test_runs_of_other_tasks_and_without_a_model_are_left_out_of_many(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Served:
 
     process: subprocess.Popen[bytes]
     address: str
+    log: Path
     requests: list[str] = field(default_factory=list)
 
     def end(self) -> None:
@@ -81,7 +82,7 @@ def start(command: list[object], log: Path, **environment: str) -> Served:
     deadline = time.monotonic() + SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         if said := re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()):
-            return Served(process, said.group())
+            return Served(process, said.group(), log)
         time.sleep(0.2)
     process.kill()
     process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -134,6 +137,17 @@ def upload(page: Page, content: bytes) -> str:
     return page.inner_text("#zp-preview")
 
 
+def sent(served: Served, event: str, data: list[object]) -> str:
+    """What the page's server answers to a program that sends an event as a browser does, with data of its own."""
+    api = served.address + "gradio_api/queue/"
+    with urlopen(served.address + "config", timeout=SECONDS) as config:
+        (number,) = [one["id"] for one in json.load(config)["dependencies"] if one["api_name"] == event]
+    body = json.dumps({"fn_index": number, "data": data, "session_hash": event}).encode()
+    urlopen(Request(api + "join", body, {"Content-Type": "application/json"}), timeout=SECONDS).close()
+    with urlopen(f"{api}data?session_hash={event}", timeout=SECONDS) as answers:
+        return next(line for line in map(bytes.decode, answers) if "process_completed" in line)
+
+
 def test_an_example_is_answered_with_query_rows_and_what_was_expected(page: Page) -> None:
     question = page.inner_text("#zp-examples tbody tr:nth-child(2) td:nth-child(1)")
     expected = page.inner_text("#zp-examples tbody tr:nth-child(2) td:nth-child(2)")
@@ -164,7 +178,7 @@ def test_two_runs_answer_side_by_side(page: Page) -> None:
     page.locator("#zp-other [role=option]").nth(2).click()
     ask(page, "How many are there?")
     titles = page.locator(".zp-card h3").all_inner_texts()
-    assert titles == ["t5-tiny · none · 75% right on test · first", "t5-tiny · none · 50% right on test · second"]
+    assert titles == ["t5-tiny · no ZeRO · 75% right on test · first", "t5-tiny · no ZeRO · 50% right on test · second"]
     first, second = (card.bounding_box() for card in page.locator(".zp-card").all())
     assert first and second and first["y"] == second["y"] and first["x"] < second["x"]
 
@@ -189,6 +203,36 @@ def test_a_visitor_s_table_is_not_another_s(page: Page, browser: object, verb: S
 def test_a_bad_csv_is_said_in_a_line_and_no_table_is_left(page: Page) -> None:
     shown = upload(page, b"Name,Name\n1,2\n")
     assert shown.strip() == "The file cats.csv: columns 1 and 2 are both named 'Name'; rename one"
+
+
+def test_a_question_after_a_bad_csv_is_not_about_another_table(page: Page) -> None:
+    upload(page, b"Name,Name\n1,2\n")
+    assert ask(page, "How many are there?").strip() == page.inner_text("#zp-preview").strip()
+
+
+@pytest.mark.parametrize("event", ["upload", "ask_1"], ids=["file", "question"])
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "file"])
+def test_a_file_that_was_not_uploaded_is_no_input(verb: Served, tmp_path: Path, event: str, streamed: bool) -> None:
+    """Whatever has the form of a file would be read, or copied to where anybody can fetch it."""
+    secret = tmp_path / "secret.csv"
+    secret.write_text("Word\nsesame\n")
+    file = {"path": str(secret), "is_stream": streamed, "meta": {"_type": "gradio.FileData"}}
+    said = sent(verb, event, {"upload": [file], "ask_1": [None, "", None, None, file]}[event])
+    assert "a file that was not uploaded here" in said and "sesame" not in said
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "status"),
+    [("Host", "example.org", 400), ("Host", "localhost", 200), ("Sec-Fetch-Site", "cross-site", 403)],
+)
+def test_other_names_and_pages_are_refused(verb: Served, header: str, value: str, status: int) -> None:
+    request = Request(verb.address + "gradio_api/reset", b'{"event_id": "none"}', {"Content-Type": "application/json"})
+    request.add_header(header, value)
+    try:
+        answered = urlopen(request, timeout=SECONDS).status
+    except HTTPError as error:
+        answered = error.code
+    assert answered == status
 
 
 def test_a_hostile_question_is_text(one_page: Page) -> None:
@@ -231,13 +275,15 @@ def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
 def test_a_signal_ends_it_well_and_frees_the_port(
     request: pytest.FixtureRequest, fixture: str, number: signal.Signals
 ) -> None:
-    """The last: it ends what the others used."""
+    """The last: it ends what the others used, with a page still open."""
     served: Served = request.getfixturevalue(fixture)
+    before = len(served.log.read_text())
     served.process.send_signal(number)
     assert served.process.wait(timeout=30) == 0
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", served.port))
+    assert "Traceback" not in served.log.read_text()[before:]
 
 
 def said(*arguments: object, **environment: str) -> str:

@@ -94,7 +94,7 @@ def loaded(model: TrainedModel) -> Answerer:
 
     try:
         answerer = Answerer.load(model.folder)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         why = str(error).strip().split("\n")[0][:200]
         raise UserError(f"{model.folder}: the model cannot be read ({why}); export or train it again") from None
     _generated(answerer, Table("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")

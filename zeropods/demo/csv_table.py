@@ -8,6 +8,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from zeropods.data.wikisql import Cell, Table
@@ -25,6 +26,17 @@ _NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\
 _BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 Line = tuple[int, list[str]]
+KEPT = 8
+"""Uploaded tables in memory, for all visitors: one of 2 MiB takes 30 MiB there."""
+
+
+@lru_cache(maxsize=KEPT)
+def uploaded(path: Path) -> Table:
+    """A visitor's table, read again from the file where others came since; `UserError` as for `read_csv`."""
+    try:
+        return read_csv(path)
+    except FileNotFoundError:
+        raise UserError(f"the file {shown(path.name)} is not kept any longer; upload it again") from None
 
 
 def read_csv(path: Path) -> Table:

@@ -45,7 +45,8 @@ class TrainedModel:
     @property
     def label(self) -> str:
         """One line for people."""
-        parts = [self.model_id, self.technique or "", self.accuracy_text, self.name]
+        technique = "no ZeRO" if self.technique == "none" else self.technique or ""
+        parts = [self.model_id, technique, self.accuracy_text, self.name]
         return " · ".join(dict.fromkeys(filter(None, parts)))
 
     @property

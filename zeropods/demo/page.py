@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.wikisql import Table
-from zeropods.demo.csv_table import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, read_csv
+from zeropods.demo.csv_table import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, uploaded
+from zeropods.demo.guard import blocks_of_own_files
 from zeropods.demo.markup import message_html, preview_html
 from zeropods.demo.site import Site
 from zeropods.errors import UserError
@@ -19,9 +19,10 @@ TITLE = "Ask a table"
 INTRODUCTION = """# Ask a table
 Ask in plain English. A model that was fine-tuned here writes the SQL query, and the query is run on the table."""
 UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, {MAX_COLUMNS} columns"
+OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
 NONE = "no other model"
 KEPT_SECONDS = 3_600
-"""How long a visitor's table is kept after the page was left."""
+"""How long a visitor's file is kept."""
 WAITING = 16
 """Questions in the queue; one is answered at a time."""
 
@@ -30,9 +31,9 @@ def build_page(site: Site) -> Blocks:
     """The page as Gradio's blocks; each visitor has their own state, the models are shared."""
     import gradio as gr
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
+    with blocks_of_own_files()(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.Markdown(INTRODUCTION)
-        own = gr.State(None, time_to_live=KEPT_SECONDS)
+        own = gr.State(None)
         with gr.Row():
             model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
             other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False, min_width=300)
@@ -105,18 +106,22 @@ class _Wiring:
         return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
 
     def upload(self, name: str) -> list[Any]:
-        """A visitor's table, or what is wrong with it."""
-        hidden = self.gr.Dataset(samples=[], visible=False)
+        """A visitor's table, or what is wrong with it, which is then said to every question about it."""
+        hidden, own = self.gr.Dataset(samples=[], visible=False), str(name)
         try:
-            own = read_csv(Path(name))
+            table = uploaded(Path(own))
         except UserError as error:
-            return [None, message_html(str(error)), hidden, "", ""]
-        return [own, preview_html(own, f"Your table {Path(name).name}"), hidden, "", ""]
+            return [own, message_html(str(error)), hidden, "", ""]
+        return [own, preview_html(table, f"Your table {Path(own).name}") + OFTEN_WRONG, hidden, "", ""]
 
     def choose_example(self, label: str, id_: str, index: int) -> str:
         """The question of an example."""
         return self.site.examples(label, id_)[index][0]
 
-    def ask(self, label: str, other: str, id_: str, own: Table | None, question: str) -> str:
-        """The answer, or the answers side by side."""
-        return self.site.answer([label, other], id_, own, question)
+    def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
+        """The answer, or the answers side by side; what is wrong with the visitor's table, if something is."""
+        try:
+            table = uploaded(Path(own)) if own else None
+        except UserError as error:
+            return message_html(str(error))
+        return self.site.answer([label, other], id_, table, question)

@@ -11,33 +11,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.demo.csv_table import MAX_BYTES
+from zeropods.demo.guard import OWN_NAMES, OwnPagesOnly
 from zeropods.demo.site import Site
 from zeropods.demo.style import CSS
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from uvicorn import Server
 
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""
 USUAL_PORT = 7860
 GRACE_SECONDS = 2
-"""For an answer that is being written; the pages themselves hold their connections open."""
-POLICY = (
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
-    "base-uri 'self'; form-action 'self'"
-)
-"""What a browser may load for this page: nothing from another host."""
+"""For an answer that is being written."""
 
 
 def serve(
-    folders: Sequence[Path], data: Path | None, port: str | None, announce: Callable[[str], object] = lambda line: None
+    folders: Sequence[Path],
+    data: Path | None,
+    port: str | None,
+    announce: Callable[[str], object] = lambda line: None,
+    names: Sequence[str] = OWN_NAMES,
 ) -> None:
     """Open the page and keep it open; SIGTERM and SIGINT end it in good order, as `KeyboardInterrupt`.
 
     Args:
         port: where to listen; the usual port, or any free one, if not given.
         announce: takes the line with the address, once the page can be opened.
+        names: the hosts that a browser may know this machine by; requests to others are refused.
 
     Raises:
         UserError: a port that cannot be listened on, folders or data that cannot be shown.
@@ -45,14 +47,10 @@ def serve(
     site = Site(tuple(folders), data)
     with listening(port) as listener, _own_files():
         count = _warmed(site)
-        import uvicorn
-
-        config = uvicorn.Config(
-            _application(site), log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none"
-        )
+        server = _server(_application(site, names))
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         announce(f"{address} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
 
 
 @contextmanager
@@ -96,9 +94,30 @@ def _warmed(site: Site) -> int:
     return len(labels)
 
 
-def _application(site: Site) -> FastAPI:
+def _server(application: FastAPI) -> Server:
+    """Ends what open pages wait for before it waits for them: each holds a connection for as long as it is open."""
+    import uvicorn
+    from gradio.routes import App
+    from starlette.routing import Mount
+
+    mounted = [route.app for route in application.routes if isinstance(route, Mount)]
+    pages = [app for app in mounted if isinstance(app, App)]
+
+    class EndsOpenPages(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for page in pages:
+                page.stop_event.set()
+            await super().shutdown(sockets)
+
+    return EndsOpenPages(
+        uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none")
+    )
+
+
+def _application(site: Site, names: Sequence[str]) -> FastAPI:
     import gradio as gr
     from fastapi import FastAPI
+    from fastapi.middleware.trustedhost import TrustedHostMiddleware
 
     from zeropods.demo.page import build_page
 
@@ -106,25 +125,10 @@ def _application(site: Site) -> FastAPI:
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
     )
     application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    application.add_middleware(_OwnHostOnly)
+    application.add_middleware(OwnPagesOnly)
+    application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)
     return gr.mount_gradio_app(
         application, build_page(site), path="/", server_name=HOST, footer_links=[], run_history=False,
         show_error=False, max_file_size=MAX_BYTES, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, theme=theme, css=CSS,
     )  # fmt: skip
-
-
-class _OwnHostOnly:
-    """Says with every answer that the browser shall ask no other host."""
-
-    def __init__(self, app: Callable) -> None:
-        self.app = app
-
-    async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
-        async def sent(message: dict) -> None:
-            if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), (b"content-security-policy", POLICY.encode())]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        await self.app(scope, receive, sent)

@@ -4,6 +4,7 @@ CSS = """
 .gradio-container { width: 100% !important; max-width: 1100px !important; margin: 0 auto !important; }
 .gradio-container > main, .gradio-container > main > .wrap, .gradio-container .contain { width: 100% !important; }
 #zp-model input, #zp-other input, #zp-table input { padding-right: 2.2em; text-overflow: ellipsis; }
+#zp-upload > button { text-align: left; }
 #zp-examples td, #zp-examples th { text-align: left !important; }
 #zp-examples td div { overflow-wrap: anywhere; text-align: left; }
 #zp-preview, #zp-answer { padding: 0 !important; }
@@ -31,6 +32,7 @@ CSS = """
 .zp .zp-time { font-size: .85em; opacity: .8; margin: .6em 0 0; }
 .zp .zp-message { border-left: 4px solid var(--zp-bad); padding: .6em .9em; background: var(--block-background-fill); }
 .zp .zp-scroll { overflow-x: auto; }
+.zp .zp-scroll + p { margin-top: .6em; }
 .zp table { border-collapse: collapse; font-size: .88em; margin: 0; width: auto; }
 .zp th, .zp td { border: 1px solid var(--zp-line); padding: .3em .6em; text-align: left; vertical-align: top;
       max-width: 22em; overflow-wrap: break-word; }
