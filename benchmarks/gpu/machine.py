@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
+from typing import Any
 
 from zeropods.plan.peaks import published_flops
 
@@ -33,6 +35,21 @@ class Machine:
         """Bytes a second between the GPU and its memory."""
         words = set((self.gpu or "").lower().replace("-", " ").split())
         return next((rate for name, rate in BANDWIDTHS if words.issuperset(name.split())), OTHER_BANDWIDTH)
+
+
+def said_of_gpu(said: str) -> dict[str, Any] | None:
+    """What this module printed as a program, among whatever else was said there; None without a GPU."""
+    for line in reversed(said.splitlines()):
+        if line.startswith('{"gpu"'):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None
+
+
+def see_one_gpu() -> None:
+    """Hide all GPUs but the first that may be seen, from this process's children: the control's trainer would take all."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0" if seen is None else seen.split(",")[0]
 
 
 def main() -> None:

@@ -36,10 +36,10 @@ class Called:
     summary: dict[str, Any]
 
 
-def call(*flags: object) -> str:
+def call(*flags: object, may_fail: bool = False) -> str:
     argv = [sys.executable, "-m", "benchmarks.gpu", *SHORT, *map(str, flags)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
+    assert done.returncode == 0 or may_fail, done.stderr[-4000:] + done.stdout[-2000:]
     return done.stdout
 
 
@@ -55,8 +55,8 @@ def called(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Called:
     flags = ("--out", out, "--data", data.parent, "--compare-losses", "--loss-steps", "4")
     call(*flags, "--max-seconds", "0.001")
     first = [path.stem for path in (out / "cells").iterdir()]
-    call(*flags)
     # A port that was free may be taken a moment later by another test: such a cell is measured again.
+    call(*flags, may_fail=True)
     call(*flags, "--retry")
     again = call(*flags)
     return Called(out, first, again, json.loads((out / "summary.json").read_text(encoding="utf-8")))
