@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
 from benchmarks.gpu.machine import Machine, said_of_gpu, see_one_gpu
-from benchmarks.gpu.needs import runnable
+from benchmarks.gpu.needs import runnable, sets_to_prepare
 from zeropods import atomic
 from zeropods.errors import UserError, guarded
 from zeropods.folder_lock import folder_locked
@@ -43,7 +43,7 @@ def main() -> int:
     cells = _cells(asked)
     with folder_locked(asked.out, LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):
         waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
-        ready, remarks = runnable(waiting)
+        ready, remarks = runnable(waiting, prepares=bool(sets_to_prepare(asked.data, asked.out)))
         machine = _machine(asked)
         _refuse_another_machine(asked.out, machine)
         if ready:

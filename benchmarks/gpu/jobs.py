@@ -34,8 +34,12 @@ GRACE_SECONDS = 10.0
 class Jobs(Protocol):
     """Runs programs of the project, one after the other."""
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float) -> Ended:
-        """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same."""
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+        """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same.
+
+        Args:
+            without: a measure of `without.TAKEN`.
+        """
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         """Run a module as a program; its status, and the end of what it said."""
@@ -44,8 +48,13 @@ class Jobs(Protocol):
 class OwnProcesses:
     """Each in a process of its own, as users start them."""
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float) -> Ended:
-        return run_to_end([sys.executable, str(TRAIN), *flags], folder, seconds)
+    def __init__(self) -> None:
+        wait_passively()
+        use_own_cache()
+
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+        script = [str(TRAIN)] if without is None else ["-m", "benchmarks.gpu.without", without]
+        return run_to_end([sys.executable, *script, *flags], folder, seconds)
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         argv = [sys.executable, "-m", module, *words]
@@ -65,8 +74,8 @@ class Forks:
         import zeropods.train.run
         import zeropods.train.text_to_sql  # noqa: F401
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float) -> Ended:
-        return to_end(lambda output: _forked(partial(_train, list(flags)), output, seconds), folder)
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+        return to_end(lambda output: _forked(partial(_train, list(flags), without), output, seconds), folder)
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         return _heard(lambda output: _forked(partial(_module, module, list(words)), output, seconds))
@@ -107,7 +116,11 @@ def _become(work: Callable[[], int | None], output: IO[bytes]) -> None:
     sys.exit(guarded(work))
 
 
-def _train(flags: list[str]) -> int:
+def _train(flags: list[str], without: str | None) -> int:
+    if without is not None:
+        from benchmarks.gpu.without import train_without
+
+        return train_without(without, flags)
     from zeropods.train.arguments import TextToSQLArguments
     from zeropods.train.script import run_parsed
 

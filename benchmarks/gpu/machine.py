@@ -47,7 +47,7 @@ def said_of_gpu(said: str) -> dict[str, Any] | None:
 
 
 def see_one_gpu() -> None:
-    """Hide all GPUs but the first that may be seen, from this process's children: the control's trainer would take all."""
+    """Hide all GPUs but the first one from this process's children: the control's trainer would take them all."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = "0" if seen is None else seen.split(",")[0]
 

@@ -106,7 +106,7 @@ class Bench:
         if (folder / CONFIG).is_file():
             # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
             shutil.rmtree(folder)
-        ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds)
+        ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds, cell.without)
         measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
         measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
         record = ended.record
