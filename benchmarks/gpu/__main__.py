@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 PROBE_SECONDS = 300.0
 LOCK = "bench.lock"
+SIGNS = (LOCK, "machine.json", "cells")
 ENDED_WELL = ("ok", "oom")
 
 
@@ -41,7 +42,7 @@ def main() -> int:
     asked = _parser().parse_args()
     _check(asked)
     cells = _cells(asked)
-    with folder_locked(asked.out, LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):
+    with folder_locked(asked.out, LOCK, signs=SIGNS, kind="benchmark", flag="--out"):
         waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
         ready, remarks = runnable(waiting, prepares=bool(sets_to_prepare(asked.data, asked.out)))
         machine = _machine(asked)

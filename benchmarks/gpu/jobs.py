@@ -20,6 +20,7 @@ from typing import IO, Protocol
 from zeropods.errors import guarded
 from zeropods.extension_cache import use_own_cache
 from zeropods.launch.alone import Ended, run_to_end, to_end
+from zeropods.launch.bound import bind
 from zeropods.launch.child import OverdueError, run_child
 from zeropods.own_programs import own_programs_first
 from zeropods.threads import wait_passively
@@ -94,7 +95,7 @@ def _heard(run: Callable[[IO[bytes]], int]) -> tuple[int, str]:
 
 def _forked(work: Callable[[], int | None], output: IO[bytes], seconds: float) -> int:
     """Do some work in a fork, and wait for its status; nothing of it is left when this returns or raises."""
-    child = multiprocessing.get_context("fork").Process(target=_become, args=(work, output))
+    child = multiprocessing.get_context("fork").Process(target=_become, args=(work, output, os.getpid()))
     child.start()
     deadline = time.monotonic() + seconds
     try:
@@ -109,8 +110,9 @@ def _forked(work: Callable[[], int | None], output: IO[bytes], seconds: float) -
     return int(child.exitcode or 0)
 
 
-def _become(work: Callable[[], int | None], output: IO[bytes]) -> None:
+def _become(work: Callable[[], int | None], output: IO[bytes], parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    bind(parent, signal.SIGTERM)
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     sys.exit(guarded(work))
