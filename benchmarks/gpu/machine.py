@@ -12,8 +12,8 @@ from zeropods.plan.peaks import published_flops
 BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
 OTHER_BANDWIDTH = 2.0e12
 """Bytes a second between a GPU and its memory, as published, by words of its name; and of one that is not there."""
-CPU_FLOPS = 1e11
-"""So that a batch can be chosen on a CPU; nothing is predicted of one."""
+CPU_FLOPS, GPU_FLOPS = 1e11, 3e14
+"""Of a CPU, and of a GPU that is not known here: a batch is chosen by them; nothing is predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,11 @@ class Machine:
     def peak(self, precision: str) -> float | None:
         """Published FLOP/s, dense; None where none is known."""
         return None if self.gpu is None else published_flops(self.gpu, precision)
+
+    @property
+    def unknown_flops(self) -> float:
+        """FLOP/s where no published peak is known."""
+        return CPU_FLOPS if self.device == "cpu" else GPU_FLOPS
 
     @property
     def bandwidth(self) -> float:

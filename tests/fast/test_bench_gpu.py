@@ -201,3 +201,13 @@ def test_an_archive_holds_no_weights(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with tarfile.open(write_archive(tmp_path)) as packed:
         assert not [name for name in packed.getnames() if "safetensors" in name]
+
+
+def test_a_gpu_that_is_not_known_gets_a_larger_batch_than_a_cpu() -> None:
+    import numpy as np
+
+    from benchmarks.gpu.best_batch import best_batch
+
+    cell = Cell(name="x", kind="train", model="t5-small", batch=None)
+    gpu = Machine(device="cuda", gpu="NVIDIA B9000", memory_bytes=100 << 30)
+    assert best_batch(cell, lambda _: np.array([[48, 24]]), 56_355, gpu)[0] > 32
