@@ -53,8 +53,9 @@ hooks: setup ## run the quick checks at each commit, and the types at each push
 bench: setup ## measure the figures of docs/benchmarks.md
 	@$(PYTHON) -m benchmarks
 
-bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR, see docs/gpu.md)
-	@$(PYTHON) -m benchmarks.gpu --out $(OUT) --data $(DATA)
+bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR FLAGS=..., see docs/gpu.md)
+	@test -n "$(OUT)" && test -n "$(DATA)" || { echo "make bench-gpu: say OUT=DIR DATA=DIR; see docs/gpu.md" >&2; exit 2; }
+	@$(or $(wildcard $(PYTHON)),python3) -m benchmarks.gpu --out "$(OUT)" --data "$(DATA)" $(FLAGS)
 
 clean: ## remove caches and build products; never runs, results or .venv
 	@rm -rf $(CACHES)

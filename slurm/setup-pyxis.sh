@@ -24,6 +24,7 @@ main() {
     local out=$1 program
     case $out in /*.sqsh) ;; *) fail "$out: expected an absolute path that ends in .sqsh" ;; esac
     [ -d "${out%/*}" ] || fail "${out%/*}: no such folder"
+    [ -w "${out%/*}" ] || fail "${out%/*}: cannot be written by $(id -un)"
     for program in docker enroot; do
         command -v "$program" >/dev/null || fail "$program: not there; run this where Docker and Enroot are installed"
     done

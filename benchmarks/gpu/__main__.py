@@ -20,16 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
-from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.needs import runnable
+from benchmarks.gpu.machine import Machine, said_of_gpu, see_one_gpu
+from benchmarks.gpu.needs import runnable, sets_to_prepare
 from zeropods import atomic
 from zeropods.errors import UserError, guarded
+from zeropods.folder_lock import folder_locked
 
 if TYPE_CHECKING:
     from benchmarks.gpu.jobs import Jobs
 
 GIB = 1 << 30
 PROBE_SECONDS = 300.0
+LOCK = "bench.lock"
+SIGNS = (LOCK, "machine.json", "cells")
+ENDED_WELL = ("ok", "oom")
 
 
 def main() -> int:
@@ -38,23 +42,32 @@ def main() -> int:
     asked = _parser().parse_args()
     _check(asked)
     cells = _cells(asked)
-    waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
-    ready, remarks = runnable(waiting)
-    machine = _machine(asked)
-    _refuse_another_machine(asked.out, machine)
-    if ready:
-        _measure_all(ready, asked, machine, began)
-    _conclude(asked.out, cells, machine, remarks)
+    with folder_locked(asked.out, LOCK, signs=SIGNS, kind="benchmark", flag="--out"):
+        waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
+        ready, remarks = runnable(waiting, prepares=bool(sets_to_prepare(asked.data, asked.out)))
+        machine = _machine(asked)
+        _refuse_another_machine(asked.out, machine)
+        if ready:
+            _measure_all(ready, asked, machine, began)
+        _conclude(asked.out, cells, machine, remarks)
+        remarks += _failed(asked.out, cells)
     for remark in remarks:
         print(remark, file=sys.stderr)
     return 1 if remarks else 0
+
+
+def _failed(out: Path, cells: Sequence[Cell]) -> list[str]:
+    """What to say of cells that went wrong; running out of memory is a result like others."""
+    records = _records(out)
+    failed = [cell.name for cell in cells if records.get(cell.name, {}).get("status", "ok") not in ENDED_WELL]
+    return [f"failed: {', '.join(failed)}; summary.md says why, --retry measures them again"] if failed else []
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="folder of records, summary and archive")
     parser.add_argument("--data", type=Path, required=True, help="prepared sets question/ and schema/, or raw WikiSQL")
-    parser.add_argument("--tokenizer", help="for raw data; t5/spiece.model or spiece.model in --data if not given")
+    parser.add_argument("--tokenizer", help="for raw data; spiece.model in --data if not given, t5-tiny on a CPU")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: every model is t5-tiny")
     parser.add_argument("--seconds", type=float, default=30.0, help="of steady steps a cell")
     parser.add_argument("--warm", type=float, help="seconds of training before them; 10, compiled 120 or 240")
@@ -100,21 +113,26 @@ def _machine(asked: argparse.Namespace) -> Machine:
         return Machine(device="cpu", gpu=None, memory_bytes=given or GIB)
     from benchmarks.gpu.jobs import OwnProcesses
 
+    see_one_gpu()
     status, said = OwnProcesses().call("benchmarks.gpu.machine", [], PROBE_SECONDS)
-    found = json.loads(said.splitlines()[-1]) if status == 0 and said else None
+    found = said_of_gpu(said) if status == 0 else None
     if found is None:
-        raise UserError("--device cuda: torch finds no GPU here; --device cpu tries the command at tiny shapes")
+        others = [line for line in said.splitlines() if line.strip() not in ("", "null")]
+        why = f" ({others[-1].strip()})" if others else ""
+        raise UserError(f"--device cuda: torch finds no GPU here{why}; --device cpu tries the command at tiny shapes")
     return Machine(device="cuda", gpu=found["gpu"], memory_bytes=given or found["memory_bytes"])
 
 
 def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Machine, began: float) -> None:
     from benchmarks.gpu.data import find_data
     from benchmarks.gpu.measuring import Bench
+    from zeropods.data.tokenizer import TINY
     from zeropods.pods.signals import ending_in_order
 
     with ending_in_order():
         jobs = _jobs(cells, asked)
-        data = find_data(asked.data, asked.out, asked.tokenizer, jobs)
+        # The shape of a CPU's cells has too few rows for another vocabulary.
+        data = find_data(asked.data, asked.out, asked.tokenizer or (TINY if asked.device == "cpu" else None), jobs)
         bench = Bench(out=asked.out, data=data, machine=machine, jobs=jobs, seconds=asked.seconds, warm=asked.warm)
         for number, cell in enumerate(cells):
             # A call that measures nothing would never end what several calls are for.
@@ -160,7 +178,17 @@ def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Seque
 
 
 def _records(out: Path) -> dict[str, dict[str, Any]]:
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((out / "cells").glob("*.json"))}
+    return {path.stem: _read(path) for path in sorted((out / "cells").glob("[!.]*.json"))}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); delete it, and its cell is measured again") from None
+    if not isinstance(record, dict) or not {"cell", "gpu", "status"} <= record.keys():
+        raise UserError(f"{path}: no record of a cell; delete it, and its cell is measured again")
+    return record
 
 
 def _record_path(out: Path, cell: Cell) -> Path:
@@ -169,7 +197,7 @@ def _record_path(out: Path, cell: Cell) -> Path:
 
 def _is_done(out: Path, cell: Cell, retry: bool) -> bool:
     path = _record_path(out, cell)
-    return path.is_file() and not (retry and json.loads(path.read_text(encoding="utf-8"))["status"] != "ok")
+    return path.is_file() and not (retry and _read(path)["status"] != "ok")
 
 
 def _refuse_another_machine(out: Path, machine: Machine) -> None:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 ORIGINAL_BATCH = 32
+PROMPTS = ("question", "schema")
+"""Of the control and what stands beside it; of the best batch."""
 MULTIPLE = 8
 """Lengths are padded to multiples of it: few shapes for the compiler, and rows that tensor cores take whole."""
 PREDICTED_QUESTIONS = 2_000
@@ -32,6 +34,8 @@ class Cell:
     steps: int | None = None
     """Optimizer steps; None: as many as the time gives."""
     seed: int = 42
+    without: str | None = None
+    """A measure that has no flag and is taken away, as `without.TAKEN` has it."""
 
     @property
     def needs_deepspeed(self) -> bool:
@@ -64,12 +68,17 @@ def matrix() -> list[Cell]:
 def ablation() -> list[Cell]:
     """The fast path of t5-small at batch 32, and each of its measures taken away once."""
     fast = Cell(name="ablation-fast", kind="train", model="t5-small", compile="graphs")
+    zero1 = replace(fast, technique="zero1", compile="blocks")
     return [
         fast,
         replace(fast, name="ablation-blocks", compile="blocks"),
         replace(fast, name="ablation-uncompiled", compile="off"),
         replace(fast, name="ablation-many-lengths", compile="blocks", multiple=1),
         replace(fast, name="ablation-fp32", precision="fp32"),
+        replace(fast, name="ablation-whole-logits", without="label-positions"),
+        replace(fast, name="ablation-waiting", without="running-ahead"),
+        replace(fast, name="ablation-unfused", without="fused-adamw"),
+        replace(zero1, name="ablation-zero1-unfused", without="fused-adamw"),
     ]
 
 
@@ -79,7 +88,13 @@ ABLATED = {
     "ablation-uncompiled": "without compilation",
     "ablation-many-lengths": "without CUDA graphs and without multiples of 8",
     "ablation-fp32": "without BF16",
+    "ablation-whole-logits": "with a loss over all positions",
+    "ablation-waiting": "with copies that wait for the GPU",
+    "ablation-unfused": "without fused AdamW",
+    "ablation-zero1-unfused": "ZeRO-1 without fused AdamW, beside t5-small-zero1-32",
 }
+ABLATED_FROM = {"ablation-zero1-unfused": "t5-small-zero1-32"}
+"""What a run is compared with where it is not `ablation-fast`."""
 
 
 def comparison(steps: int) -> list[Cell]:

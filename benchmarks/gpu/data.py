@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.gpu.jobs import Jobs
+from benchmarks.gpu.cells import PROMPTS
 from zeropods.errors import UserError
 
-PROMPTS = ("question", "schema")
+if TYPE_CHECKING:
+    from benchmarks.gpu.jobs import Jobs
+
 TOKENIZERS = ("t5/spiece.model", "spiece.model", "tokenizer.json")
 PREPARE_SECONDS = 1_800.0
 

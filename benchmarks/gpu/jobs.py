@@ -20,6 +20,7 @@ from typing import IO, Protocol
 from zeropods.errors import guarded
 from zeropods.extension_cache import use_own_cache
 from zeropods.launch.alone import Ended, run_to_end, to_end
+from zeropods.launch.bound import bind
 from zeropods.launch.child import OverdueError, run_child
 from zeropods.own_programs import own_programs_first
 from zeropods.threads import wait_passively
@@ -34,8 +35,12 @@ GRACE_SECONDS = 10.0
 class Jobs(Protocol):
     """Runs programs of the project, one after the other."""
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float) -> Ended:
-        """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same."""
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+        """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same.
+
+        Args:
+            without: a measure of `without.TAKEN`.
+        """
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         """Run a module as a program; its status, and the end of what it said."""
@@ -44,8 +49,13 @@ class Jobs(Protocol):
 class OwnProcesses:
     """Each in a process of its own, as users start them."""
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float) -> Ended:
-        return run_to_end([sys.executable, str(TRAIN), *flags], folder, seconds)
+    def __init__(self) -> None:
+        wait_passively()
+        use_own_cache()
+
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+        script = [str(TRAIN)] if without is None else ["-m", "benchmarks.gpu.without", without]
+        return run_to_end([sys.executable, *script, *flags], folder, seconds)
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         argv = [sys.executable, "-m", module, *words]
@@ -65,8 +75,8 @@ class Forks:
         import zeropods.train.run
         import zeropods.train.text_to_sql  # noqa: F401
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float) -> Ended:
-        return to_end(lambda output: _forked(partial(_train, list(flags)), output, seconds), folder)
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+        return to_end(lambda output: _forked(partial(_train, list(flags), without), output, seconds), folder)
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         return _heard(lambda output: _forked(partial(_module, module, list(words)), output, seconds))
@@ -85,7 +95,7 @@ def _heard(run: Callable[[IO[bytes]], int]) -> tuple[int, str]:
 
 def _forked(work: Callable[[], int | None], output: IO[bytes], seconds: float) -> int:
     """Do some work in a fork, and wait for its status; nothing of it is left when this returns or raises."""
-    child = multiprocessing.get_context("fork").Process(target=_become, args=(work, output))
+    child = multiprocessing.get_context("fork").Process(target=_become, args=(work, output, os.getpid()))
     child.start()
     deadline = time.monotonic() + seconds
     try:
@@ -100,14 +110,19 @@ def _forked(work: Callable[[], int | None], output: IO[bytes], seconds: float) -
     return int(child.exitcode or 0)
 
 
-def _become(work: Callable[[], int | None], output: IO[bytes]) -> None:
+def _become(work: Callable[[], int | None], output: IO[bytes], parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    bind(parent, signal.SIGTERM)
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     sys.exit(guarded(work))
 
 
-def _train(flags: list[str]) -> int:
+def _train(flags: list[str], without: str | None) -> int:
+    if without is not None:
+        from benchmarks.gpu.without import train_without
+
+        return train_without(without, flags)
     from zeropods.train.arguments import TextToSQLArguments
     from zeropods.train.script import run_parsed
 

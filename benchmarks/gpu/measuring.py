@@ -17,7 +17,9 @@ from benchmarks.gpu.predicted import predicted_rate
 from benchmarks.gpu.steady import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.records import read_json, read_record
+from zeropods.measure.phases import larger
+from zeropods.measure.records import read_json
+from zeropods.measure.run_folder import CONFIG
 
 WARM_SECONDS = {"off": 10.0, "blocks": 120.0, "graphs": 240.0}
 """Of training before steps count: allocators, and all that is compiled or recorded."""
@@ -101,10 +103,13 @@ class Bench:
     def _run(self, cell: Cell, batch: int) -> dict[str, Any]:
         folder = self.out / "runs" / (cell.name if cell.batch else f"{cell.name}-{batch}")
         shapes = self.data.shapes(cell.prompt, batch, cell.multiple)
-        ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds)
+        if (folder / CONFIG).is_file():
+            # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
+            shutil.rmtree(folder)
+        ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds, cell.without)
         measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
         measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
-        record = ended.record or _finished(folder)
+        record = ended.record
         if record is None:
             said = "\n".join(ended.lines)[-LAST_CHARACTERS:]
             return {**measured, "status": "failed", "reason": f"{ended.reason}: {said}" if said else ended.reason}
@@ -157,14 +162,6 @@ class Bench:
         return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
-    """The record of a run that had ended well before this call."""
-    if not (folder / "record.json").is_file():
-        return None
-    record = read_record(folder)
-    return record if record["status"] == "ok" else None
-
-
 def _of_record(record: dict[str, Any], batch: int, warm: float) -> dict[str, Any]:
     from zeropods.plan.recorded import planned
 
@@ -182,11 +179,17 @@ def _of_record(record: dict[str, Any], batch: int, warm: float) -> dict[str, Any
         "tokens_per_sample": [rank[f"{side}_tokens"] / samples for side in ("source", "target")] if samples else None,
         "planned_peak_allocated_bytes": plan.peak_allocated_bytes if plan else None,
         "planned_device_bytes": plan.device_bytes if plan else None,
-        "peak_allocated_bytes": rank.get("peak_allocated_bytes"),
+        "peak_allocated_bytes": _training_peak(rank),
         "device_used_bytes": used["peak"] if used else None,
         "largest_batch": rank.get("largest_batch"),
         "losses": rank.get("losses", []),
     }
+
+
+def _training_peak(rank: dict[str, Any]) -> int | None:
+    """Of steps alone, as the plan has it: an evaluation at 256 rows may need more than a step at 32."""
+    phases = [rank.get("phases", {}).get(name, {}) for name in ("first_step", "steady")]
+    return larger(*(phase.get("peak_allocated_bytes") for phase in phases))
 
 
 def _said_of(measured: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.cells import Cell
+from benchmarks.gpu.cells import PROMPTS, Cell
 from zeropods.errors import UserError
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
@@ -15,7 +15,6 @@ MODULES = {
     "torch": "torch",
     "transformers": "transformers",
     "accelerate": "accelerate",
-    "datasets": "datasets",
     "tokenizers": "tokenizers",
     "sentencepiece": "sentencepiece",
     "safetensors": "safetensors",
@@ -27,11 +26,13 @@ MODULES = {
     "nvidia-ml-py": "pynvml",
 }
 """Package and module: what every cell needs."""
+PREPARING = {"datasets": "datasets"}
+"""What making a set of raw data needs besides; training reads a set without it."""
 DEEPSPEED = {"deepspeed": "deepspeed"}
 BELOW_DEEPSPEED = ("einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo")
 """What it needs of its own; it is published as source, and a wheel is made of it."""
-LARGE = {"torch"}
-"""A wheel of another CUDA version than the machine's driver would not run: the machine's own must do."""
+ON_TORCH = ("accelerate", "deepspeed")
+"""They depend on torch: pip would fetch another one, gigabytes, and of a CUDA that the driver may not run."""
 
 
 def missing(modules: dict[str, str]) -> list[str]:
@@ -39,13 +40,16 @@ def missing(modules: dict[str, str]) -> list[str]:
     return [package for package, module in modules.items() if not _is_there(module)]
 
 
-def runnable(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
+def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list[str]]:
     """The cells that can run here, and what to say of the packages that the others need.
+
+    Args:
+        prepares: whether sets are to be made of raw data first.
 
     Raises:
         UserError: what every cell needs is missing.
     """
-    basic = missing(MODULES)
+    basic = missing(MODULES | (PREPARING if prepares else {}))
     if basic:
         raise UserError(f"missing: {', '.join(basic)}; every cell needs them; {' '.join(how_to_bring(basic))}")
     if not missing(DEEPSPEED):
@@ -55,20 +59,25 @@ def runnable(cells: Sequence[Cell]) -> tuple[list[Cell], list[str]]:
     return [cell for cell in cells if not cell.needs_deepspeed], said if left_out else []
 
 
+def sets_to_prepare(place: Path, out: Path) -> list[str]:
+    """The prompts of which neither folder holds a set."""
+    return [
+        prompt
+        for prompt in PROMPTS
+        if not any((folder / prompt / "manifest.json").is_file() for folder in (place, out / "data"))
+    ]
+
+
 def how_to_bring(packages: Sequence[str]) -> list[str]:
     """Commands, for a machine with a network and the same Python, and for this one."""
-    wanted = [required(package) for package in packages if package != "deepspeed"]
-    lines = ["with a network, the same Python and system:"]
-    if "deepspeed" in packages:
-        small = " ".join(BELOW_DEEPSPEED)
-        lines.append(f"`python -m pip wheel --no-deps --no-build-isolation -w wheels {required('deepspeed')}`")
-        lines.append(f"`python -m pip download --no-deps -d wheels {small}`")
-    if wanted:
-        # Without this bound pip would fetch another torch, gigabytes of it, for a package that depends on one.
-        exclude = "" if LARGE.intersection(packages) else " --no-deps"
-        lines.append(f"`python -m pip download{exclude} -d wheels {' '.join(wanted)}`")
-    lines.append("then here: `python -m pip install --no-index --no-deps wheels/*.whl`")
-    return lines
+    alone = [required(package) for package in packages if package in ON_TORCH]
+    wanted = [required(package) for package in packages if package not in ON_TORCH]
+    wanted += BELOW_DEEPSPEED if "deepspeed" in packages else ()
+    fetch = [f"`python -m pip wheel --no-deps -w wheels {' '.join(alone)}`"] if alone else []
+    fetch += [f"`python -m pip download -d wheels {' '.join(wanted)}`"] if wanted else []
+    install = [f"`python -m pip install --no-index --find-links wheels {' '.join(wanted)}`"] if wanted else []
+    install += [f"`python -m pip install --no-index --find-links wheels --no-deps {' '.join(alone)}`"] if alone else []
+    return ["with a network, the same Python and system:", *fetch, "then here:", *install]
 
 
 def required(package: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.gpu.cells import Cell
-from benchmarks.gpu.machine import CPU_FLOPS, Machine
+from benchmarks.gpu.machine import Machine
 from zeropods.plan.job import Job
 from zeropods.plan.machines import ACHIEVED, Machines
 from zeropods.plan.parameters import t5_parameters, weight_tensors
@@ -55,7 +55,7 @@ def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machin
     """Seconds of a mean step."""
     precision = cell.precision if cell.precision in ACHIEVED else "fp32"
     peak = machine.peak(precision)
-    flops = CPU_FLOPS if peak is None else ACHIEVED[precision] * peak
+    flops = machine.unknown_flops if peak is None else ACHIEVED[precision] * peak
     machines = Machines(pods=1, slots=1, gpu=machine.gpu or "", flops=flops)
     work = job(cell, rows, *mean_shape(shapes), precision)
     step = step_time(work, technique_named(cell.technique), machines, ZeroSettings())

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cells import ABLATED
+from benchmarks.gpu.cells import ABLATED, ABLATED_FROM
 from benchmarks.gpu.losses import compared
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rows import rows
@@ -76,16 +76,14 @@ def _asks(row: Row) -> bool:
 
 
 def _ablation(measured: Mapping[str, Row]) -> list[Row]:
-    fast = measured.get("ablation-fast", {}).get("samples_per_second")
-    found = [(measured[name], said) for name, said in ABLATED.items() if name in measured]
-    return [
-        {
-            "run": said,
-            "samples_per_second": row["samples_per_second"],
-            "share": row["samples_per_second"] / fast if fast and row["samples_per_second"] else None,
-        }
-        for row, said in found
-    ]
+    rates = {name: row["samples_per_second"] for name, row in measured.items()}
+    found = []
+    for name, said in ABLATED.items():
+        base = rates.get(ABLATED_FROM.get(name, "ablation-fast"))
+        if name in rates:
+            share = rates[name] / base if base and rates[name] else None
+            found.append({"run": said, "samples_per_second": rates[name], "share": share})
+    return found
 
 
 def _losses(found: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.__main__ import LOCK
 from benchmarks.gpu.archive import write_archive
 from benchmarks.gpu.cells import Cell, matrix, recompiled
 from benchmarks.gpu.losses import compared
-from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.machine import Machine, said_of_gpu, see_one_gpu
 from benchmarks.gpu.needs import how_to_bring, required
 from benchmarks.gpu.predicted import predicted_rate
 from benchmarks.gpu.rows import false_fits, mfu, rows
 from benchmarks.gpu.steady import rate, ratio_of_rates, steady_steps
+from zeropods.folder_lock import folder_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
@@ -34,6 +37,11 @@ sys.meta_path.insert(0, Blocked())
 def record(**values: object) -> dict:
     cell = Cell(name="t5-large-none-32", kind="train", model="t5-large").to_json()
     return {"cell": cell, "status": "ok", "batch": 32, "step_seconds": [0.1] * 4, "samples_per_second": 320.0, **values}
+
+
+def called(*flags: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", *map(str, flags)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
 def bench(*flags: object, blocked: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -132,6 +140,49 @@ def test_a_package_that_every_cell_needs_is_asked_for_in_one_line(tmp_path: Path
     assert required("datasets") in done.stderr
 
 
+def test_what_depends_on_torch_comes_without_another_torch() -> None:
+    lines = how_to_bring(["accelerate", "datasets"])
+    assert [line for line in lines if "accelerate" in line] == [line for line in lines if "--no-deps" in line]
+
+
+def test_a_damaged_record_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "out" / "cells").mkdir(parents=True)
+    (tmp_path / "out" / "cells" / "t5-small-control.json").write_text('{"cell": {')
+    done = called("--out", tmp_path / "out", "--data", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "t5-small-control.json: not JSON" in done.stderr
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("")
+    assert "holds something that is no benchmark" in called("--out", tmp_path, "--data", tmp_path).stderr
+
+
+def test_a_second_call_into_a_folder_is_refused(tmp_path: Path) -> None:
+    with folder_locked(tmp_path, LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):
+        done = called("--out", tmp_path, "--data", tmp_path)
+    assert "in use by process" in done.stderr
+
+
+def test_a_failed_cell_fails_the_call_and_one_without_memory_does_not(tmp_path: Path) -> None:
+    for name, status in (("t5-small-control", "failed"), ("t5-large-control", "oom")):
+        path = tmp_path / "cells" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**record(status=status), "gpu": None}))
+    done = called("--out", tmp_path, "--data", tmp_path, "--only", "*-control")
+    assert (done.returncode, done.stderr.splitlines()[0].split(";")[0]) == (1, "failed: t5-small-control"), done.stderr
+
+
+def test_the_gpu_is_found_among_what_else_was_said() -> None:
+    assert said_of_gpu('a warning\n{"gpu": "NVIDIA H200", "memory_bytes": 1}\nanother') is not None
+
+
+def test_one_gpu_of_several_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    see_one_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+
+
 def test_without_deepspeed_its_cells_wait_and_are_named(tmp_path: Path) -> None:
     flags = ("--out", tmp_path / "out", "--data", tmp_path, "--only", "*zero1*")
     done = bench(*flags, blocked="deepspeed", folder=tmp_path)
@@ -150,3 +201,13 @@ def test_an_archive_holds_no_weights(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with tarfile.open(write_archive(tmp_path)) as packed:
         assert not [name for name in packed.getnames() if "safetensors" in name]
+
+
+def test_a_gpu_that_is_not_known_gets_a_larger_batch_than_a_cpu() -> None:
+    import numpy as np
+
+    from benchmarks.gpu.best_batch import best_batch
+
+    cell = Cell(name="x", kind="train", model="t5-small", batch=None)
+    gpu = Machine(device="cuda", gpu="NVIDIA B9000", memory_bytes=100 << 30)
+    assert best_batch(cell, lambda _: np.array([[48, 24]]), 56_355, gpu)[0] > 32

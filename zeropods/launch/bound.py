@@ -22,15 +22,20 @@ def bound_argv(argv: list[str], at_end: signal.Signals = signal.SIGTERM) -> list
     return [sys.executable, "-m", "zeropods.launch.bound", str(os.getpid()), str(int(at_end)), *argv]
 
 
-def main() -> None:
-    """Bind this process to its parent, then become the program."""
-    parent, at_end, *argv = sys.argv[1:]
+def bind(parent: int, at_end: int) -> None:
+    """Bind this process to its parent, or end it where that is gone already."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(at_end))
-        if os.getppid() != int(parent):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, at_end)
+        if os.getppid() != parent:
             sys.exit(1)
+
+
+def main() -> None:
+    """Bind this process to its parent, then become the program."""
+    parent, at_end, *argv = sys.argv[1:]
+    bind(int(parent), int(at_end))
     os.execvp(argv[0], argv)
 
 

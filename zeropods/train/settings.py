@@ -37,7 +37,7 @@ def training_arguments(job: Job) -> TrainingArguments:
 def _arguments(job: Job) -> TrainingArguments:
     arguments = job.arguments
     _check_schedule(arguments.lr_scheduler_type)
-    return TrainingArguments(
+    settings = TrainingArguments(
         output_dir=str(job.folder / "checkpoints"),
         num_train_epochs=arguments.epochs,
         max_steps=arguments.max_steps,
@@ -80,6 +80,11 @@ def _arguments(job: Job) -> TrainingArguments:
         logging_nan_inf_filter=False,
         disable_tqdm=not sys.stderr.isatty(),
     )
+    if settings.n_gpu > 1:
+        # A process trains on one GPU. transformers would divide its model over all that it sees, by `DataParallel`, and
+        # give each of them a whole batch.
+        settings._n_gpu = 1
+    return settings
 
 
 def suited_to(settings: TrainingArguments, job: Job) -> None:

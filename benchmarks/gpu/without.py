@@ -1,0 +1,93 @@
+"""textsql_train.py without one of its measures for which it has no flag: what that measure brings.
+
+python -m benchmarks.gpu.without label-positions --model_id t5-small ...
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import TrainingArguments
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.training_args import OptimizerNames
+
+from zeropods.errors import UserError, guarded
+from zeropods.train import attempt, settings
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.script import run_parsed
+from zeropods.train.t5 import T5ForTextToSQL
+
+SCRIPT = "textsql_train.py"
+
+
+def train_without(measure: str, flags: Sequence[str]) -> int:
+    """Train as the script does, in this process, which is changed for good."""
+    if measure not in TAKEN:
+        raise UserError(f"{measure!r}: no measure; expected {', '.join(TAKEN)}")
+    TAKEN[measure]()
+    return run_parsed(TextToSQLArguments, [SCRIPT, *flags])
+
+
+def whole_logits(
+    self: T5ForTextToSQL, *args: Any, labels: Tensor, num_items_in_batch: Any = None, **kwargs: Any
+) -> Seq2SeqLMOutput:
+    """`T5ForTextToSQL.forward` with a loss, over all positions: most of the logits are thrown away."""
+    kwargs.pop("label_positions", None)
+    hidden = self._decode(self._shift_right(labels), *args, **kwargs)
+    logits = self.lm_head(hidden * self._scale()).flatten(0, 1).float()
+    total = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
+    return Seq2SeqLMOutput(loss=total / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch))
+
+
+def _take_label_positions() -> None:
+    setattr(T5ForTextToSQL, "forward", whole_logits)  # noqa: B010
+
+
+def _take_running_ahead() -> None:
+    """Copies wait for the device; so do masks where nothing is compiled."""
+
+    def decode(self: T5ForTextToSQL, ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return self.decoder(
+            input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+
+    def waiting(made: TrainingArguments) -> None:
+        made.accelerator_config.non_blocking = False
+
+    setattr(T5ForTextToSQL, "_decode", decode)  # noqa: B010
+    _change_settings(waiting)
+
+
+def _take_fused_adamw() -> None:
+    def unfused(made: TrainingArguments) -> None:
+        made.optim = OptimizerNames.ADAMW_TORCH
+
+    ours = attempt._adamw
+    setattr(attempt, "_adamw", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
+    _change_settings(unfused)
+
+
+def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
+    ours = settings._arguments
+
+    def changed(job: Any) -> TrainingArguments:
+        made = ours(job)
+        change(made)
+        return made
+
+    setattr(settings, "_arguments", changed)  # noqa: B010
+
+
+TAKEN: dict[str, Callable[[], None]] = {
+    "label-positions": _take_label_positions,
+    "running-ahead": _take_running_ahead,
+    "fused-adamw": _take_fused_adamw,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: train_without(sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:])))
