@@ -17,11 +17,6 @@ from zeropods.data.tokenized import source_of, target_of
 from zeropods.data.wikisql import Example, read_split
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
-"""Of chromium, so that it asks nobody for itself."""
 SECONDS = 90.0
 
 

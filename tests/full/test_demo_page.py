@@ -19,9 +19,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.chromium import opened_chromium
 from tests.full.conftest import ROOT
-from tests.full.demo_page import FLAGS, SECONDS, Served, start, untrained_runs
+from tests.full.demo_page import SECONDS, Served, start, untrained_runs
 from zeropods.errors import UserError
+from zeropods.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -36,8 +38,17 @@ CATS = "Name;Age\nTom;3\nKit;5\n<b>Mia</b>;2\n"
 
 @pytest.fixture(scope="module")
 def runs(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, the first with the better score."""
-    return untrained_runs(tmp_path_factory.mktemp("demo") / "runs", sample)
+    """Two runs, the first with the better score, and one with a score as good whose weights are damaged."""
+    folder = untrained_runs(tmp_path_factory.mktemp("demo") / "runs", sample)
+    damage(Path(shutil.copytree(folder / "first", folder / "damaged")))
+    return folder
+
+
+def damage(run: Path) -> None:
+    """Cut the weights of a run short. Its model is then the newest."""
+    weights = run / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    os.utime(run / "model" / "config.json")
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +63,7 @@ def verb(runs: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The application as CML starts it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port("127.0.0.1"))
     log = tmp_path_factory.mktemp("application") / "log"
     served = start([ROOT / "cml" / "run_demo.py", "--runs", runs], log, CDSW_APP_PORT=port)
     assert served.address == f"http://127.0.0.1:{port}/"
@@ -64,15 +73,8 @@ def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield opened
-        opened.close()
+    with opened_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -269,6 +271,11 @@ def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
     assert [url for url in verb.requests if not url.startswith((verb.address, "data:", "blob:"))] == []
 
 
+def test_a_damaged_model_among_others_is_passed_over(page: Page, verb: Served) -> None:
+    assert re.search(r"damaged: the model cannot be read .*; passed over", verb.log.read_text())
+    assert "first" in page.locator("input").first.input_value()
+
+
 @pytest.mark.parametrize(
     ("fixture", "number"), [("verb", signal.SIGTERM), ("application", signal.SIGINT)], ids=["verb", "application"]
 )
@@ -310,7 +317,6 @@ def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
     from zeropods.demo.models import trained_models
 
     shutil.copytree(runs / "first", tmp_path / "broken")
-    weights = tmp_path / "broken" / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
+    damage(tmp_path / "broken")
     with pytest.raises(UserError, match=r"broken: the model cannot be read \(.*\); export or train it again"):
         loaded(*trained_models([tmp_path / "broken"]))

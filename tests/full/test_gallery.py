@@ -6,7 +6,6 @@ import base64
 import io
 import re
 import runpy
-import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,12 +16,11 @@ import nbformat
 import pytest
 from nbformat import v4
 
+from tests.chromium import opened_chromium
 from zeropods.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
-FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync"""
 TABLE = "<table><tr>" + "".join(f"<th>a wide heading {n}</th>" for n in range(30)) + "</tr></table>"
 HOSTILE = (
     "<script src='{0}/script.js'></script><script>document.title = 'taken'</script>"
@@ -94,15 +92,8 @@ def gallery(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on PATH; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS.split())
-        yield started
-        started.close()
+    with opened_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(params=[1280, 480])

@@ -14,6 +14,7 @@ from zeropods.demo.csv_table import MAX_BYTES
 from zeropods.demo.guard import OWN_NAMES, OwnPagesOnly
 from zeropods.demo.site import Site
 from zeropods.demo.style import CSS
+from zeropods.demo.tables import tables_in
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def serve(
     """
     site = Site(tuple(folders), data)
     with listening(port) as listener, _own_files():
-        count = _warmed(site)
+        count = _warmed(site, announce)
         server = _server(_application(site, names))
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         announce(f"{address} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
@@ -81,17 +82,30 @@ def _own_files() -> Iterator[None]:
         yield
 
 
-def _warmed(site: Site) -> int:
-    """The first model in memory and the first tables read, so that the first answer comes at once."""
+def _warmed(site: Site, announce: Callable[[str], object]) -> int:
+    """The best model in memory and its tables read, so that the first answer comes at once; returns how many there are.
+
+    A model that cannot be loaded is passed over and named, unless it is the only one.
+    """
     from transformers.utils.logging import disable_progress_bar
 
     from zeropods.demo.answering import loaded
 
     disable_progress_bar()
-    labels = list(site.models())
-    site.tables(labels[0])
-    loaded(site.model(labels[0]))
-    return len(labels)
+    if site.data:
+        tables_in(site.data)
+    for model in list(site.models().values()):
+        try:
+            site.tables(model.label)
+            loaded(model)
+        except UserError as error:
+            site.passed_over.add(model.folder)
+            if not site.models():
+                raise
+            announce(f"{error}; passed over")
+        else:
+            break
+    return len(site.models())
 
 
 def _server(application: FastAPI) -> Server:

@@ -23,12 +23,15 @@ class Site:
 
     folders: tuple[Path, ...]
     data: Path | None = None
+    passed_over: set[Path] = field(default_factory=set)
+    """Models that could not be loaded when the page was opened."""
     _listed: dict[str, TrainedModel] = field(default_factory=dict)
     """As last looked up, for any visitor: reading all records takes longer than an answer."""
 
     def models(self) -> dict[str, TrainedModel]:
         """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
-        self._listed = {model.label: model for model in trained_models(self.folders)}
+        found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
+        self._listed = {model.label: model for model in found}
         return self._listed
 
     def model(self, label: str | None) -> TrainedModel:
