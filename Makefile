@@ -29,7 +29,7 @@ gallery: setup ## make pages of the executed notebooks, in build/gallery
 	@$(PYTHON) tools/gallery.py
 
 test: setup ## run every test, WORKERS=2 at a time; the slowest are named
-	@$(PYTHON) -m pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 25
+	@$(PYTHON) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
 test-fast: setup ## run the tests that need neither torch nor real data, in under a minute
 	@$(PYTHON) -m pytest tests/fast -m "not real_data"

@@ -7,8 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
-from tests.order import dearest_first, group
+from tests.order import FilesTogether, dearest_first
 from tests.watch import Watch
 from zeropods.extension_cache import use_own_cache
 from zeropods.threads import wait_passively
@@ -34,8 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real_data)
     if is_worker():
         items.sort(key=dearest_first)
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Files stay with one process, as with `--dist loadfile`, and some files with one another."""
+    return FilesTogether(config, log)
 
 
 def is_worker() -> bool:
