@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from tests.full.demo_page import FLAGS, Served, start, untrained_runs
+from tests.chromium import opened_chromium
+from tests.full.demo_page import Served, start, untrained_runs
 from zeropods.data.sample import write_sample
 
 MIB = 2**20
@@ -34,22 +35,16 @@ def measure(work: Path) -> list[Figure]:
 
 def _first_answer(served: Served) -> float | None:
     """Seconds from the click on the question that stands ready to its answer; None without a browser."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
+    if shutil.which("chromium") is None:
         return None
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+    with opened_chromium() as browser:
         page = browser.new_page()
         page.goto(served.address)
         page.wait_for_selector("#zp-examples tbody tr")
         began = time.perf_counter()
         page.click("#zp-ask")
         page.wait_for_selector("#zp-answer .zp-card")
-        seconds = time.perf_counter() - began
-        browser.close()
-    return seconds
+        return time.perf_counter() - began
 
 
 def _peak_resident_bytes(pid: int) -> int:
