@@ -29,7 +29,6 @@ from zeropods.train.text_to_sql import TextToSQL
 from zeropods.train.trainer import MeasuredTrainer
 
 ROUNDS, BATCH = 3, 32
-PRECISIONS = ("FP32", "BF16")
 NO_BF16 = "this CPU has no BF16 arithmetic: PyTorch emulates it 200 times slower than FP32"
 
 
@@ -54,9 +53,8 @@ def measure(work: Path) -> list[Figure]:
     folder, what = prepared_questions(work)
     data = Prepared.read(folder)
     control: list[float] = []
-    ours: dict[str, list[float]] = {
-        precision: [] for precision in PRECISIONS if precision == "FP32" or multiplies_bf16()
-    }
+    known = ("FP32", "BF16") if multiplies_bf16() else ("FP32",)
+    ours: dict[str, list[float]] = {precision: [] for precision in known}
     for _ in range(ROUNDS):
         control += timed_steps(_control(data.train), 2)
         for precision, seconds in ours.items():
