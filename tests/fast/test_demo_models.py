@@ -13,6 +13,7 @@ from tests.made import a_record, a_score, write_run
 from zeropods.cli import main
 from zeropods.demo.models import trained_models
 from zeropods.demo.serving import listening
+from zeropods.demo.site import Site
 from zeropods.demo.tables import tables_in
 from zeropods.errors import UserError
 
@@ -126,3 +127,9 @@ def test_a_question_of_the_data_set_is_known_in_any_case_and_spacing(tmp_path: P
 def test_a_table_that_is_not_in_the_list_is_refused(tmp_path: Path, id_: str | None) -> None:
     with pytest.raises(UserError, match="choose a table"):
         tables_in(a_data_set(tmp_path / "d")).table(id_)
+
+
+def test_a_page_whose_last_model_has_gone_says_so(tmp_path: Path) -> None:
+    site = Site((tmp_path,), passed_over={a_run(tmp_path / "damaged", 0.5).resolve()})
+    with pytest.raises(UserError, match="no model that can be loaded is there any more"):
+        site.models()

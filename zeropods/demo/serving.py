@@ -94,13 +94,14 @@ def _warmed(site: Site, announce: Callable[[str], object]) -> int:
     disable_progress_bar()
     if site.data:
         tables_in(site.data)
-    for model in list(site.models().values()):
+    models = list(site.models().values())
+    for model in models:
         try:
             site.tables(model.label)
             loaded(model)
         except UserError as error:
             site.passed_over.add(model.folder)
-            if not site.models():
+            if model is models[-1]:
                 raise
             announce(f"{error}; passed over")
         else:

@@ -31,6 +31,8 @@ class Site:
     def models(self) -> dict[str, TrainedModel]:
         """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
         found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
+        if not found:
+            raise UserError("no model that can be loaded is there any more; train one, and open the page again")
         self._listed = {model.label: model for model in found}
         return self._listed
 
