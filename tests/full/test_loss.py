@@ -93,6 +93,13 @@ def test_every_lane_of_the_random_words_drops_alike() -> None:
     assert ((lanes == 0).double().mean(0) - 0.5).abs().max() < 0.01
 
 
+def test_a_dropped_element_is_zero_whatever_it_was_and_a_view_keeps_its_form() -> None:
+    torch.manual_seed(0)
+    dropped = BitDropout(0.5).train()(torch.full((300, 200), float("nan")).t())
+    assert dropped.shape == (200, 300)
+    assert set(dropped.nan_to_num(1.0).unique().tolist()) == {0.0, 1.0}
+
+
 def test_dropout_is_off_in_evaluation_and_repeats_with_the_seed() -> None:
     values, dropout = torch.rand(100), BitDropout(0.3)
     assert torch.equal(dropout.eval()(values), values)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zeropods import atomic
+from zeropods import __version__, atomic
 from zeropods.data import manifest as manifests
 from zeropods.data.checksum import sha256
 from zeropods.data.manifest import Manifest, TokenStatistics
@@ -115,8 +115,8 @@ def tokenizer_identity(source: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what tokenizes and stores."""
-    return {name: version(name) for name in ("zeropods", "tokenizers", "sentencepiece", "datasets")}
+    """Versions of what tokenizes and stores; our own is this code's, installed or not."""
+    return {"zeropods": __version__, **{name: version(name) for name in ("tokenizers", "sentencepiece", "datasets")}}
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
+from zeropods import __version__
+
+PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
 
 
 def host() -> str:
@@ -20,8 +22,9 @@ def host() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of what decides a run's figures; None where a package is missing."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    """Versions of what decides a run's figures, our own being this code's; None where a package is missing."""
+    packages = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "zeropods": __version__, **packages}
 
 
 def git_revision(folder: Path) -> str | None:

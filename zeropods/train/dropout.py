@@ -1,7 +1,8 @@
-"""Dropout whose mask costs a third: 16 random bits an element instead of a Bernoulli draw.
+"""Dropout at a quarter of the cost: 16 random bits an element instead of a Bernoulli draw, and a mask of bits.
 
 On a CPU `bernoulli_` draws with one thread and takes a fifth of T5's training step. Sixteen bits of
-the same generator, compared with a threshold, give the rate to 1 in 65,536.
+the same generator, compared with a threshold, give the rate to 1 in 65,536. The mask has all bits of
+an element or none, so that one `and` applies it: `where` takes three to seven times as long.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 LEVELS = 1 << 16
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by the bytes of an element."""
 
 
 class _Dropout(torch.autograd.Function):
@@ -19,12 +22,12 @@ class _Dropout(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, rate: float) -> Tensor:
         kept, ctx.scale = _mask(values, rate)
         ctx.save_for_backward(kept)
-        return torch.where(kept, values, 0).mul_(ctx.scale)
+        return _masked(values, kept, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return torch.where(kept, gradients[0], 0).mul_(ctx.scale), None
+        return _masked(gradients[0], kept, ctx.scale), None
 
 
 class BitDropout(nn.Dropout):
@@ -46,11 +49,15 @@ def cheapen_dropout(model: nn.Module) -> nn.Module:
     return model
 
 
+def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
+    return (values.view(WORDS[values.element_size()]) & kept).view(values.dtype).mul_(scale)
+
+
 def _mask(values: Tensor, rate: float) -> tuple[Tensor, float]:
-    """Which elements stay, and the scale that keeps the mean."""
+    """-1, all bits set, for each element that stays, and 0 for the others: int16; and the scale that keeps the mean."""
     dropped = min(round(rate * LEVELS), LEVELS - 1)
     words = torch.empty((values.numel() + 3) // 4, dtype=torch.int64)
     # The range of all 64 bits; without it the top bit of every fourth element would be 0.
     bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
-    kept = bits >= dropped - LEVELS // 2
+    kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_()
     return kept.view(values.shape), LEVELS / (LEVELS - dropped)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
+from typing import Any
 
 import torch
 from transformers import IntervalStrategy, SchedulerType, TrainingArguments
@@ -44,8 +46,7 @@ def _arguments(job: Job) -> TrainingArguments:
         per_device_train_batch_size=arguments.per_device_train_batch_size,
         per_device_eval_batch_size=arguments.per_device_eval_batch_size,
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-        activation_checkpointing=arguments.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
+        **checkpointing(arguments.gradient_checkpointing),
         learning_rate=arguments.learning_rate,
         lr_scheduler_type=arguments.lr_scheduler_type,
         warmup_steps=arguments.warmup_steps,
@@ -85,6 +86,13 @@ def _arguments(job: Job) -> TrainingArguments:
         # give each of them a whole batch.
         settings._n_gpu = 1
     return settings
+
+
+def checkpointing(asked: bool) -> dict[str, Any]:
+    """Recomputing activations, by the name that this transformers has for it; 5.17 still had the older one."""
+    new = any(field.name == "activation_checkpointing" for field in fields(TrainingArguments))
+    name = "activation_checkpointing" if new else "gradient_checkpointing"
+    return {name: asked, f"{name}_kwargs": {"use_reentrant": False}}
 
 
 def suited_to(settings: TrainingArguments, job: Job) -> None:

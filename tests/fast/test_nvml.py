@@ -1,0 +1,80 @@
+"""NVML through its real binding: the library that it loads is a small one of our own, since a driver's needs a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = """
+#include <string.h>
+
+struct memory { unsigned version; unsigned long long total, reserved, free, used; };
+struct rates { unsigned gpu, memory; };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+static int device;
+
+int nvmlInitWithFlags(unsigned flags) { return OK; }
+const char *nvmlErrorString(int status) { return "said by the test"; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle)
+{ *handle = &device; return strcmp(uuid, "GPU-1234") ? NOT_FOUND : OK; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle)
+{ *handle = &device; return strcmp(bus, "00000000:3B:00.0") ? NOT_FOUND : OK; }
+int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory *found)
+{
+    if (handle != &device || found->version != (sizeof *found | 2u << 24)) return INVALID;
+    found->used = 7; found->reserved = 11; return OK;
+}
+int nvmlDeviceGetUtilizationRates(void *handle, struct rates *found) { found->gpu = 87; found->memory = 12; return OK; }
+int nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatts) { return NOT_SUPPORTED; }
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules)
+{ *millijoules = 1234567; return OK; }
+"""
+ASK = """
+import json, sys
+from zeropods.measure.nvml import find_gpu
+gpu = find_gpu(sys.argv[1:])
+print(json.dumps(None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()}))
+"""
+TOLD = {"device_used_bytes": 7, "utilization_percent": 87, "power_watts": None, "energy": 1234.567}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("nvml")
+    made = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libnvidia-ml.so.1")]
+    subprocess.run(made, input=SOURCE, text=True, check=True, timeout=60)
+    return folder
+
+
+def ask(library: Path, *names: str) -> object:
+    said = subprocess.run(
+        [sys.executable, "-c", ASK, *names],
+        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return json.loads(said.stdout)
+
+
+@pytest.mark.parametrize("names", [("GPU-1234",), ("MIG-1234", "GPU-1234"), ("GPU-other", "00000000:3B:00.0")])
+def test_a_gpu_is_found_by_any_of_its_names_and_read(library: Path, names: tuple[str, ...]) -> None:
+    assert ask(library, *names) == TOLD
+
+
+def test_a_name_that_is_not_known_finds_none(library: Path) -> None:
+    assert ask(library, "GPU-other") is None
+
+
+def test_without_a_driver_there_is_no_gpu(tmp_path: Path) -> None:
+    assert ask(tmp_path, "GPU-1234") is None
