@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", help="for raw data; spiece.model in --data if not given, t5-tiny on a CPU")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: every model is t5-tiny")
     parser.add_argument("--seconds", type=float, default=30.0, help="of steady steps a cell")
-    parser.add_argument("--warm", type=float, help="seconds of training before them; 10, compiled 120 or 240")
+    parser.add_argument("--warm-steps", type=int, help="optimizer steps before them; 20, compiled 40, as graphs 400")
     parser.add_argument("--steps", type=int, help="optimizer steps a cell, in place of --seconds")
     parser.add_argument("--max-seconds", type=float, help="begin no further cell after so much time")
     parser.add_argument("--gpu-memory", type=float, help="GiB that the plan may use; the GPU's own if not given")
@@ -88,8 +88,8 @@ def _check(asked: argparse.Namespace) -> None:
         value = getattr(asked, name)
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value:g}; expected more than 0")
-    if asked.warm is not None and not asked.warm >= 0:
-        raise UserError(f"--warm {asked.warm:g}; expected 0 or more")
+    if asked.warm_steps is not None and asked.warm_steps < 0:
+        raise UserError(f"--warm-steps {asked.warm_steps}; expected 0 or more")
     if not asked.data.is_dir():
         raise UserError(f"--data {asked.data}: no such folder; name one with question/ and schema/, or raw WikiSQL")
 
@@ -133,7 +133,9 @@ def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Mach
         jobs = _jobs(cells, asked)
         # The shape of a CPU's cells has too few rows for another vocabulary.
         data = find_data(asked.data, asked.out, asked.tokenizer or (TINY if asked.device == "cpu" else None), jobs)
-        bench = Bench(out=asked.out, data=data, machine=machine, jobs=jobs, seconds=asked.seconds, warm=asked.warm)
+        bench = Bench(
+            out=asked.out, data=data, machine=machine, jobs=jobs, seconds=asked.seconds, warm=asked.warm_steps
+        )
         for number, cell in enumerate(cells):
             # A call that measures nothing would never end what several calls are for.
             if number and asked.max_seconds is not None and time.monotonic() - began > asked.max_seconds:

@@ -1,6 +1,6 @@
 """The original's recipe on one device: both sides padded to 96, FP32 without TF32, a plain Trainer, batch 32.
 
-    python -m benchmarks.gpu.control --model t5-small --set DIR --out FILE --seconds 30 --warm 10
+    python -m benchmarks.gpu.control --model t5-small --set DIR --out FILE --steps 100 --seconds 60
 
 Pads carry a loss and are attended to, logits are computed everywhere, as in the published CML notebooks. AdamW is what
 transformers takes by itself, which is fused: a little faster than the original's.
@@ -33,16 +33,13 @@ from zeropods.train.device import gpu_name
 from zeropods.train.step_clock import Tokens, step_clock
 from zeropods.train.t5 import t5_config
 
-MOST_STEPS = 1_000_000
-
 
 class _Clock(TrainerCallback):
     """Times steps without waiting for the device, and ends training when the time is over."""
 
-    def __init__(self, seconds: float, steps: int | None) -> None:
+    def __init__(self, seconds: float) -> None:
         self.clock = step_clock()
         self.left = seconds
-        self.steps = steps
         self.began = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -51,8 +48,8 @@ class _Clock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.clock.lap(Tokens(0, 0, 0))
-        over = time.monotonic() - self.began >= self.left
-        control.should_training_stop = over if self.steps is None else state.global_step >= self.steps
+        # The last of its steps ends training by itself.
+        control.should_training_stop |= time.monotonic() - self.began >= self.left
 
 
 def main() -> None:
@@ -63,7 +60,7 @@ def main() -> None:
         raise UserError(f"{asked.set}: has no train split; prepare the data set again")
     torch.manual_seed(0)
     measured: dict[str, Any] = {"status": "ok", "gpu": gpu_name(), "versions": environment.versions()}
-    clock = _Clock(asked.warm + asked.seconds, asked.steps)
+    clock = _Clock(asked.seconds)
     try:
         with tempfile.TemporaryDirectory(prefix="zeropods-control-") as work:
             _trainer(asked, rows, clock, Path(work)).train()
@@ -83,9 +80,8 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--set", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--warm", type=float, required=True)
-    parser.add_argument("--steps", type=int, help="in place of the time")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="after which it ends, steps or not")
     return parser.parse_args()
 
 
@@ -93,7 +89,7 @@ def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, wor
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(work),
         per_device_train_batch_size=asked.batch,
-        max_steps=MOST_STEPS,
+        max_steps=asked.steps,
         learning_rate=1e-4,
         save_strategy="no",
         report_to=[],

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.gpu.best_batch import best_batch
 from benchmarks.gpu.cells import NEW_TOKENS, PREDICTED_QUESTIONS, Cell
 from benchmarks.gpu.data import Data
+from benchmarks.gpu.duration import Duration, duration
 from benchmarks.gpu.jobs import LAST_CHARACTERS, ROOT, Jobs
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.predicted import predicted_rate
@@ -21,9 +25,6 @@ from zeropods.measure.phases import larger
 from zeropods.measure.records import read_json
 from zeropods.measure.run_folder import CONFIG
 
-WARM_SECONDS = {"off": 10.0, "blocks": 120.0, "graphs": 240.0}
-"""Of training before steps count: allocators, and all that is compiled or recorded."""
-MOST_STEPS = 1_000_000
 SLACK_SECONDS = 300.0
 """For start, evaluation and saving, beyond what is asked for."""
 MODEL_OF_PREDICTION = "t5-small-none-32"
@@ -39,8 +40,8 @@ class Bench:
     jobs: Jobs
     seconds: float
     """Of steady steps."""
-    warm: float | None = None
-    """In place of `WARM_SECONDS`."""
+    warm: int | None = None
+    """Steps before those that count, in place of each cell's own."""
     limit_seconds: float = 1_800.0
     """Of a cell's program; one that takes longer is ended."""
 
@@ -56,25 +57,23 @@ class Bench:
             **measure(cell),
         }
 
-    def _warm(self, cell: Cell) -> float:
-        if self.warm is not None:
-            return self.warm
-        return 0.0 if cell.steps else WARM_SECONDS[cell.compile]
+    def _duration(self, cell: Cell, batch: int, shapes: np.ndarray) -> Duration:
+        return duration(cell, batch, shapes, self.machine, seconds=self.seconds, warm=self.warm)
 
     def _control(self, cell: Cell) -> dict[str, Any]:
         assert cell.batch is not None
         path = self.out / "runs" / cell.name / "control.json"
         path.parent.mkdir(parents=True, exist_ok=True)
+        shapes = self.data.shapes(cell.prompt, cell.batch, 1) * 0 + cell.multiple
+        lasts = self._duration(cell, cell.batch, shapes)
         words = ["--model", cell.model, "--set", str(self.data.sets[cell.prompt]), "--out", str(path)]
-        words += ["--batch", str(cell.batch), "--seconds", str(self.seconds), "--warm", str(self._warm(cell))]
-        words += [] if cell.steps is None else ["--steps", str(cell.steps)]
+        words += ["--batch", str(cell.batch), "--steps", str(lasts.steps), "--seconds", str(lasts.seconds)]
         path.unlink(missing_ok=True)
         status, said = self.jobs.call("benchmarks.gpu.control", words, self.limit_seconds)
         if not path.is_file():
             return {"status": "failed", "reason": f"status {status}: {said[-LAST_CHARACTERS:]}", "batch": cell.batch}
         measured = read_json(path)
-        shapes = self.data.shapes(cell.prompt, cell.batch, 1) * 0 + cell.multiple
-        steps = steady_steps(measured["step_seconds"], self._warm(cell))
+        steps = steady_steps(measured["step_seconds"], lasts.warm)
         return {
             "status": measured["status"],
             "reason": measured.get("reason"),
@@ -106,7 +105,8 @@ class Bench:
         if (folder / CONFIG).is_file():
             # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
             shutil.rmtree(folder)
-        ended = self.jobs.train(self._flags(cell, batch, folder), folder, self.limit_seconds, cell.without)
+        lasts = self._duration(cell, batch, shapes)
+        ended = self.jobs.train(self._flags(cell, batch, folder, lasts), folder, self.limit_seconds, cell.without)
         measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
         measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
         record = ended.record
@@ -116,9 +116,9 @@ class Bench:
         if cell.name != MODEL_OF_PREDICTION:
             # Gigabytes of random weights for each cell; nothing reads them again.
             shutil.rmtree(folder / "model", ignore_errors=True)
-        return {**measured, **_of_record(record, batch, self._warm(cell))}
+        return {**measured, **_of_record(record, batch, lasts.warm)}
 
-    def _flags(self, cell: Cell, batch: int, folder: Path) -> list[str]:
+    def _flags(self, cell: Cell, batch: int, folder: Path, lasts: Duration) -> list[str]:
         flags: dict[str, Any] = {
             "model_id": cell.model,
             "init": "random",
@@ -133,11 +133,10 @@ class Bench:
             "save_steps": 0,
             "seed": cell.seed,
             "logging_steps": 50 if cell.steps is None else 10,
+            "max_steps": lasts.steps,
         }
-        if cell.steps is None:
-            flags |= {"max_steps": MOST_STEPS, "max_train_seconds": self._warm(cell) + self.seconds}
-        else:
-            flags["max_steps"] = cell.steps
+        if math.isfinite(lasts.seconds):
+            flags["max_train_seconds"] = lasts.seconds
         if cell.dropout is not None:
             flags["dropout"] = cell.dropout
         if cell.technique != "none":
@@ -162,7 +161,7 @@ class Bench:
         return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
 
 
-def _of_record(record: dict[str, Any], batch: int, warm: float) -> dict[str, Any]:
+def _of_record(record: dict[str, Any], batch: int, warm: int) -> dict[str, Any]:
     from zeropods.plan.recorded import planned
 
     rank = record["ranks"][0] if record["ranks"] else {}

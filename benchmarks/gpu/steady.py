@@ -10,14 +10,10 @@ DRAWS = 1_000
 FEWEST = 3
 
 
-def steady_steps(seconds: Sequence[float], warm: float) -> list[float]:
-    """Steps that begin once `warm` seconds of training are over, at least without the first.
-
-    Where fewer than three would be left, all but the first: a run that was slower than it was thought.
-    """
-    begins = np.cumsum([0.0, *seconds])[:-1]
-    late = [each for number, (at, each) in enumerate(zip(begins, seconds, strict=True)) if number and at >= warm]
-    return late if len(late) >= FEWEST else list(seconds[1:])
+def steady_steps(seconds: Sequence[float], warm: int) -> list[float]:
+    """Steps after the first `warm`, at least without the first; the later half where fewer than three would be left."""
+    late = list(seconds[max(1, warm) :])
+    return late if len(late) >= FEWEST else list(seconds[max(1, len(seconds) // 2) :])
 
 
 def rate(seconds: Sequence[float], batch: int) -> float | None:

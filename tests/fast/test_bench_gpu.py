@@ -14,10 +14,11 @@ import pytest
 from benchmarks.gpu.__main__ import LOCK
 from benchmarks.gpu.archive import write_archive
 from benchmarks.gpu.cells import Cell, matrix, recompiled
+from benchmarks.gpu.duration import Duration, duration
 from benchmarks.gpu.losses import compared
 from benchmarks.gpu.machine import Machine, said_of_gpu, see_one_gpu
 from benchmarks.gpu.needs import how_to_bring, required
-from benchmarks.gpu.predicted import predicted_rate
+from benchmarks.gpu.predicted import predicted_rate, predicted_seconds
 from benchmarks.gpu.rows import false_fits, mfu, rows
 from benchmarks.gpu.steady import rate, ratio_of_rates, steady_steps
 from zeropods.folder_lock import folder_locked
@@ -66,12 +67,36 @@ def test_zero3_is_never_compiled() -> None:
     assert recompiled(cell, "blocks").compile == "off"
 
 
-def test_steps_of_the_warm_time_do_not_count() -> None:
-    assert steady_steps([5.0, 1.0, 2.0, 3.0, 4.0], warm=6.0) == [2.0, 3.0, 4.0]
+def test_steps_that_warm_up_do_not_count() -> None:
+    assert steady_steps([5.0, 1.0, 2.0, 3.0, 4.0], warm=2) == [2.0, 3.0, 4.0]
 
 
-def test_a_slow_run_counts_all_steps_but_the_first() -> None:
-    assert steady_steps([5.0, 1.0, 2.0], warm=100.0) == [1.0, 2.0]
+def test_the_first_step_never_counts() -> None:
+    assert steady_steps([5.0, 1.0, 2.0, 3.0], warm=0) == [1.0, 2.0, 3.0]
+
+
+def test_a_run_that_was_too_slow_counts_its_later_half() -> None:
+    assert steady_steps([5.0, 4.0, 1.0, 2.0], warm=100) == [1.0, 2.0]
+
+
+def test_a_cell_trains_for_the_seconds_asked_for_by_its_predicted_rate() -> None:
+    import numpy as np
+
+    cell, shapes = Cell(name="x", kind="train", model="t5-large", compile="blocks"), np.array([[48, 24]])
+    found = duration(cell, 32, shapes, H200, seconds=30.0, warm=None)
+    counted = found.steps - found.warm
+    assert counted == pytest.approx(30.0 / predicted_seconds(cell, 32, shapes, H200), abs=1)
+    assert found.warm == 40
+    assert found.seconds == 240.0
+
+
+def test_a_cell_of_so_many_steps_has_no_other_end() -> None:
+    import numpy as np
+
+    cell = Cell(name="x", kind="train", model="t5-small", steps=3)
+    assert duration(cell, 32, np.array([[48, 24]]), H200, seconds=30.0, warm=None) == Duration(
+        steps=3, warm=0, seconds=float("inf")
+    )
 
 
 def test_rate_is_rows_of_all_steps_over_their_seconds() -> None:
