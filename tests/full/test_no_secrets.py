@@ -14,8 +14,8 @@ import pytest
 
 from tests.full.launches import ROOT, ended, record, started, train
 from zeropods import pods
-from zeropods.pods.agent.private_folder import PREFIX
 from zeropods.pods.cluster import KEY, SECRET, Cluster
+from zeropods.private_folder import POD
 
 PROC = Path("/proc")
 PAUSE_SECONDS = 0.02
@@ -76,7 +76,7 @@ def seen(shared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             environments = of_processes("environ")
             said = ended(process)
             assert record(run)["status"] == "ok", said
-            files = everything(up.folder, run, *Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+            files = everything(up.folder, run, *Path(tempfile.gettempdir()).glob(f"{POD}*"))
             folder_mode = up.folder.stat().st_mode & 0o777
             modes = {path: path.stat().st_mode & 0o777 for path in everything(up.folder)}
             needles = secrets_of(up)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +16,7 @@ from zeropods.demo.site import Site
 from zeropods.demo.style import CSS
 from zeropods.demo.tables import tables_in
 from zeropods.errors import UserError
+from zeropods.private_folder import DEMO, make_private_folder
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -75,11 +76,14 @@ def listening(said: str | None) -> Iterator[socket.socket]:
 @contextmanager
 def _own_files() -> Iterator[None]:
     """A folder of this page's for what visitors upload, gone with it; no word to anybody outside."""
-    with tempfile.TemporaryDirectory(prefix="zeropods-demo-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    folder = make_private_folder(DEMO)
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
         yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _warmed(site: Site, announce: Callable[[str], object]) -> int:

@@ -73,7 +73,7 @@ def tables_in(data: Path) -> Tables:
 @lru_cache(maxsize=1)
 def sample_tables() -> Tables:
     """The tables of the embedded data set, which is made for this."""
-    with tempfile.TemporaryDirectory(prefix="zeropods-demo-") as work:
+    with tempfile.TemporaryDirectory(prefix="zeropods-sample-") as work:
         folder = Path(work) / "embedded sample"
         write_sample(folder)
         return tables_in(folder)

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from zeropods.pods.agent.orders import Orders, take_orders
-from zeropods.pods.agent.private_folder import make_private_folder
 from zeropods.pods.agent.subreaper import become_subreaper, end_descendants, reap
+from zeropods.private_folder import POD, make_private_folder
 
 AGENT_SECONDS = 10.0
 """From SIGTERM, which is passed on to the agent, until it is killed with all that is under it."""
@@ -28,7 +28,7 @@ def main() -> int:
     """
     orders = take_orders()
     become_subreaper()
-    folder = make_private_folder()
+    folder = make_private_folder(POD)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
     warden = os.getpid()
     agent = os.fork()

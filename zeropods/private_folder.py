@@ -1,4 +1,4 @@
-"""Where a pod's keys lie: a folder of its own, held as long as the pod lives."""
+"""Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import tempfile
 import time
 from pathlib import Path
 
-PREFIX = "zeropods-pod-"
+POD, DEMO = "zeropods-pod-", "zeropods-demo-"
+"""How their names begin."""
 FRESH_SECONDS = 60.0
 """A folder so young may be about to be held."""
 
 
-def make_private_folder() -> Path:
+def make_private_folder(prefix: str) -> Path:
     """A new folder that only this user can read; it is held by this process and its forks until they end.
 
-    What pods that were killed have left is removed first: nobody holds it.
+    What those that were killed have left under this prefix is removed first: nobody holds it.
     """
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_if_left(left)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     # Never closed: the kernel lets go of it when the last of the processes has ended.
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder
