@@ -30,15 +30,17 @@ def run(arguments: argparse.Namespace) -> Result:
     """Write the report; return what `summary.json` holds, and what the gate has found."""
     from zeropods.report.gate import compare, read_old
     from zeropods.report.summary import read_runs, write_summary
+    from zeropods.report.uncollected import uncollected
 
     # Before anything is written: it may lie where the new one goes.
     old = None if arguments.against is None else read_old(arguments.against)
-    summary = read_runs(
-        arguments.runs or [Path("runs")],
-        price_per_hour=arguments.price_per_hour,
-        allow_differences=arguments.allow_differences,
-    )
-    document = write_summary(summary, arguments.out)
+    with uncollected():
+        summary = read_runs(
+            arguments.runs or [Path("runs")],
+            price_per_hour=arguments.price_per_hour,
+            allow_differences=arguments.allow_differences,
+        )
+        document = write_summary(summary, arguments.out)
     against = None if old is None else compare(old, document).to_json()
     return {"out": str(arguments.out), **document, "against": against}
 

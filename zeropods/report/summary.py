@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +24,7 @@ from zeropods.report.row_plots import planned_plot, scaling_plot, throughput_plo
 from zeropods.report.rows import line, row_json, row_labels, tables
 from zeropods.report.scaling import Scaling, scalings
 from zeropods.report.table import Table
+from zeropods.report.uncollected import uncollected
 
 TITLE = "Runs side by side"
 REMARKS = "To know before reading the tables:"
@@ -33,6 +32,7 @@ DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between
 ALLOWED = "Rows differ in more than technique and pods. Ratios between rows that do were asked for, and carry a *:"
 
 
+@uncollected()
 def summarize(
     runs: Sequence[Path], out: Path, *, price_per_hour: float | None = None, allow_differences: bool = False
 ) -> Summary:
@@ -49,10 +49,10 @@ def summarize(
     return summary
 
 
+@uncollected()
 def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allow_differences: bool = False) -> Summary:
     """The summary of runs, without its files."""
-    with _uncollected():
-        entries = tuple(read_entry(folder, name) for name, folder in find_runs(runs).items())
+    entries = tuple(read_entry(folder, name) for name, folder in find_runs(runs).items())
     return Summary(entries, price_per_hour, allow_differences)
 
 
@@ -112,6 +112,11 @@ class Summary:
         """Scaling efficiency by processes."""
         return scaling_plot(self.lines)
 
+    @cached_property
+    def tables(self) -> list[Table]:
+        """Results, runs, accuracy and whatever else was measured."""
+        return tables(self.groups, self.scalings)
+
     @property
     def plots(self) -> dict[str, Plot]:
         """Every plot by the name of its file."""
@@ -153,7 +158,7 @@ class Summary:
 
     def to_markdown(self) -> str:
         """The tables, and below them what to know before reading them."""
-        parts = [table.to_markdown() for table in tables(self.groups, self.scalings)]
+        parts = [table.to_markdown() for table in self.tables]
         parts += [markdown_list(REMARKS, self.remarks()), markdown_list(self._differ, self.differences())]
         return "\n".join(part for part in [*parts, self.reference.to_markdown(), f"{NOTE}\n"] if part)
 
@@ -188,10 +193,11 @@ class Summary:
         return f"{self.reference.to_html()}<p>{NOTE}</p>"
 
     def _repr_html_(self) -> str:
-        parts = [table.to_html() for table in tables(self.groups, self.scalings)]
+        parts = [table.to_html() for table in self.tables]
         return "".join([*parts, html_list(REMARKS, self.remarks()), html_list(self._differ, self.differences())])
 
 
+@uncollected()
 def write_summary(summary: Summary, out: Path) -> dict[str, Any]:
     """Put the report's files into a folder: each of them whole, none before all are written.
 
@@ -201,18 +207,6 @@ def write_summary(summary: Summary, out: Path) -> dict[str, Any]:
     document = summary.to_json()
     write_files(Path(out), summary.files(document))
     return document
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from walking, again and again, through records that are all kept."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _is_sampled(entry: Entry) -> bool:
