@@ -32,8 +32,8 @@ from zeropods.train.causal_arguments import CausalArguments
 from zeropods.train.causal_config import causal_config
 from zeropods.train.causal_model import random_causal
 from zeropods.train.causal_recipe import Causal
-from zeropods.train.dropout import cheapen_dropout
 from zeropods.train.master import MasterAdamW, round_to_bf16
+from zeropods.train.on_cpu import suit_cpu
 from zeropods.train.precision import multiplies_bf16
 from zeropods.train.recipe import Prepared
 from zeropods.train.sampler import LengthGroupedSampler
@@ -109,7 +109,7 @@ def _control(data: Prepared, work: Path) -> Trainer:
 
 
 def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
-    model = cheapen_dropout(random_causal(SHAPE, seed=0))
+    model = suit_cpu(random_causal(SHAPE, seed=0))
     masters = precision == "BF16"
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

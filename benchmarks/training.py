@@ -20,8 +20,8 @@ from benchmarks.figure import Figure, ratio
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.dataset import TokenizedSplit
-from zeropods.train.dropout import cheapen_dropout
 from zeropods.train.master import MasterAdamW, round_to_bf16
+from zeropods.train.on_cpu import suit_cpu
 from zeropods.train.precision import multiplies_bf16
 from zeropods.train.recipe import Prepared
 from zeropods.train.t5 import random_t5, t5_config
@@ -84,7 +84,7 @@ def _control(rows: TokenizedSplit) -> Seq2SeqTrainer:
 
 
 def _ours(data: Prepared, precision: str) -> Trainer:
-    model = cheapen_dropout(random_t5(t5_shape("t5-small"), seed=0))
+    model = suit_cpu(random_t5(t5_shape("t5-small"), seed=0))
     masters = precision == "BF16"
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

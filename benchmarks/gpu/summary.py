@@ -55,7 +55,8 @@ def _lines(document: dict[str, Any]) -> Iterable[str]:
         yield "No GPU: these rows show that the command works; they say nothing of a GPU's speed."
         yield ""
     plain = [row for row in document["cells"] if not row["cell"].startswith(("ablation", "losses"))]
-    yield from _table(HEADS, [_cells(row) for row in plain])
+    if plain:
+        yield from _table(HEADS, [_cells(row) for row in plain])
     yield from (f"\n{row['cell']}: {row['questions_per_second']:.4g} questions/s" for row in plain if _asks(row))
     if document["ablation"]:
         yield from ("", "## Each measure taken away once", "")

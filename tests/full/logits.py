@@ -21,6 +21,7 @@ from zeropods.train.attempt import _trainer
 from zeropods.train.dataset import collate
 from zeropods.train.job import check_call
 from zeropods.train.meter import Meter
+from zeropods.train.on_cpu import suit_cpu
 from zeropods.train.settings import training_arguments
 
 ROWS = 8
@@ -43,7 +44,8 @@ def main() -> None:
         # From here on a model is loaded whole, not divided among the ranks.
         unset_hf_deepspeed_config()
         if processes.rank() == 0:
-            loaded = T5ForConditionalGeneration.from_pretrained(job.folder / "model").eval()(**inputs).logits
+            # In the same operations, so that no bit may differ.
+            loaded = suit_cpu(T5ForConditionalGeneration.from_pretrained(job.folder / "model")).eval()(**inputs).logits
             document = {"largest_difference": (trained - loaded).abs().max().item(), "rows": len(trained)}
             atomic.write_json(job.folder / "logits.json", document)
     processes.leave()

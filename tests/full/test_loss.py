@@ -9,8 +9,9 @@ from transformers import T5ForConditionalGeneration
 
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.train.dataset import TokenizedSplit, collate
-from zeropods.train.dropout import BitDropout, cheapen_dropout
+from zeropods.train.dropout import BitDropout
 from zeropods.train.master import MasterAdamW
+from zeropods.train.on_cpu import suit_cpu
 from zeropods.train.rates import rate_groups
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.t5 import T5ForTextToSQL, random_t5
@@ -111,7 +112,7 @@ def test_dropout_is_off_in_evaluation_and_repeats_with_the_seed() -> None:
 
 
 def test_cheap_dropout_replaces_every_dropout_of_t5() -> None:
-    changed = cheapen_dropout(model(dropout=0.2))
+    changed = suit_cpu(model(dropout=0.2))
     kinds = {type(m) for m in changed.modules() if isinstance(m, torch.nn.Dropout)}
     assert kinds == {BitDropout}
 

@@ -21,13 +21,13 @@ from zeropods.train.checkpoints import Checkpoints
 from zeropods.train.compiled import compile_model
 from zeropods.train.curves import Curves
 from zeropods.train.deepspeed_config import technique
-from zeropods.train.dropout import cheapen_dropout
 from zeropods.train.interrupt import heard_while_waiting
 from zeropods.train.job import Job
 from zeropods.train.master import MasterAdamW, round_to_bf16
 from zeropods.train.matmul_peak import matmul_flops_per_second
 from zeropods.train.meter import Meter
 from zeropods.train.model import parameters_of
+from zeropods.train.on_cpu import suit_cpu
 from zeropods.train.outcome import conclude, outcome, write_interrupted
 from zeropods.train.recorder import LiveBytesRecorder, Recorder
 from zeropods.train.resumption import SamePatience, has_waited, resumption
@@ -102,7 +102,8 @@ def _train(
 def _trainer(job: Job, settings: TrainingArguments, measured: RankMeasurement, meter: Meter) -> MeasuredTrainer:
     arguments = job.arguments
     model = job.recipe.model(job.prepared, job.precision)
-    cheapen_dropout(model)
+    if not torch.cuda.is_available():
+        suit_cpu(model)
     compile_model(model, arguments.compile)
     measured.parameters, measured.shape = parameters_of(model), job.recipe.shape(model)
     masters = job.precision == "bf16" and job.deepspeed is None

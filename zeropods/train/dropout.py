@@ -35,18 +35,14 @@ class BitDropout(nn.Dropout):
 
     def forward(self, input: Tensor) -> Tensor:
         """Zero each element with probability `p` while training, and scale the others by 1 / (1 - p)."""
-        if not self.training or self.p == 0.0 or input.device.type != "cpu":
+        if not self.training or input.device.type != "cpu":
             return super().forward(input)
-        return _Dropout.apply(input, self.p)
+        return dropped(input, self.p)
 
 
-def cheapen_dropout(model: nn.Module) -> nn.Module:
-    """Replace every `nn.Dropout` of a model in place."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                setattr(module, name, BitDropout(child.p))
-    return model
+def dropped(values: Tensor, rate: float) -> Tensor:
+    """Values on a CPU after dropout; the same tensor at a rate of 0."""
+    return _Dropout.apply(values, rate) if rate else values
 
 
 def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:

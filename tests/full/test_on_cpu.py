@@ -1,0 +1,112 @@
+"""T5 in operations that suit a CPU, against transformers' own and against FP64."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from zeropods.plan.shapes import T5Shape
+from zeropods.train.cpu_norm import CheapNorm
+from zeropods.train.on_cpu import suit_cpu
+from zeropods.train.t5 import T5ForTextToSQL, random_t5
+
+SMALL = T5Shape(d_model=64, d_kv=16, d_ff=128, layers=2, heads=4, vocabulary=256)
+
+
+def a_batch() -> dict[str, Tensor]:
+    """Rows of several lengths on both sides."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(2, 256, (6, 20), generator=generator)
+    labels = torch.randint(2, 256, (6, 12), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, length in enumerate((20, 3, 11, 20, 1, 7)):
+        ids[row, length:] = mask[row, length:] = 0
+        labels[row, max(1, length // 2) :] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def both(kind: torch.dtype = torch.float32, dropout: float = 0.0) -> tuple[T5ForTextToSQL, T5ForTextToSQL]:
+    theirs = random_t5(SMALL, seed=0, dropout=dropout).to(kind).train()
+    return theirs, suit_cpu(copy.deepcopy(theirs)).train()
+
+
+def gradients(model: T5ForTextToSQL) -> Tensor:
+    model.zero_grad()
+    model(**a_batch()).loss.backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+def test_loss_and_gradients_are_those_of_transformers() -> None:
+    theirs, ours = both(torch.float64)
+    torch.testing.assert_close(ours(**a_batch()).loss, theirs(**a_batch()).loss, rtol=1e-6, atol=0)
+    want = gradients(theirs)
+    assert (gradients(ours) - want).norm() < 1e-5 * want.norm()
+
+
+def test_bf16_is_as_near_to_fp64_as_transformers_is() -> None:
+    theirs, ours = both(torch.bfloat16)
+    exact = gradients(copy.deepcopy(theirs).double())
+    far, near = ((gradients(model) - exact).norm() / exact.norm() for model in (theirs, ours))
+    assert near < 1.1 * far < 0.2
+
+
+def test_logits_without_labels_are_those_of_transformers() -> None:
+    theirs, ours = both()
+    asked = {**a_batch(), "decoder_input_ids": torch.zeros(6, 4, dtype=torch.long)}
+    del asked["labels"]
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(**asked).logits, theirs.eval()(**asked).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_answers_with_a_cache_are_those_of_transformers() -> None:
+    theirs, ours = both()
+    asked = {name: a_batch()[name] for name in ("input_ids", "attention_mask")}
+    found = [model.eval().generate(**asked, max_new_tokens=6, min_new_tokens=6) for model in (theirs, ours)]
+    assert torch.equal(*found)
+
+
+def test_checkpointing_computes_the_same() -> None:
+    _, ours = both()
+    want = gradients(ours)
+    ours.activation_checkpointing_enable({"use_reentrant": False})
+    torch.testing.assert_close(gradients(ours), want)
+
+
+def test_every_weight_of_an_attention_is_dropped_alike() -> None:
+    ours = both(dropout=0.5)[1]
+    torch.manual_seed(0)
+    first = gradients(ours)
+    torch.manual_seed(0)
+    assert torch.equal(gradients(ours), first)
+    assert not torch.equal(gradients(ours), first)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_norm_is_the_one_of_transformers(kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    theirs = T5LayerNorm(48).to(kind)
+    torch.nn.init.uniform_(theirs.weight, 0.5, 2.0)
+    values, along = torch.randn(5, 7, 48, dtype=kind), torch.randn(5, 7, 48, dtype=kind)
+    found = []
+    for norm in (theirs, CheapNorm(theirs)):
+        theirs.weight.grad, given = None, values.clone().requires_grad_()
+        normed = norm(given)
+        normed.backward(along)
+        found.append((normed, given.grad, theirs.weight.grad))
+    for want, got in zip(*found, strict=True):
+        # One unit in the last place of a value near 1, where a sum was added up in another order.
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2 * torch.finfo(kind).eps)
+
+
+def test_names_of_weights_and_saved_files_stay(tmp_path: Path) -> None:
+    theirs, ours = both()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.save_pretrained(tmp_path)
+    again = T5ForTextToSQL.from_pretrained(tmp_path)
+    assert again.config._attn_implementation == "sdpa"
+    assert torch.equal(again.shared.weight, ours.shared.weight)
