@@ -42,6 +42,8 @@ def main() -> int:
     asked = _parser().parse_args()
     _check(asked)
     cells = _cells(asked)
+    if asked.forecast is not None:
+        return _forecast(cells, asked)
     with folder_locked(asked.out, LOCK, signs=SIGNS, kind="benchmark", flag="--out"):
         waiting = [cell for cell in cells if not _is_done(asked.out, cell, asked.retry)]
         ready, remarks = runnable(waiting, prepares=bool(sets_to_prepare(asked.data, asked.out)))
@@ -54,6 +56,22 @@ def main() -> int:
     for remark in remarks:
         print(remark, file=sys.stderr)
     return 1 if remarks else 0
+
+
+def _forecast(cells: Sequence[Cell], asked: argparse.Namespace) -> int:
+    from benchmarks.gpu.data import find_data
+    from benchmarks.gpu.forecast import forecast
+    from benchmarks.gpu.jobs import OwnProcesses
+
+    if asked.gpu_memory is None:
+        raise UserError(f"--forecast {asked.forecast!r}: give its --gpu-memory, in GiB")
+    machine = Machine(device="cuda", gpu=asked.forecast, memory_bytes=int(asked.gpu_memory * GIB))
+    if machine.peak("bf16") is None:
+        raise UserError(f"--forecast {asked.forecast!r}: its published peak is not known; such as 'NVIDIA H200'")
+    page = forecast(cells, find_data(asked.data, asked.out, asked.tokenizer, OwnProcesses()), machine)
+    atomic.write_text(asked.out / "forecast.md", page)
+    print(page)
+    return 0
 
 
 def _failed(out: Path, cells: Sequence[Cell]) -> list[str]:
@@ -74,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="optimizer steps a cell, in place of --seconds")
     parser.add_argument("--max-seconds", type=float, help="begin no further cell after so much time")
     parser.add_argument("--gpu-memory", type=float, help="GiB that the plan may use; the GPU's own if not given")
+    parser.add_argument("--forecast", metavar="GPU", help="measure nothing: what is predicted of, say, 'NVIDIA H200'")
     parser.add_argument("--compile", choices=["off", "blocks", "graphs"], help="in place of each cell's own way")
     parser.add_argument("--only", help="cells whose name matches, such as 't5-small-*'")
     parser.add_argument("--ablation", action="store_true", help="also take each measure away once")

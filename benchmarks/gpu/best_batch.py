@@ -10,7 +10,7 @@ from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.predicted import job, predicted_seconds
 from zeropods.plan.largest import largest
-from zeropods.plan.memory import CONTEXT_BYTES, plan_memory
+from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
 from zeropods.plan.technique import technique_named
 
 UNIT = 32
@@ -42,19 +42,21 @@ def best_batch(cell: Cell, shapes: Shapes, rows: int, machine: Machine) -> tuple
     return batch, most
 
 
-def planned_bytes(cell: Cell, batch: int, shapes: Shapes, machine: Machine) -> int:
-    """What the GPU shows as used in the worst of an epoch's batches."""
+def planned(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> list[PlannedMemory]:
+    """Memory at each of an epoch's longest batches."""
     precision = cell.precision if cell.precision in ("fp32", "bf16") else "fp32"
     context = CONTEXT_BYTES if machine.device == "cuda" else 0
     technique = technique_named(cell.technique)
-    return max(
-        plan_memory(job(cell, batch, source, target, precision), technique, 1, context_bytes=context).device_bytes
-        for source, target in _worst(shapes(batch))
-    )
+    return [
+        plan_memory(job(cell, batch, source, target, precision), technique, 1, context_bytes=context)
+        for source, target in _worst(shapes)
+    ]
 
 
 def _fits(cell: Cell, batch: int, shapes: Shapes, rows: int, machine: Machine) -> bool:
-    return STEPS * batch <= rows and planned_bytes(cell, batch, shapes, machine) <= machine.memory_bytes
+    if STEPS * batch > rows:
+        return False
+    return max(one.device_bytes for one in planned(cell, batch, shapes(batch), machine)) <= machine.memory_bytes
 
 
 def _rate(cell: Cell, batch: int, shapes: Shapes, machine: Machine) -> float:

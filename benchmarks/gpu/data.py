@@ -38,6 +38,10 @@ class Data:
         longest = lengths[order].max(axis=1)
         return -(-longest // multiple) * multiple
 
+    def mean_tokens(self, prompt: str) -> list[float]:
+        """Source and target tokens of a mean row, without padding."""
+        return [float(mean) for mean in np.load(self.lengths[prompt]).mean(axis=0)]
+
 
 def find_data(place: Path, out: Path, tokenizer: str | None, jobs: Jobs) -> Data:
     """The sets in `place`, or sets prepared of the raw data there, in `out`.

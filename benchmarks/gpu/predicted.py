@@ -1,4 +1,4 @@
-"""What a cell's rate should be, before it runs: arithmetic or launches, whichever takes longer, and the optimizer.
+"""What a cell's rate should be, before it runs: arithmetic or the host, whichever takes longer, and the optimizer.
 
 docs/gpu.md has the formula in words. Launches were counted as PyTorch's operations that are no views, of a T5 of one,
 two and three layers, forward and backward.
@@ -24,6 +24,8 @@ LAUNCH_SECONDS = 6e-6
 """Of the host, for an operation of PyTorch and its part of autograd."""
 LEFT = {"off": 1.0, "blocks": 0.35, "graphs": 0.02}
 """Share of the layers' launches that is left: what lies between products is fused, or all of it replayed."""
+HOST_SECONDS = 2e-3
+"""Of Python around a step: the batch, the trainer, the optimizer; as taken by a CPU of today."""
 OPTIMIZER_LAUNCHES = 40
 DEEPSPEED_LAUNCHES = 12
 """Of a weight: hooks, copies into buckets, the norm that DeepSpeed reads from the GPU."""
@@ -60,7 +62,7 @@ def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machin
     work = job(cell, rows, *mean_shape(shapes), precision)
     step = step_time(work, technique_named(cell.technique), machines, ZeroSettings())
     waits = step.offload_seconds + step.processor_seconds
-    return max(step.compute_seconds, _launch_seconds(cell)) + waits + _optimizer_seconds(cell, precision, machine)
+    return max(step.compute_seconds, _host_seconds(cell)) + waits + _optimizer_seconds(cell, precision, machine)
 
 
 def predicted_rate(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) -> float | None:
@@ -70,12 +72,12 @@ def predicted_rate(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) 
     return rows / predicted_seconds(cell, rows, shapes, machine)
 
 
-def _launch_seconds(cell: Cell) -> float:
+def _host_seconds(cell: Cell) -> float:
     shape = t5_shape(cell.model)
     launches = OUTSIDE_LAYERS + LEFT[cell.compile] * PER_LAYER * shape.layers + OPTIMIZER_LAUNCHES
     if cell.technique != "none":
         launches += DEEPSPEED_LAUNCHES * weight_tensors(shape)
-    return LAUNCH_SECONDS * launches
+    return HOST_SECONDS + LAUNCH_SECONDS * launches
 
 
 def _optimizer_seconds(cell: Cell, precision: str, machine: Machine) -> float:

@@ -11,6 +11,7 @@ from zeropods.plan.flops import training_flops
 from zeropods.plan.shapes import t5_shape
 
 Record = dict[str, Any]
+GIB = 1 << 30
 THREE_EPOCHS = 169_065
 """Samples: 3 x 56,355 of WikiSQL's train split."""
 ASKED = {
@@ -41,7 +42,7 @@ def _row(name: str, record: Record, records: Mapping[str, Record], machine: Mach
         "samples_per_second": rate,
         "predicted_samples_per_second": predicted,
         "measured_to_predicted": rate / predicted if rate and predicted else None,
-        "ratio_to_control": _ratio(record, records.get(f"{_first(name)}-control")),
+        "ratio_to_control": _ratio(record, records.get(f"{first_words(name)}-control")),
         "mfu": mfu(record, machine),
         "planned_peak_allocated_bytes": planned,
         "peak_allocated_bytes": measured,
@@ -69,7 +70,7 @@ def false_fits(record: Record, machine: Machine) -> bool:
     return record["status"] == "oom" and planned is not None and planned <= machine.memory_bytes
 
 
-def _first(name: str) -> str:
+def first_words(name: str) -> str:
     """The model in a cell's name; cells of the ablation are of t5-small."""
     return "t5-small" if name.startswith("ablation") else "-".join(name.split("-")[:2])
 

@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks.gpu.cells import ABLATED, ABLATED_FROM
 from benchmarks.gpu.losses import compared
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.rows import rows
+from benchmarks.gpu.rows import GIB, rows
+from benchmarks.gpu.table import number, table
 from zeropods import atomic
 
-GIB = 1 << 30
 HEADS = (
     "cell",
     "status",
@@ -56,13 +56,13 @@ def _lines(document: dict[str, Any]) -> Iterable[str]:
         yield ""
     plain = [row for row in document["cells"] if not row["cell"].startswith(("ablation", "losses"))]
     if plain:
-        yield from _table(HEADS, [_cells(row) for row in plain])
+        yield from table(HEADS, [_cells(row) for row in plain])
     yield from (f"\n{row['cell']}: {row['questions_per_second']:.4g} questions/s" for row in plain if _asks(row))
     if document["ablation"]:
         yield from ("", "## Each measure taken away once", "")
         heads = ("run", "samples/s", "share of the fast path's")
-        lines = [(row["run"], _n(row["samples_per_second"]), _n(row["share"])) for row in document["ablation"]]
-        yield from _table(heads, lines)
+        lines = [(row["run"], number(row["samples_per_second"]), number(row["share"])) for row in document["ablation"]]
+        yield from table(heads, lines)
     if document["losses"]:
         yield from ("", "## Final loss against FP32", "", _losses(document["losses"]))
     failed = [row for row in document["cells"] if row.get("reason")]
@@ -102,26 +102,14 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row["cell"],
         row["status"] + (" (planned to fit)" if row.get("false_fits") else ""),
-        _n(row.get("batch")),
-        _n(row.get("samples_per_second")),
-        _n(row.get("predicted_samples_per_second")),
+        number(row.get("batch")),
+        number(row.get("samples_per_second")),
+        number(row.get("predicted_samples_per_second")),
         "-" if ratio is None else f"{ratio[0]:.3g} [{ratio[1]:.3g}, {ratio[2]:.3g}]",
         "-" if row.get("mfu") is None else f"{100 * row['mfu']:.3g}",
         "-" if planned is None else f"{planned / GIB:.2f}",
         "-" if measured is None else f"{measured / GIB:.2f}",
-        _n(row.get("measured_to_planned")),
-        _n(row.get("three_epochs_seconds")),
+        number(row.get("measured_to_planned")),
+        number(row.get("three_epochs_seconds")),
         row.get("asked") or "-",
     )
-
-
-def _n(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1_000 or isinstance(value, int) else f"{value:.3g}"
-
-
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterable[str]:
-    widths = [max(len(line[number]) for line in [heads, *lines]) for number in range(len(heads))]
-    for line in (heads, ["-" * width for width in widths], *lines):
-        yield "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"

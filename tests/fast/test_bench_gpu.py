@@ -131,6 +131,21 @@ def test_a_small_model_is_predicted_to_wait_for_its_launches() -> None:
     assert fast > 2 * slow
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--forecast", "NVIDIA H200"), "zeropods: --forecast 'NVIDIA H200': give its --gpu-memory, in GiB"),
+        (("--forecast", "X", "--gpu-memory", "9"), "zeropods: --forecast 'X': its published peak is not known"),
+    ],
+)
+def test_a_forecast_needs_a_known_gpu_and_its_memory(flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path / "out"), "--data", str(tmp_path), *flags]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert not (tmp_path / "out").exists()
+
+
 def test_nothing_is_predicted_of_a_cpu() -> None:
     import numpy as np
 

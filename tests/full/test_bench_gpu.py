@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.gpu.cells import ABLATED, ablation, matrix
+from benchmarks.gpu.data import Data
+from benchmarks.gpu.forecast import forecast
+from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.without import TAKEN, whole_logits
 from tests.full.conftest import ROOT
 from zeropods.errors import UserError
@@ -22,6 +26,7 @@ from zeropods.train.compiled import check_compiled
 from zeropods.train.dataset import collate
 from zeropods.train.t5 import random_t5, whole_masks
 
+H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
 SHORT = ("--device", "cpu", "--steps", "3", "--gpu-memory", "0.1", "--tokenizer", "t5-tiny")
 
 
@@ -157,3 +162,17 @@ def random_t5_tiny() -> Any:
     from zeropods.plan.shapes import t5_shape
 
     return random_t5(t5_shape("t5-tiny"), seed=0, dropout=0.0)
+
+
+def test_a_forecast_has_the_control_beside_each_cell_and_what_is_asked_for(tmp_path: Path) -> None:
+    lengths = {prompt: tmp_path / f"{prompt}.npy" for prompt in ("question", "schema")}
+    for path in lengths.values():
+        np.save(path, np.full((4_096, 2), (48, 24)))
+    page = forecast(matrix(), Data(sets={}, raw=None, lengths=lengths), H200)
+    cells = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| t5")]
+    by_name = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in cells}
+    # A prediction by a model is not forecast.
+    assert len(by_name) == 11
+    rate, control = (float(by_name[f"t5-large-{kind}"][1].replace(",", "")) for kind in ("none-32", "control"))
+    assert float(by_name["t5-large-none-32"][2]) == pytest.approx(rate / control, rel=0.02)
+    assert by_name["t5-large-none-32"][-1] == "15 x; 3 epochs under 240 s"
