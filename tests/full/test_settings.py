@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from zeropods.train import settings
+from zeropods.train import precision, settings
 
 
 @dataclass
@@ -21,3 +21,18 @@ def test_checkpointing_goes_by_the_name_that_is_known(monkeypatch: pytest.Monkey
     assert settings.checkpointing(True) == {"activation_checkpointing": True, "activation_checkpointing_kwargs": how}
     monkeypatch.setattr(settings, "TrainingArguments", OlderArguments)
     assert settings.checkpointing(True) == {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how}
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "taken"), [("t5-small", True, "bf16"), ("t5-tiny", True, "fp32"), ("t5-small", False, "fp32")]
+)
+def test_auto_takes_bf16_where_a_model_gains_by_it(
+    model: str, hardware: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_bf16", lambda: hardware)
+    monkeypatch.setattr(precision.torch.cuda, "is_available", lambda: False)
+    assert precision.resolve_precision("auto", None, model) == taken
+
+
+def test_what_is_asked_for_is_taken_for_a_tiny_model_too() -> None:
+    assert precision.resolve_precision("bf16", None, "t5-tiny") == "bf16"

@@ -113,7 +113,7 @@ class Job:
 
 def check_call(arguments: RunArguments) -> Job:
     """Read what the arguments name, and refuse what contradicts itself."""
-    precision = resolve_precision(arguments.precision, arguments.fp16_fault)
+    precision = resolve_precision(arguments.precision, arguments.fp16_fault, arguments.model_id)
     processes_asked = int(os.environ.get("WORLD_SIZE", "1"))
     config = None
     if arguments.deepspeed is not None:

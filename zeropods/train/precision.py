@@ -8,6 +8,8 @@ from zeropods.errors import UserError
 
 AMPERE = (8, 0)
 """The first compute capability with TF32."""
+TINY = "-tiny"
+"""How the names of our own smallest shapes end."""
 
 
 def multiplies_bf16() -> bool:
@@ -29,16 +31,22 @@ def choose_tf32(asked: bool) -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def resolve_precision(asked: str, fp16_fault: str | None) -> str:
-    """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it.
+def resolve_precision(asked: str, fp16_fault: str | None, model_id: str) -> str:
+    """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it and the model gains by it.
 
     Args:
         fp16_fault: why the model does not train in FP16; None where it does. It needs a GPU.
+        model_id: name or folder.
     """
     if asked == "fp16" and fp16_fault is not None:
         raise UserError(f"--precision fp16: {fp16_fault}; use bf16 or fp32")
     if asked == "fp16" and not torch.cuda.is_available():
         raise UserError("--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32")
     if asked == "auto":
-        return "bf16" if multiplies_bf16() else "fp32"
+        return "bf16" if multiplies_bf16() and not _gains_nothing(model_id) else "fp32"
     return asked
+
+
+def _gains_nothing(model_id: str) -> bool:
+    """A CPU makes a kernel of BF16 for each new length, keeps it, and takes longer for that than a tiny model saves."""
+    return model_id.endswith(TINY) and not torch.cuda.is_available()
