@@ -45,7 +45,7 @@ class RunArguments(ABC):
     gradient_accumulation_steps: int = flag(1, "forward passes for an optimizer step")
     gradient_checkpointing: bool = flag(False, "True | False: recompute activations in the backward pass")
     deepspeed: str | None = flag(None, "DeepSpeed configuration file (dsconfig/TECHNIQUE.json)")
-    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where the hardware multiplies it, else fp32")
+    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where it is faster, else fp32")
     dropout: float | None = flag(None, "dropout rate; the model's own if not given")
     learning_rate: float = flag(3e-4, "peak rate of AdamW")
     lr_scheduler_type: str = flag("linear", "a schedule of transformers: linear, cosine, constant ...")
