@@ -44,15 +44,16 @@ def _record(cell: Cell, data: Data, machine: Machine) -> dict[str, Any]:
 
 
 def _cells(name: str, record: dict[str, Any], records: dict[str, dict[str, Any]], machine: Machine) -> Iterable[str]:
-    rate, share = record["samples_per_second"], mfu(record, machine)
+    rate, share, is_control = record["samples_per_second"], mfu(record, machine), record["cell"]["kind"] == "control"
     control = records.get(f"{first_words(name)}-control", {}).get("samples_per_second")
     return (
         name,
         number(record["batch"]),
         number(rate),
-        f"{rate / control:.3g}" if rate and control and record["cell"]["kind"] != "control" else "-",
+        f"{rate / control:.3g}" if rate and control and not is_control else "-",
         "-" if share is None else f"{100 * share:.3g}",
-        f"{record['peak'] / GIB:.2f}",
+        # The plan is of our own step; the control keeps other tensors.
+        "-" if is_control else f"{record['peak'] / GIB:.2f}",
         number(THREE_EPOCHS / rate if rate else None),
         ASKED.get(name, "-"),
     )
