@@ -17,7 +17,6 @@ from zeropods.report.run import Run
 from zeropods.report.summary import Summary, read_runs
 from zeropods.report.workshop_tables import memory_table, scaling_table, training_table
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 SQUAD_SCORE = {
     "task": "squad", "examples": 200, "exact_match": 0.25, "f1": 0.5,
@@ -165,7 +164,7 @@ def test_the_gate_judges_f1_and_perplexity(tmp_path: Path, task: str, score: dic
 
 
 def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
-    old = read_old(ROOT / "results" / "demo" / "summary.json")
+    old = read_old(Path(__file__).parent / "data" / "summary-before-causal.json")
     assert "f1" not in old["groups"][0]
     verdict = compare(old, old)
     assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old["groups"]))
