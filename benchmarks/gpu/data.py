@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.gpu.cells import PROMPTS
+from benchmarks.gpu.cells import PROMPTS, Cell
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ class Data:
         order = LengthGroupedSampler(lengths, batch, seed).order()
         longest = lengths[order].max(axis=1)
         return -(-longest // multiple) * multiple
+
+    def padded(self, cell: Cell, batch: int) -> np.ndarray:
+        """`shapes` of a cell's batches; the control pads every row to one length."""
+        if cell.kind == "control":
+            return np.full_like(self.shapes(cell.prompt, batch, 1), cell.multiple)
+        return self.shapes(cell.prompt, batch, cell.multiple)
 
     def mean_tokens(self, prompt: str) -> list[float]:
         """Source and target tokens of a mean row, without padding."""

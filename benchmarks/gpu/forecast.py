@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from benchmarks.gpu.best_batch import best_batch, planned
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.data import Data
@@ -30,10 +28,8 @@ def _record(cell: Cell, data: Data, machine: Machine) -> dict[str, Any]:
     batch = cell.batch
     if batch is None:
         rows = len(data.shapes(cell.prompt, 1, 1))
-        batch, _ = best_batch(cell, lambda count: data.shapes(cell.prompt, count, cell.multiple), rows, machine)
-    shapes = data.shapes(cell.prompt, batch, 1 if cell.kind == "control" else cell.multiple)
-    if cell.kind == "control":
-        shapes = np.full_like(shapes, cell.multiple)
+        batch, _ = best_batch(cell, lambda count: data.padded(cell, count), rows, machine)
+    shapes = data.padded(cell, batch)
     return {
         "cell": cell.to_json(),
         "batch": batch,

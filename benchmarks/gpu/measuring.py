@@ -64,7 +64,7 @@ class Bench:
         assert cell.batch is not None
         path = self.out / "runs" / cell.name / "control.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        shapes = self.data.shapes(cell.prompt, cell.batch, 1) * 0 + cell.multiple
+        shapes = self.data.padded(cell, cell.batch)
         lasts = self._duration(cell, cell.batch, shapes)
         words = ["--model", cell.model, "--set", str(self.data.sets[cell.prompt]), "--out", str(path)]
         words += ["--batch", str(cell.batch), "--steps", str(lasts.steps), "--seconds", str(lasts.seconds)]
@@ -90,7 +90,7 @@ class Bench:
         if cell.batch is not None:
             return self._run(cell, cell.batch)
         rows = len(self.data.shapes(cell.prompt, 1, 1))
-        batch, most = best_batch(cell, lambda n: self.data.shapes(cell.prompt, n, cell.multiple), rows, self.machine)
+        batch, most = best_batch(cell, lambda count: self.data.padded(cell, count), rows, self.machine)
         tries = [self._run(cell, batch)]
         if tries[0]["status"] == "ok" and 2 * batch <= most:
             tries.append(self._run(cell, 2 * batch))
@@ -101,7 +101,7 @@ class Bench:
 
     def _run(self, cell: Cell, batch: int) -> dict[str, Any]:
         folder = self.out / "runs" / (cell.name if cell.batch else f"{cell.name}-{batch}")
-        shapes = self.data.shapes(cell.prompt, batch, cell.multiple)
+        shapes = self.data.padded(cell, batch)
         if (folder / CONFIG).is_file():
             # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
             shutil.rmtree(folder)

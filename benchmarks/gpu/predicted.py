@@ -25,7 +25,7 @@ LAUNCH_SECONDS = 6e-6
 LEFT = {"off": 1.0, "blocks": 0.35, "graphs": 0.02}
 """Share of the layers' launches that is left: what lies between products is fused, or all of it replayed."""
 HOST_SECONDS = 2e-3
-"""Of Python around a step: the batch, the trainer, the optimizer; as taken by a CPU of today."""
+"""Of Python around a step: the batch, the trainer, the optimizer: an estimate, from parts of it timed on a CPU."""
 OPTIMIZER_LAUNCHES = 40
 DEEPSPEED_LAUNCHES = 12
 """Of a weight: hooks, copies into buckets, the norm that DeepSpeed reads from the GPU."""
