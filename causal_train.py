@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 
 from zeropods.errors import guarded
-from zeropods.train.causal_arguments import CausalArguments
-from zeropods.train.script import run_script
+from zeropods.train.arguments import CausalArguments
+from zeropods.train.run import run_script
 
 
 def main() -> int:

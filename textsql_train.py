@@ -13,7 +13,7 @@ import sys
 
 from zeropods.errors import guarded
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.script import run_script
+from zeropods.train.run import run_script
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from zeropods.errors import guarded
 
 def main() -> int:
     """Be a pod until it ends."""
-    from zeropods.pods.agent.warden import main as warden
+    from zeropods.pods.agent import main as warden
 
     return warden()
 

@@ -13,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import guarded
 from zeropods.measure import environment
-from zeropods.threads import wait_passively
+from zeropods.programs import wait_passively
 
 NAMES = (
     "preparing",
@@ -56,7 +56,7 @@ def _keep(name: str, figures: list[dict[str, object]], out: Path) -> None:
         "git_revision": environment.git_revision(Path(__file__).parent),
         "figures": figures,
     }
-    atomic.write_json(out, {known: document[known] for known in NAMES if known in document})
+    files.write_json(out, {known: document[known] for known in NAMES if known in document})
 
 
 def _measured(name: str) -> list[dict[str, object]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from tests.full.one_pod import OnePod
-from zeropods.pods.agent.control import AgentClient
+from zeropods.pods.control import AgentClient
 
 SECONDS, RENEWAL_SECONDS = 20, 5
 

@@ -20,23 +20,20 @@ from transformers import BloomForCausalLM, Trainer, TrainingArguments
 from benchmarks.data import ROOT, SHARED
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16, timed_steps
-from zeropods.data.byte_tokenizer import GPT_TINY
-from zeropods.data.causal import CausalPreparation, prepare_causal
-from zeropods.data.squad_sample import write_squad_sample
-from zeropods.data.text_sample import write_text_sample
-from zeropods.launch.follow import LINE
-from zeropods.launch.process import train_argv
-from zeropods.measure.records import read_record
-from zeropods.plan.causal_shapes import CausalShape
-from zeropods.train.causal_arguments import CausalArguments
-from zeropods.train.causal_config import causal_config
-from zeropods.train.causal_model import random_causal
-from zeropods.train.causal_recipe import Causal
-from zeropods.train.master import MasterAdamW, round_to_bf16
-from zeropods.train.on_cpu import suit_cpu
-from zeropods.train.precision import multiplies_bf16
-from zeropods.train.recipe import Prepared
+from zeropods.data.causal_samples import write_squad_sample, write_text_sample
+from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.tokenizers import GPT_TINY
+from zeropods.launch.local import LINE, train_argv
+from zeropods.measure.record import read_record
+from zeropods.plan.shapes import CausalShape
+from zeropods.train.arguments import CausalArguments
+from zeropods.train.causal import Causal
+from zeropods.train.causal_models import causal_config, random_causal
+from zeropods.train.cpu import suit_cpu
+from zeropods.train.device import multiplies_bf16
+from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.sampler import LengthGroupedSampler
+from zeropods.train.tasks import Prepared
 from zeropods.train.trainer import MeasuredTrainer
 
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512

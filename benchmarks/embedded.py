@@ -11,7 +11,7 @@ from zeropods.data.wikisql import SPLITS, Example, read_split
 from zeropods.evaluate.generate import Answerer, Generation
 from zeropods.evaluate.predict import predict
 from zeropods.evaluate.score import Score, interval, score_predictions
-from zeropods.launch.process import train
+from zeropods.launch.local import train
 from zeropods.sql.execute import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING
 

@@ -14,8 +14,8 @@ from benchmarks.training import NO_BF16
 from zeropods.data.wikisql import Example, read_split
 from zeropods.evaluate.generate import Answerer, Generation
 from zeropods.plan.shapes import t5_shape
-from zeropods.train.precision import multiplies_bf16
-from zeropods.train.t5 import random_t5
+from zeropods.train.device import multiplies_bf16
+from zeropods.train.text2sql import random_t5
 
 TOKENS, ROUNDS, BATCH = 22, 6, 64
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from tests.made_profile import Model
-from zeropods.measure.profile.checked import check
+from zeropods.measure.profile_checks import check
 
 LAYERS = 91
 """Of 11 modules each; with the embedding, the list, the output layer and the root 1,005."""

@@ -18,10 +18,9 @@ from typing import Any
 
 from benchmarks.figure import Figure
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
-from zeropods.pods.rendezvous.listener import allow_open_files
-from zeropods.pods.rendezvous.register import register
-from zeropods.pods.rendezvous.registration import Registration
-from zeropods.pods.rendezvous.rendezvous import Answer, Rendezvous
+from zeropods.pods.registration import Registration, register
+from zeropods.pods.rendezvous import Answer, Rendezvous
+from zeropods.pods.wire import allow_open_files
 
 WORKERS, ROUNDS = 1_000, 3
 SSH_PORTS = (2_222, 40_022)

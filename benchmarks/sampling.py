@@ -21,9 +21,9 @@ from zeropods.data.sample import write_sample
 from zeropods.measure.sampler import Sampler
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.dataset import collate, load_split
 from zeropods.train.device import MemoryReader
-from zeropods.train.t5 import random_t5
+from zeropods.train.sampler import collate, load_split
+from zeropods.train.text2sql import random_t5
 
 INTERVAL = TextToSQLArguments.memory_interval
 FASTER = 100

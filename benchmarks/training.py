@@ -19,13 +19,12 @@ from benchmarks.data import prepared_questions
 from benchmarks.figure import Figure, ratio
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.dataset import TokenizedSplit
-from zeropods.train.master import MasterAdamW, round_to_bf16
-from zeropods.train.on_cpu import suit_cpu
-from zeropods.train.precision import multiplies_bf16
-from zeropods.train.recipe import Prepared
-from zeropods.train.t5 import random_t5, t5_config
-from zeropods.train.text_to_sql import TextToSQL
+from zeropods.train.cpu import suit_cpu
+from zeropods.train.device import multiplies_bf16
+from zeropods.train.optimizer import MasterAdamW, round_to_bf16
+from zeropods.train.sampler import TokenizedSplit
+from zeropods.train.tasks import Prepared
+from zeropods.train.text2sql import TextToSQL, random_t5, t5_config
 from zeropods.train.trainer import MeasuredTrainer
 
 ROUNDS, BATCH = 3, 32

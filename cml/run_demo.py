@@ -17,8 +17,8 @@ from pathlib import Path
 from zeropods.demo.guard import ANY_NAME, OWN_NAMES
 from zeropods.demo.serving import serve
 from zeropods.errors import UserError, guarded
-from zeropods.threads import wait_passively
-from zeropods.train.interrupt import terminable
+from zeropods.programs import wait_passively
+from zeropods.train.signals import terminable
 
 
 def main() -> int:

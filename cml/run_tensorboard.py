@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError, guarded
 from zeropods.launch.child import run_child
-from zeropods.train.interrupt import terminable
+from zeropods.train.signals import terminable
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 5.0

@@ -17,9 +17,8 @@ from typing import Any
 from tests.attacks import Door
 from tests.besieged import SSH_PORTS, Besieged, besieged
 from tests.strangers import HERE, assert_dropped, greeted, visit
-from zeropods.pods.agent.control import purpose
-from zeropods.pods.rendezvous.register import PURPOSE, register
-from zeropods.pods.rendezvous.registration import Registration
+from zeropods.pods.control import purpose
+from zeropods.pods.registration import PURPOSE, Registration, register
 
 SECRET = bytes(range(32))
 SOAK = os.environ.get("ZEROPODS_SOAK") == "1"

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.strangers import HERE
-from zeropods.pods.agent.control_server import ControlServer
-from zeropods.pods.agent.lifetime import Lifetime
-from zeropods.pods.rendezvous.registration import Answer
-from zeropods.pods.rendezvous.rendezvous import Rendezvous
+from zeropods.pods.control import ControlServer
+from zeropods.pods.leases import Lifetime
+from zeropods.pods.registration import Answer
+from zeropods.pods.rendezvous import Rendezvous
 
 ROOT = Path(__file__).resolve().parents[1]
 SSH_PORTS = (2_222,)

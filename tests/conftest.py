@@ -12,8 +12,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.order import FilesTogether, dearest_first
 from tests.watch import Watch
-from zeropods.extension_cache import use_own_cache
-from zeropods.threads import wait_passively
+from zeropods.programs import use_own_cache, wait_passively
 
 wait_passively()
 use_own_cache()

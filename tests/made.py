@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from zeropods.measure.rank import RankMeasurement
-from zeropods.measure.rates import samples_per_second, train_seconds
+from zeropods.measure.record import RankMeasurement, samples_per_second, train_seconds
 
 GIB = 2**30
 

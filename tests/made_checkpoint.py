@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zeropods.checkpoints.origin import Origin, digest
-from zeropods.checkpoints.save import complete, make_room
-from zeropods.checkpoints.shards import measured, names_in, share
+from zeropods.train.checkpoint_files import Origin, complete, digest, make_room, measured, names_in, share
 
 MEMORY = Path("/dev/shm")
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from zeropods.extension_cache import use_own_cache
-from zeropods.extension_turns import compile_in_turns
-from zeropods.own_programs import own_programs_first
+from zeropods.programs import compile_in_turns, own_programs_first, use_own_cache
 
 OPERATIONS = ("CPUAdamBuilder",)
 

@@ -24,8 +24,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbconvert import HTMLExporter
 
-from zeropods.atomic import write_text
 from zeropods.errors import UserError, guarded
+from zeropods.files import write_text
 from zeropods.workshop import ROOT, Workshop
 
 NOTEBOOKS = (

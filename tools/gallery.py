@@ -20,8 +20,8 @@ import nbformat
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
-from zeropods.atomic import new_folder
 from zeropods.errors import UserError, guarded
+from zeropods.files import new_folder
 
 TOOLS = Path(__file__).resolve().parent
 BUILD = TOOLS.parent / "build"

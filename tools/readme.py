@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zeropods.atomic import write_text
 from zeropods.errors import UserError, guarded
+from zeropods.files import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = "Results"

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
 from benchmarks.gpu.machine import Machine, said_of_gpu, see_one_gpu
 from benchmarks.gpu.needs import runnable, sets_to_prepare
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError, guarded
-from zeropods.folder_lock import folder_locked
+from zeropods.files import folder_locked
 
 if TYPE_CHECKING:
     from benchmarks.gpu.jobs import Jobs
@@ -69,7 +69,7 @@ def _forecast(cells: Sequence[Cell], asked: argparse.Namespace) -> int:
     if machine.peak("bf16") is None:
         raise UserError(f"--forecast {asked.forecast!r}: its published peak is not known; such as 'NVIDIA H200'")
     page = forecast(cells, find_data(asked.data, asked.out, asked.tokenizer, OwnProcesses()), machine)
-    atomic.write_text(asked.out / "forecast.md", page)
+    files.write_text(asked.out / "forecast.md", page)
     print(page)
     return 0
 
@@ -145,8 +145,8 @@ def _machine(asked: argparse.Namespace) -> Machine:
 def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Machine, began: float) -> None:
     from benchmarks.gpu.data import find_data
     from benchmarks.gpu.measuring import Bench
-    from zeropods.data.tokenizer import TINY
-    from zeropods.pods.signals import ending_in_order
+    from zeropods.data.tokenizers import TINY
+    from zeropods.pods.processes import ending_in_order
 
     with ending_in_order():
         jobs = _jobs(cells, asked)
@@ -161,7 +161,7 @@ def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Mach
                 print(f"--max-seconds {asked.max_seconds:g}: {len(cells) - number} cells are left; call again")
                 return
             print(f"{cell.name} ...", flush=True)
-            atomic.write_json(_record_path(asked.out, cell), _measured(bench, cell))
+            files.write_json(_record_path(asked.out, cell), _measured(bench, cell))
 
 
 def _measured(bench: Any, cell: Cell) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Seque
     records = _records(out)
     known = {*records, *(cell.name for cell in cells)}
     ordered = [cell.name for cell in (*matrix(), *ablation(), *comparison(1)) if cell.name in known]
-    atomic.write_json(out / "machine.json", asdict(machine))
+    files.write_json(out / "machine.json", asdict(machine))
     write_summary(out, ordered, {name: records[name] for name in ordered if name in records}, machine, remarks)
     print((out / "summary.md").read_text(encoding="utf-8"))
     print(f"written to {write_archive(out)}")

@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.predicted import job, predicted_seconds
-from zeropods.plan.largest import largest
+from zeropods.plan.estimate import largest
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
-from zeropods.plan.technique import technique_named
+from zeropods.techniques import technique_named
 
 UNIT = 32
 NEARLY = 0.97

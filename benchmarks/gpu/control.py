@@ -24,14 +24,14 @@ from transformers import (
 )
 
 from benchmarks.training import padded_to_96
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError, guarded
 from zeropods.measure import environment
 from zeropods.plan.shapes import t5_shape
-from zeropods.train.dataset import TokenizedSplit, load_split
 from zeropods.train.device import gpu_name
-from zeropods.train.step_clock import Tokens, step_clock
-from zeropods.train.t5 import t5_config
+from zeropods.train.meter import Tokens, step_clock
+from zeropods.train.sampler import TokenizedSplit, load_split
+from zeropods.train.text2sql import t5_config
 
 
 class _Clock(TrainerCallback):
@@ -71,7 +71,7 @@ def main() -> None:
     measured["tf32"] = torch.backends.cuda.matmul.allow_tf32
     measured["peak_allocated_bytes"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     measured["tokens_per_sample"] = rows.lengths().mean(axis=0).tolist()
-    atomic.write_json(asked.out, measured)
+    files.write_json(asked.out, measured)
 
 
 def _flags() -> argparse.Namespace:

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from zeropods.errors import guarded
-from zeropods.extension_cache import use_own_cache
-from zeropods.launch.alone import Ended, run_to_end, to_end
 from zeropods.launch.bound import bind
 from zeropods.launch.child import OverdueError, run_child
-from zeropods.own_programs import own_programs_first
-from zeropods.threads import wait_passively
+from zeropods.launch.local import Ended, run_to_end, to_end
+from zeropods.programs import own_programs_first, use_own_cache, wait_passively
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "textsql_train.py"
@@ -73,7 +71,7 @@ class Forks:
         if with_deepspeed:
             import deepspeed  # noqa: F401
         import zeropods.train.run
-        import zeropods.train.text_to_sql  # noqa: F401
+        import zeropods.train.text2sql  # noqa: F401
 
     def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
         return to_end(lambda output: _forked(partial(_train, list(flags), without), output, seconds), folder)
@@ -124,7 +122,7 @@ def _train(flags: list[str], without: str | None) -> int:
 
         return train_without(without, flags)
     from zeropods.train.arguments import TextToSQLArguments
-    from zeropods.train.script import run_parsed
+    from zeropods.train.run import run_parsed
 
     return run_parsed(TextToSQLArguments, [SCRIPT, *flags])
 

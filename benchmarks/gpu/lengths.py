@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from zeropods.errors import UserError, guarded
-from zeropods.train.dataset import load_split
+from zeropods.train.sampler import load_split
 
 
 def main() -> None:

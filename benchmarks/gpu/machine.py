@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from zeropods.plan.peaks import published_flops
+from zeropods.plan.machines import published_flops
 
 BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
 OTHER_BANDWIDTH = 2.0e12

@@ -22,7 +22,7 @@ from benchmarks.gpu.steady import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.phases import larger
-from zeropods.measure.records import read_json
+from zeropods.measure.record import read_json
 from zeropods.measure.run_folder import CONFIG
 
 SLACK_SECONDS = 300.0

@@ -10,13 +10,12 @@ import numpy as np
 
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine
-from zeropods.plan.job import Job
+from zeropods.plan.jobs import Job
 from zeropods.plan.machines import ACHIEVED, Machines
 from zeropods.plan.parameters import t5_parameters, weight_tensors
 from zeropods.plan.shapes import t5_shape
 from zeropods.plan.step_time import step_time
-from zeropods.plan.technique import technique_named
-from zeropods.plan.zero_settings import ZeroSettings
+from zeropods.techniques import ZeroSettings, technique_named
 
 OUTSIDE_LAYERS, PER_LAYER = 177, 375
 """Launches of a step: embeddings, masks, head and loss; an encoder layer and a decoder layer together."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.steady import ratio_of_rates
-from zeropods.plan.flops import training_flops
+from zeropods.plan.parameters import training_flops
 from zeropods.plan.shapes import t5_shape
 
 Record = dict[str, Any]

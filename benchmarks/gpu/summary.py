@@ -12,7 +12,7 @@ from benchmarks.gpu.losses import compared
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.rows import GIB, rows
 from benchmarks.gpu.table import number, table
-from zeropods import atomic
+from zeropods import files
 
 HEADS = (
     "cell",
@@ -43,8 +43,8 @@ def write_summary(
         "ablation": _ablation(measured),
         "losses": compared(records),
     }
-    atomic.write_json(out / "summary.json", document)
-    atomic.write_text(out / "summary.md", "\n".join(_lines(document)) + "\n")
+    files.write_json(out / "summary.json", document)
+    files.write_text(out / "summary.md", "\n".join(_lines(document)) + "\n")
 
 
 def _lines(document: dict[str, Any]) -> Iterable[str]:

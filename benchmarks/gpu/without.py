@@ -15,10 +15,10 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
-from zeropods.train import attempt, settings
+from zeropods.train import attempt, run
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.script import run_parsed
-from zeropods.train.t5 import T5ForTextToSQL
+from zeropods.train.run import run_parsed
+from zeropods.train.text2sql import T5ForTextToSQL
 
 SCRIPT = "textsql_train.py"
 
@@ -72,14 +72,14 @@ def _take_fused_adamw() -> None:
 
 
 def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
-    ours = settings._arguments
+    ours = run._arguments
 
     def changed(job: Any) -> TrainingArguments:
         made = ours(job)
         change(made)
         return made
 
-    setattr(settings, "_arguments", changed)  # noqa: B010
+    setattr(run, "_arguments", changed)  # noqa: B010
 
 
 TAKEN: dict[str, Callable[[], None]] = {

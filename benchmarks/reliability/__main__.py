@@ -25,13 +25,13 @@ from benchmarks.reliability.faults import FAULTS, ON_A_DISK
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import Losses, difference
 from benchmarks.reliability.trial import MEASURED, comes_to, trial
-from zeropods import atomic
+from zeropods import files
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.errors import UserError, guarded
 from zeropods.measure import environment
-from zeropods.measure.records import read_json
-from zeropods.pods.signals import ending_in_order
+from zeropods.measure.record import read_json
+from zeropods.pods.processes import ending_in_order
 
 DEEPSPEED_SHARE = 0.25
 """Of the runs: they take twice as long to start."""
@@ -51,7 +51,7 @@ def main() -> None:
     if not asked.page:
         with ending_in_order():
             _add(results, asked.trials, asked.faults, time.monotonic() + asked.seconds)
-    atomic.write_text(PAGE, page(results))
+    files.write_text(PAGE, page(results))
     died = sum(not one["survived"] for one in results["trials"])
     if died:
         raise UserError(f"{RESULTS}: {died} trials were not survived; see {WORK}")
@@ -98,7 +98,7 @@ def _keep(results: dict[str, Any], kind: str, one: dict[str, Any]) -> None:
     print(json.dumps(one), file=sys.stderr, flush=True)
     results[kind].append(one)
     results["environment"] = _environment()
-    atomic.write_json(RESULTS, results)
+    files.write_json(RESULTS, results)
 
 
 def _environment() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _undisturbed(data: Path) -> Losses:
         losses = dict(whole.log.read())
     if len(losses) != STEPS:
         raise UserError(f"{whole.area}: the undisturbed run ended after {len(losses)} steps; see said there")
-    atomic.write_json(kept, {"key": key, "losses": losses})
+    files.write_json(kept, {"key": key, "losses": losses})
     return losses
 
 

@@ -19,9 +19,9 @@ from benchmarks.reliability.scene import Scene
 from benchmarks.reliability.seen import Log
 from zeropods import pods
 from zeropods.launch.bound import bound_argv
-from zeropods.measure.records import read_json
+from zeropods.measure.record import read_json
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.signals import deferred
+from zeropods.pods.processes import deferred
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "reliability"

@@ -9,10 +9,8 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.reliability.scene import Scene
-from zeropods.checkpoints.manifest import read_manifest
-from zeropods.checkpoints.names import names_of, newest_first
-from zeropods.checkpoints.shards import MANIFEST
-from zeropods.measure.beat import read_beats
+from zeropods.measure.heartbeat import read_beats
+from zeropods.train.checkpoint_files import MANIFEST, names_of, newest_first, read_manifest
 
 
 def flip(path: Path, random: Random) -> None:

@@ -8,9 +8,8 @@ import signal
 from benchmarks.reliability.scene import Scene
 from zeropods.launch import fault
 from zeropods.launch.fault import worker_of
-from zeropods.measure.beat import read_beats
-from zeropods.pods.agent.descendants import Tree
-from zeropods.pods.processes import send
+from zeropods.measure.heartbeat import read_beats
+from zeropods.pods.processes import Tree, send
 
 
 def kill_rank(scene: Scene) -> str:

@@ -12,7 +12,7 @@ from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
 from zeropods.launch.heartbeat import LEASE_SECONDS
-from zeropods.report.table import Table
+from zeropods.tables import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"

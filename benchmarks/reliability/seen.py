@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zeropods.launch.exported import RUN
-from zeropods.launch.follow import Tail
+from zeropods.launch.command import RUN
+from zeropods.launch.local import Tail
 from zeropods.launch.series import stamp
-from zeropods.measure.beat import read_beats
-from zeropods.pods.agent.descendants import Tree, variable
-from zeropods.pods.processes import Process, is_there, read_process
+from zeropods.measure.heartbeat import read_beats
+from zeropods.pods.processes import Process, Tree, is_there, read_process, variable
 
 POLL_SECONDS = 0.02
 

@@ -22,9 +22,8 @@ from benchmarks.reliability.seen import (
 )
 from zeropods.errors import UserError
 from zeropods.launch.fault import worker_of
-from zeropods.measure.records import read_json
-from zeropods.pods.agent.descendants import Tree
-from zeropods.pods.processes import Process
+from zeropods.measure.record import read_json
+from zeropods.pods.processes import Process, Tree
 
 VERIFIED_STEPS = 5
 """After each restart so many steps are compared before the next fault."""

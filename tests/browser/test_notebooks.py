@@ -20,7 +20,7 @@ from tests.browser.lab import ROOT, lab
 from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
 from tests.browser.processes import processes_naming
 from tests.browser.screenshots import keep
-from zeropods.measure.records import read_record
+from zeropods.measure.record import read_record
 
 SMALL = {"ZEROPODS_STEPS": "10", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "24", "ZEROPODS_REPEATS": "1"}
 LIMIT_SECONDS = 600

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.attacked import GROWN_BYTES, HONEST_SECONDS, MORE_FILES, SECRET, SOAK, Port, a_pod, attacked
 from tests.attacks import ATTACKS, SIEGE, SIEGES, Attack, Door
 from tests.strangers import HERE, Strangers, assert_dropped, greeted, open_files, resident_bytes, visit, within
-from zeropods.pods.rendezvous.register import PURPOSE
-from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, ChannelError, connect
+from zeropods.pods.registration import PURPOSE
+from zeropods.pods.wire import MAX_MESSAGE_BYTES, ChannelError, connect
 
 CONVERSATIONS = 50_000 if SOAK else 1_000
 """With each of the two ports."""

@@ -21,7 +21,7 @@ from benchmarks.gpu.needs import how_to_bring, required
 from benchmarks.gpu.predicted import predicted_rate, predicted_seconds
 from benchmarks.gpu.rows import false_fits, mfu, rows
 from benchmarks.gpu.steady import rate, ratio_of_rates, steady_steps
-from zeropods.folder_lock import folder_locked
+from zeropods.files import folder_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)

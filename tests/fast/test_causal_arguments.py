@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.flags import flag_values, run_folder_of
+from zeropods.launch.command import flag_values, run_folder_of
 from zeropods.launch.planning import PROJECT, plan_alone
-from zeropods.measure.tokens import real_tokens
+from zeropods.measure.record import real_tokens
 from zeropods.sweep.reading import matrix_of
 from zeropods.sweep.trial import trials
-from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.causal_arguments import CausalArguments
-from zeropods.train.flags import read_flags
-from zeropods.train.scripts import SCRIPTS, arguments_of
+from zeropods.train.arguments import SCRIPTS, CausalArguments, TextToSQLArguments, arguments_of, read_flags
 
 ISSUED = """
     model_name_or_path tokenizer_name init task data dataset_config max_seq_length per_device_train_batch_size
@@ -133,7 +130,7 @@ def test_tokens_with_a_loss_are_among_those_of_a_text() -> None:
 
 
 def test_reading_flags_loads_neither_torch_nor_transformers() -> None:
-    code = "import sys, zeropods.train.scripts; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys, zeropods.train.arguments; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

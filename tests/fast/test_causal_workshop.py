@@ -10,10 +10,10 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
+from zeropods.launch.local import train_arguments
 from zeropods.launch.planning import check_arguments
-from zeropods.launch.process import train_arguments
 from zeropods.pods.hostfile import Host
-from zeropods.train.causal_arguments import CausalArguments
+from zeropods.train.arguments import CausalArguments
 from zeropods.workshop import ROOT, CausalWorkshop
 from zeropods.workshop.causal import SCRIPT, TECHNIQUES
 from zeropods.workshop.recipes import RECIPES

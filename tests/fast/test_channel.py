@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeropods.pods.wire import channel
-from zeropods.pods.wire.channel import MAX_MESSAGE_BYTES, Channel, ChannelError, accept, connect
-from zeropods.pods.wire.sealed import Seal, SealError
+from zeropods.pods import wire
+from zeropods.pods.wire import MAX_MESSAGE_BYTES, Channel, ChannelError, Seal, SealError, accept, connect
 
 HERE = "127.0.0.1"
 SECRET = bytes(range(32))
@@ -251,7 +250,7 @@ def test_the_largest_message_passes() -> None:
 
 
 def test_a_peer_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(wire, "SEND_SECONDS", 0.3)
 
     async def main() -> None:
         over = asyncio.Event()

@@ -13,12 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
-from zeropods.checkpoints.newest import Found, newest_good
-from zeropods.checkpoints.origin import digest
-from zeropods.checkpoints.save import complete, make_room
-from zeropods.checkpoints.shards import measured, names_in, share
-from zeropods.checkpoints.verify import fault
 from zeropods.errors import UserError
+from zeropods.train.checkpoint_files import (
+    Found,
+    complete,
+    digest,
+    fault,
+    make_room,
+    measured,
+    names_in,
+    newest_good,
+    share,
+)
 
 SHARD = "global_step20/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 

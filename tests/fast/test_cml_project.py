@@ -107,7 +107,7 @@ def notebooks_of_the_demo() -> list[str]:
 
 def settings() -> set[str]:
     """The variables that the notebooks' workshop reads."""
-    source = (ROOT / "zeropods" / "workshop" / "text_to_sql.py").read_text()
+    source = (ROOT / "zeropods" / "workshop" / "text2sql.py").read_text()
     return {f"ZEROPODS_{name.upper()}" for name in re.findall(r'setting\("(\w+)"', source)}
 
 

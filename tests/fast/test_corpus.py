@@ -11,12 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from zeropods.data.articles import articles
-from zeropods.data.corpus import FolderCorpus, open_corpus
-from zeropods.data.corpus_splits import split_by_hash
-from zeropods.data.download import RECORD
-from zeropods.data.publishers import DATASETS
-from zeropods.data.text_sample import write_text_sample
+from zeropods.data.causal_samples import write_text_sample
+from zeropods.data.download import DATASETS, RECORD
+from zeropods.data.text import FolderCorpus, articles, open_corpus, split_by_hash
 from zeropods.errors import UserError
 
 LINES = [" \n", " = Ann = \n", " = = Life = = \n", " = 1 , x = \n", "text\n"]

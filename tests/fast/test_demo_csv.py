@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.data.wikisql import Table
-from zeropods.demo.csv_table import MAX_BYTES, MAX_CELL, MAX_COLUMNS, MAX_NAME, MAX_ROWS, read_csv, uploaded
+from zeropods.demo.tables import MAX_BYTES, MAX_CELL, MAX_COLUMNS, MAX_NAME, MAX_ROWS, read_csv, uploaded
 from zeropods.errors import UserError
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from tests.made import a_record, a_score, write_run
 from zeropods.cli import main
-from zeropods.demo.models import trained_models
+from zeropods.demo.answering import trained_models
+from zeropods.demo.page import Site
 from zeropods.demo.serving import listening
-from zeropods.demo.site import Site
 from zeropods.demo.tables import tables_in
 from zeropods.errors import UserError
 

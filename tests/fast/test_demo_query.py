@@ -8,9 +8,8 @@ from contextlib import closing
 import pytest
 
 from zeropods.data.wikisql import Table
-from zeropods.demo.answering import Answer, checked, run_query
-from zeropods.demo.bounded import BoundedExecution
-from zeropods.demo.markup import SHOWN_ROWS, answers_html, message_html, preview_html, spans
+from zeropods.demo.answering import Answer, BoundedExecution, checked, run_query
+from zeropods.demo.page import SHOWN_ROWS, answers_html, message_html, preview_html, spans
 from zeropods.errors import UserError
 from zeropods.sql.query import Condition, Query
 from zeropods.sql.text import format_query

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from zeropods.pods.agent.census import RUN_VARIABLE, take_census, takes_sigterm
-from zeropods.pods.agent.descendants import Tree, arguments, child_pids, variable
-from zeropods.pods.processes import Process, is_there, read_process, send
+from zeropods.pods.leases import RUN_VARIABLE, take_census, takes_sigterm
+from zeropods.pods.processes import Process, Tree, arguments, child_pids, is_there, read_process, send, variable
 
 WAIT_SECONDS = 20.0
 BINARY_SLEEP = shutil.which("sleep") or "sleep"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dockerfile import Instruction, read_dockerfile
-from zeropods.launch.exported import SECRET
+from zeropods.launch.command import SECRET
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "docker" / "Dockerfile"

@@ -12,8 +12,7 @@ import pytest
 
 from tests.pages import ROOT, code, commands, pages
 from zeropods.cli import parser
-from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.causal_arguments import CausalArguments
+from zeropods.train.arguments import CausalArguments, TextToSQLArguments
 
 PAGES = pages()
 SCRIPTS = {

@@ -19,10 +19,8 @@ from threading import Thread
 
 import pytest
 
-from zeropods.data.archive import unpack
-from zeropods.data.checksum import Checksum, git_blob_hash
-from zeropods.data.download import RECORD, Download, get, install, staged
-from zeropods.data.publishers import DATASETS, Dataset, Source
+from zeropods.data.download import DATASETS, RECORD, Dataset, Download, Source, get, install, staged, unpack
+from zeropods.data.manifest import Checksum, git_blob_hash
 from zeropods.errors import UserError
 
 MEMBERS = {"data/train.jsonl": "train.jsonl", "data/train.tables.jsonl": "train.tables.jsonl"}

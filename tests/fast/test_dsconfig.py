@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.causal_arguments import CausalArguments
-from zeropods.train.deepspeed_config import check_config, effective_config, read_config, technique
-from zeropods.train.deepspeed_keys import lookup
+from zeropods.train.arguments import CausalArguments, TextToSQLArguments
+from zeropods.train.deepspeed import check_config, effective_config, lookup, read_config, technique
 
 FOLDER = Path(__file__).resolve().parents[2] / "dsconfig"
 EVERY = {path.stem: read_config(path) for path in sorted(FOLDER.glob("*.json"))}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.extension_cache import VARIABLE, extension_cache, is_stale, use_own_cache
+from zeropods.programs import VARIABLE, extension_cache, is_stale, use_own_cache
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.extension_cache import STALE_SECONDS
-from zeropods.extension_turns import Turn, is_taken
+from zeropods.programs import STALE_SECONDS, Turn, is_taken
 
 HOLD = """
 import sys
-from zeropods.extension_turns import Turn
+from zeropods.programs import Turn
 Turn(sys.argv[1]).try_acquire()
 print("taken", flush=True)
 sys.stdin.read()

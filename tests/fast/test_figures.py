@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.made import GIB, a_failed_record, a_rank, a_record
-from zeropods.measure.rank import PHASES
-from zeropods.report.figures import arithmetic, memory, outcome, speed
-from zeropods.report.figures.of_run import DERIVED, FIGURES
-from zeropods.report.intervals import t_interval
+from zeropods.measure.record import PHASES
+from zeropods.report import figures
+from zeropods.report.figures import DERIVED, FIGURES
+from zeropods.report.groups import t_interval
 
 SHAPE = {"d_model": 2, "d_kv": 1, "d_ff": 4, "layers": 1, "heads": 2, "vocabulary": 10}
 """A projection is 2 x 2 x 1 = 4 parameters: encoder 4 x 4 + 2 x 2 x 4 = 32, decoder 8 x 4 + 16 = 48, of which
@@ -31,91 +31,91 @@ def ranks(key: str, *values: Any, **both: Any) -> dict[str, Any]:
 
 
 def test_duration_is_that_of_the_slowest_rank() -> None:
-    assert speed.duration_seconds(ranks("wall_seconds", 30.0, 31.5)) == 31.5
+    assert figures.duration_seconds(ranks("wall_seconds", 30.0, 31.5)) == 31.5
 
 
 def test_duration_of_a_resumed_run_is_not_known() -> None:
-    assert speed.duration_seconds(a_record(ranks=[a_rank(first_step=5)])) is None
+    assert figures.duration_seconds(a_record(ranks=[a_rank(first_step=5)])) is None
 
 
 def test_duration_is_not_known_where_a_rank_has_left_none() -> None:
     record = a_record(ranks=[a_rank(0)], pods=2, world_size=2, status="failed", effective_batch_size=64)
-    assert speed.duration_seconds(record) is None
+    assert figures.duration_seconds(record) is None
 
 
 def test_start_is_that_of_the_slowest_rank() -> None:
-    assert speed.start_seconds(ranks("start_seconds", 5.0, 7.0)) == 7.0
+    assert figures.start_seconds(ranks("start_seconds", 5.0, 7.0)) == 7.0
 
 
 def test_saving_is_summed_over_a_rank() -> None:
-    assert speed.save_seconds(ranks("save_seconds", [0.25, 0.5], [0.25])) == 0.75
+    assert figures.save_seconds(ranks("save_seconds", [0.25, 0.5], [0.25])) == 0.75
 
 
 def test_evaluation_is_summed_over_a_rank() -> None:
-    assert speed.evaluate_seconds(ranks("evaluate_seconds", [0.5], [0.25, 0.5])) == 0.75
+    assert figures.evaluate_seconds(ranks("evaluate_seconds", [0.5], [0.25, 0.5])) == 0.75
 
 
 def test_tokens_a_sample_are_means_over_all_rows_of_all_ranks() -> None:
     # 2 ranks x 20 steps x 32 rows = 1,280 rows; 2 x 6,400 source and 2 x 3,200 target tokens.
     record = two(source_tokens=6_400, target_tokens=3_200, padded_tokens=12_800)
-    assert speed.tokens_per_sample(record) == (10.0, 5.0)
+    assert figures.tokens_per_sample(record) == (10.0, 5.0)
 
 
 def test_tokens_a_second_are_samples_a_second_times_tokens_a_sample() -> None:
     # One rank: 640 rows in steps of 0.8 s: 40 samples/s; 9,600 tokens / 640 = 15 a sample.
     record = a_record(ranks=[a_rank(source_tokens=6_400, target_tokens=3_200, padded_tokens=12_800)])
-    assert speed.tokens_per_second(record) == pytest.approx(600)
+    assert figures.tokens_per_second(record) == pytest.approx(600)
 
 
 def test_padding_is_what_is_not_real() -> None:
-    assert speed.padding_share(two(source_tokens=6_400, target_tokens=3_200, padded_tokens=12_800)) == 0.25
+    assert figures.padding_share(two(source_tokens=6_400, target_tokens=3_200, padded_tokens=12_800)) == 0.25
 
 
 def test_evaluation_rate_is_rows_by_the_mean_of_the_slowest_rank() -> None:
     # 100 rows; means 0.5 and 0.25 s.
-    assert speed.evaluation_samples_per_second(ranks("evaluate_seconds", [0.4, 0.6], [0.25])) == pytest.approx(200)
+    assert figures.evaluation_samples_per_second(ranks("evaluate_seconds", [0.4, 0.6], [0.25])) == pytest.approx(200)
 
 
 def test_model_flops_are_those_of_a_sample_times_samples_a_second() -> None:
     # (32 + 8) x 10 + (48 - 8 + 20) x 5 = 700 products; 6 x 700 = 4,200 FLOPs a sample; 40 samples/s.
     record = a_record(ranks=[a_rank(source_tokens=6_400, target_tokens=3_200, padded_tokens=9_600, shape=SHAPE)])
-    assert arithmetic.model_flops_per_second(record) == pytest.approx(168_000)
+    assert figures.model_flops_per_second(record) == pytest.approx(168_000)
 
 
 def test_the_peak_of_gpus_is_published_and_summed_over_ranks() -> None:
     record = two(gpu=A100)
-    assert (arithmetic.peak_flops_per_second(record), arithmetic.peak_kind(record)) == (39.0e12, "published")
+    assert (figures.peak_flops_per_second(record), figures.peak_kind(record)) == (39.0e12, "published")
 
 
 def test_the_peak_of_a_gpu_that_is_not_published_is_measured_for_each_rank() -> None:
     record = ranks("matmul_flops_per_second", 2e12, None, gpu="GPU X")
-    assert (arithmetic.peak_flops_per_second(record), arithmetic.peak_kind(record)) == (4e12, "measured matmul")
+    assert (figures.peak_flops_per_second(record), figures.peak_kind(record)) == (4e12, "measured matmul")
 
 
 def test_pods_of_one_machine_share_its_measured_peak() -> None:
-    assert arithmetic.peak_flops_per_second(ranks("matmul_flops_per_second", 1e11, None)) == 1e11
+    assert figures.peak_flops_per_second(ranks("matmul_flops_per_second", 1e11, None)) == 1e11
 
 
 def test_machines_of_their_own_have_a_peak_each() -> None:
     record = a_record(ranks=[a_rank(0, matmul_flops_per_second=1e11, machine="a"), a_rank(1, machine="b")])
-    assert arithmetic.peak_flops_per_second(record) == 2e11
+    assert figures.peak_flops_per_second(record) == 2e11
 
 
 def test_mfu_is_the_share_of_the_peak() -> None:
-    assert arithmetic.model_flops_utilization(25.0, 100.0) == 0.25
+    assert figures.model_flops_utilization(25.0, 100.0) == 0.25
 
 
 def test_pods_of_one_machine_are_one_machine() -> None:
-    assert arithmetic.machines(two()) == 1
+    assert figures.machines(two()) == 1
 
 
 def test_a_peak_is_of_the_rank_that_needed_most() -> None:
-    assert memory.peak_bytes(ranks("peak_reserved_bytes", 5, 7), "reserved") == 7
+    assert figures.peak_bytes(ranks("peak_reserved_bytes", 5, 7), "reserved") == 7
 
 
 def test_device_used_memory_is_the_highest_sample() -> None:
     used = {"samples": 3, "peak": 9.0, "mean": 5.0, "minimum": 1.0}
-    assert memory.peak_bytes(two(sampled={"device_used_bytes": used}), "device-used") == 9.0
+    assert figures.peak_bytes(two(sampled={"device_used_bytes": used}), "device-used") == 9.0
 
 
 @pytest.mark.parametrize(
@@ -134,21 +134,21 @@ def test_device_used_memory_is_the_highest_sample() -> None:
     ],
 )
 def test_pods_are_compared_in_one_kind_of_memory(values: dict[str, Any], kind: str | None) -> None:
-    assert memory.pod_memory_kind(two(**values)) == kind
+    assert figures.pod_memory_kind(two(**values)) == kind
 
 
 def test_resident_memory_of_a_pod_is_the_sum_of_its_ranks() -> None:
     four = [a_rank(i, peak_resident_bytes=i + 1) for i in range(4)]
-    assert memory.pod_memory_bytes(a_record(ranks=four, pods=2, slots=2)) == [1 + 2, 3 + 4]
+    assert figures.pod_memory_bytes(a_record(ranks=four, pods=2, slots=2)) == [1 + 2, 3 + 4]
 
 
 def test_device_memory_of_a_pod_is_that_of_its_fullest_gpu() -> None:
     four = [a_rank(i, peak_allocated_bytes=i + 1) for i in range(4)]
-    assert memory.pod_memory_bytes(a_record(ranks=four, pods=2, slots=2)) == [2, 4]
+    assert figures.pod_memory_bytes(a_record(ranks=four, pods=2, slots=2)) == [2, 4]
 
 
 def test_peak_memory_is_that_of_the_fullest_pod() -> None:
-    assert memory.peak_memory_bytes(ranks("peak_resident_bytes", GIB, 3 * GIB)) == 3 * GIB
+    assert figures.peak_memory_bytes(ranks("peak_resident_bytes", GIB, 3 * GIB)) == 3 * GIB
 
 
 def a_phase(**peaks: int | None) -> dict[str, Any]:
@@ -158,22 +158,22 @@ def a_phase(**peaks: int | None) -> dict[str, Any]:
 
 def test_a_peak_within_a_phase_is_of_the_rank_that_needed_most() -> None:
     phases = [{"steady": a_phase(peak_resident_bytes=size)} for size in (5, 7)]
-    assert memory.phase_peak_bytes(ranks("phases", *phases), "steady") == 7
+    assert figures.phase_peak_bytes(ranks("phases", *phases), "steady") == 7
 
 
 def test_a_phase_that_a_rank_has_not_reached_has_no_peak() -> None:
     record = ranks("phases", {"save": a_phase(peak_resident_bytes=5)}, {})
-    assert memory.phase_peak_bytes(record, "save") is None
+    assert figures.phase_peak_bytes(record, "save") is None
 
 
 def test_on_a_cpu_live_states_are_measured_against_the_plan() -> None:
     live = [{"parameters": 4, "gradients": 4, "optimizer": size} for size in (8, 16)]
-    assert (memory.measured_bytes(ranks("live_bytes", *live)), memory.planned_kind(two())) == (24, "live states")
+    assert (figures.measured_bytes(ranks("live_bytes", *live)), figures.planned_kind(two())) == (24, "live states")
 
 
 def test_on_a_gpu_device_used_memory_is_measured_against_the_plan() -> None:
     used = {"device_used_bytes": {"samples": 3, "peak": 9.0, "mean": 5.0, "minimum": 1.0}}
-    assert memory.measured_bytes(two(gpu=A100, sampled=used)) == 9.0
+    assert figures.measured_bytes(two(gpu=A100, sampled=used)) == 9.0
 
 
 def test_the_plan_of_plain_training_is_sixteen_bytes_a_parameter() -> None:
@@ -181,57 +181,57 @@ def test_the_plan_of_plain_training_is_sixteen_bytes_a_parameter() -> None:
     # a final norm of 2 for each: 20 + 32 + 4 + 64 + 48 + 6 + 64 + 4 = 242 parameters.
     batch = {"rows": 1, "source_tokens": 1, "target_tokens": 1}
     record = a_record(ranks=[a_rank(shape=SHAPE, largest_batch=batch)])
-    assert memory.planned_bytes(record) == 16 * 242
+    assert figures.planned_bytes(record) == 16 * 242
 
 
 def test_a_technique_of_the_users_own_has_no_plan() -> None:
     batch = {"rows": 1, "source_tokens": 1, "target_tokens": 1}
     record = a_record(ranks=[a_rank(shape=SHAPE, largest_batch=batch)], technique="custom")
-    assert memory.planned_bytes(record) is None
+    assert figures.planned_bytes(record) is None
 
 
 def test_measured_and_planned_memory_are_set_in_ratio() -> None:
-    assert memory.measured_to_planned(90, 100) == 0.9
+    assert figures.measured_to_planned(90, 100) == 0.9
 
 
 def test_losses_are_the_last_ones() -> None:
-    assert (outcome.train_loss(a_record()), outcome.eval_loss(a_record())) == (2.0, 2.25)
+    assert (figures.train_loss(a_record()), figures.eval_loss(a_record())) == (2.0, 2.25)
 
 
 def test_energy_is_summed_over_ranks() -> None:
-    assert outcome.energy_joules(ranks("energy_joules", 100.0, 150.0)) == 250.0
+    assert figures.energy_joules(ranks("energy_joules", 100.0, 150.0)) == 250.0
 
 
 def test_energy_that_one_rank_has_not_measured_is_not_known() -> None:
-    assert outcome.energy_joules(ranks("energy_joules", 100.0, None)) is None
+    assert figures.energy_joules(ranks("energy_joules", 100.0, None)) is None
 
 
 def test_a_kilowatt_hour_is_3_6_million_joules() -> None:
-    assert outcome.energy_kwh(a_record(ranks=[a_rank(energy_joules=1.8e6)])) == 0.5
+    assert figures.energy_kwh(a_record(ranks=[a_rank(energy_joules=1.8e6)])) == 0.5
 
 
 def test_cost_is_pods_times_hours_times_price() -> None:
     # 2 pods x 1,800 s = 1 pod hour.
-    assert outcome.cost(two(wall_seconds=1_800.0), 3.0) == 3.0
+    assert figures.cost(two(wall_seconds=1_800.0), 3.0) == 3.0
 
 
 def test_without_a_price_there_is_no_cost() -> None:
-    assert outcome.cost(a_record(), None) is None
+    assert figures.cost(a_record(), None) is None
 
 
 @pytest.mark.parametrize(
     "figure",
     [
-        speed.tokens_per_second,
-        speed.padding_share,
-        arithmetic.model_flops_per_second,
-        arithmetic.peak_flops_per_second,
-        arithmetic.peak_kind,
-        memory.phase_kind,
-        memory.planned_bytes,
-        memory.measured_bytes,
-        outcome.train_loss,
-        outcome.energy_kwh,
+        figures.tokens_per_second,
+        figures.padding_share,
+        figures.model_flops_per_second,
+        figures.peak_flops_per_second,
+        figures.peak_kind,
+        figures.phase_kind,
+        figures.planned_bytes,
+        figures.measured_bytes,
+        figures.train_loss,
+        figures.energy_kwh,
     ],
 )
 def test_what_a_run_that_ended_early_has_not_measured_is_none(figure: Callable[[dict[str, Any]], Any]) -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zeropods.sql.grammar import MOST_CONDITIONS, QueryAutomaton, State
+from zeropods.sql.grammar import MOST_CONDITIONS, QueryAutomaton, State, Vocabulary, fold
 from zeropods.sql.query import AGGREGATES, Condition, Query
 from zeropods.sql.text import format_query, parse_query
-from zeropods.sql.vocabulary import Vocabulary, fold
 
 PAD, EOS, UNK, EXTRA = 0, 1, 2, 3
 CHARACTERS = string.ascii_letters + string.digits + ".,=<>()š"

@@ -12,9 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, check_plain, remote_argument, runner_argv, runner_environment
-from zeropods.launch.exported import exported_variables, write_environment
-from zeropods.launch.flags import find_script, flag_values, run_folder_of, typed
+from zeropods.launch.command import (
+    Launch,
+    check_plain,
+    exported_variables,
+    find_script,
+    flag_values,
+    remote_argument,
+    run_folder_of,
+    runner_argv,
+    runner_environment,
+    typed,
+    write_environment,
+)
 from zeropods.pods.hostfile import Host
 
 HOSTS = (Host("10.0.0.1", 2), Host("10.0.0.2", 2))

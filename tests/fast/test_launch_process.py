@@ -15,8 +15,7 @@ import pytest
 from tests.made import a_record
 from zeropods.errors import UserError
 from zeropods.launch.child import child_environment
-from zeropods.launch.follow import Tail, planned_steps
-from zeropods.launch.process import SCRIPT, train, train_argv
+from zeropods.launch.local import SCRIPT, Tail, planned_steps, train, train_argv
 
 WAIT_SECONDS = 20.0
 OPENING = f"""
@@ -74,7 +73,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-TRAIN = "from zeropods.launch.process import train; train(sys.argv[1], outputdir=sys.argv[2])"
+TRAIN = "from zeropods.launch.local import train; train(sys.argv[1], outputdir=sys.argv[2])"
 
 
 def test_a_command_has_its_flags_as_the_script_reads_them() -> None:

@@ -11,19 +11,19 @@ import pytest
 
 from tests.made import a_rank
 from zeropods.launch.heartbeat import SILENT_SECONDS, Pulse
-from zeropods.launch.outcome import record_run
-from zeropods.launch.output import Output
-from zeropods.launch.ranks import Ranks
-from zeropods.launch.verdict import (
+from zeropods.launch.outcome import (
     ABSENT_SECONDS,
     FAILED_SECONDS,
     FIRST_SECONDS,
     GONE_SECONDS,
     START_SECONDS,
+    Ranks,
     Sight,
     Verdict,
     judge,
+    record_run,
 )
+from zeropods.launch.supervisor import Output
 from zeropods.pods.state import Pod
 
 

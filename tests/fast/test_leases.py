@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zeropods.pods.agent.leases import IDLE, KERNEL, STRANGER_SECONDS, ClusterLease, RunEndedError, RunLeases
+from zeropods.pods.leases import IDLE, KERNEL, STRANGER_SECONDS, ClusterLease, RunEndedError, RunLeases
 
 
 def test_a_kernel_lease_is_prolonged_by_a_renewal() -> None:

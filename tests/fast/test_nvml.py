@@ -37,7 +37,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
 """
 ASK = """
 import json, sys
-from zeropods.measure.nvml import find_gpu
+from zeropods.measure.environment import find_gpu
 gpu = find_gpu(sys.argv[1:])
 print(json.dumps(None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()}))
 """

@@ -16,14 +16,11 @@ import pytest
 from tests.full.launches import RANK, left, until
 from tests.made import a_rank
 from tests.small_memory import small_memory, within
-from zeropods.launch.alone import run_to_end
-from zeropods.launch.out_of_memory import killed_for_memory
-from zeropods.launch.outcome import of_ranks
-from zeropods.launch.ranks import Ranks
-from zeropods.launch.verdict import Verdict
-from zeropods.measure.beat import Beat, read_beats, write_beat
+from zeropods.launch.local import run_to_end
+from zeropods.launch.outcome import Ranks, Verdict, killed_for_memory, of_ranks
+from zeropods.measure.heartbeat import Beat, read_beats, write_beat
 from zeropods.measure.sampler import HEADER
-from zeropods.pods.oom_kills import oom_kills
+from zeropods.pods.processes import oom_kills
 
 V1, V2 = "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n", "0::/user.slice/job\n"
 EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
@@ -105,7 +102,7 @@ def test_a_rank_that_had_not_begun_is_out_of_memory_without_a_phase(tmp_path: Pa
 
 
 ALONE = (
-    "import sys; from pathlib import Path; from zeropods.launch.alone import run_to_end; "
+    "import sys; from pathlib import Path; from zeropods.launch.local import run_to_end; "
     "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.record['status'], ended.reason)"
 )
 RANK_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(RANK.parents[2])}

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropods.data.packing import join, overlap, pack, unpack
+from zeropods.data.text import join, overlap, pack, unpack
 
 tokens = st.lists(st.integers(0, 50_000), max_size=80).map(lambda ids: np.array(ids, np.int32))
 END = 99_999

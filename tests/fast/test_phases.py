@@ -9,7 +9,7 @@ import pytest
 
 from zeropods.measure.environment import process_age_seconds
 from zeropods.measure.phases import Counters, Peaks, Phases
-from zeropods.measure.resident import peak_resident_bytes, reset_peak_resident, resident_bytes
+from zeropods.measure.sampler import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 MIB = 2**20
 

@@ -10,24 +10,25 @@ import pytest
 from tests.fast.test_plan_verb import result
 from tests.made import a_rank, a_record
 from zeropods.errors import UserError
-from zeropods.plan.any_request import request_for
-from zeropods.plan.causal_activations import causal_activations
-from zeropods.plan.causal_flops import attention_products, causal_recomputed_flops, causal_training_flops
-from zeropods.plan.causal_job import CausalJob
-from zeropods.plan.causal_parameters import causal_parameters
-from zeropods.plan.causal_request import CausalRequest
-from zeropods.plan.causal_shapes import CAUSAL_SHAPES, CausalShape, causal_shape, causal_shape_from
-from zeropods.plan.claims import claims, layer_bytes_by_formula, state_bytes
+from zeropods.plan.activations import causal_activations
 from zeropods.plan.estimate import plan
+from zeropods.plan.jobs import CausalJob
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import plan_memory
+from zeropods.plan.parameters import (
+    attention_products,
+    causal_parameters,
+    causal_recomputed_flops,
+    causal_training_flops,
+)
+from zeropods.plan.published import claims, layer_bytes_by_formula, state_bytes
 from zeropods.plan.recorded import planned
+from zeropods.plan.request import CausalRequest, request_for
+from zeropods.plan.shapes import CAUSAL_SHAPES, CausalShape, causal_shape, causal_shape_from
 from zeropods.plan.step_time import step_time
-from zeropods.plan.technique import TECHNIQUES, technique_named
-from zeropods.plan.zero_settings import ZeroSettings
-from zeropods.report.figures import arithmetic, speed
-from zeropods.report.plan_claims import claims_table
-from zeropods.report.plan_lengths import length_plans
+from zeropods.report import figures
+from zeropods.report.plan import claims_table, length_plans
+from zeropods.techniques import TECHNIQUES, ZeroSettings, technique_named
 
 SMALLEST = CausalShape(
     family="llama", hidden=4, layers=1, heads=2, kv_heads=1, head_size=2, ffn=3, vocabulary=5, positions=8, tied=False
@@ -314,12 +315,12 @@ def recorded(**values: Any) -> dict[str, Any]:
 def test_flops_of_a_causal_run_are_those_of_its_rows_a_second() -> None:
     # 40 samples a second, each 6 x (84 x 8 + 20 x 2 + 4 x 8^2).
     record = recorded()
-    assert arithmetic.model_flops_per_second(record) == pytest.approx(40 * 6 * (672 + 40 + 256))
+    assert figures.model_flops_per_second(record) == pytest.approx(40 * 6 * (672 + 40 + 256))
 
 
 def test_tokens_with_a_loss_are_counted_once_in_a_causal_run() -> None:
-    assert speed.tokens_per_second(recorded()) == pytest.approx(40 * 8)
-    assert speed.padding_share(recorded()) == 0
+    assert figures.tokens_per_second(recorded()) == pytest.approx(40 * 8)
+    assert figures.padding_share(recorded()) == 0
 
 
 def test_a_recorded_causal_run_is_planned_with_its_batch_and_attention() -> None:

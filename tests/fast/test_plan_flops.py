@@ -7,9 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.plan.flops import matmul_parameters, recomputed_flops, training_flops
-from zeropods.plan.parameters import largest_tensor, t5_parameters
-from zeropods.plan.peaks import published_flops
+from zeropods.plan.machines import published_flops
+from zeropods.plan.parameters import largest_tensor, matmul_parameters, recomputed_flops, t5_parameters, training_flops
 from zeropods.plan.shapes import T5_SHAPES, T5Shape, shape_from, t5_shape
 
 SMALLEST = T5Shape(d_model=2, d_kv=1, d_ff=3, layers=1, heads=2, vocabulary=5)

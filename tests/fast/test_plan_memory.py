@@ -10,14 +10,13 @@ import pytest
 
 from tests.made import a_rank, a_record
 from zeropods.plan.activations import activations
-from zeropods.plan.job import Job
-from zeropods.plan.largest import largest
+from zeropods.plan.estimate import largest
+from zeropods.plan.jobs import Job
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.recorded import planned
 from zeropods.plan.shapes import T5Shape, t5_shape
-from zeropods.plan.technique import TECHNIQUES, technique_named
-from zeropods.plan.term import elements, share, short
-from zeropods.plan.zero_settings import ZeroSettings, read_zero_settings
+from zeropods.plan.workload import elements, share, short
+from zeropods.techniques import TECHNIQUES, ZeroSettings, read_zero_settings, technique_named
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALLEST = T5Shape(d_model=2, d_kv=1, d_ff=3, layers=1, heads=2, vocabulary=5)

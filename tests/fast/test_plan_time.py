@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from zeropods.plan.communication import traffic
-from zeropods.plan.fitted import PUBLISHED_REPORT, MeasuredStep, fitted_bandwidth
-from zeropods.plan.job import Job
+from zeropods.plan.jobs import Job
 from zeropods.plan.machines import Machines
 from zeropods.plan.parameters import t5_parameters
 from zeropods.plan.published import published, published_for
 from zeropods.plan.shapes import T5Shape, t5_shape
-from zeropods.plan.step_time import compute_seconds, step_time
-from zeropods.plan.technique import technique_named
-from zeropods.plan.zero_settings import ZeroSettings
+from zeropods.plan.step_time import (
+    PUBLISHED_REPORT,
+    MeasuredStep,
+    compute_seconds,
+    fitted_bandwidth,
+    step_time,
+    traffic,
+)
+from zeropods.techniques import ZeroSettings, technique_named
 
 SMALLEST = T5Shape(d_model=2, d_kv=1, d_ff=3, layers=1, heads=2, vocabulary=5)
 P = 224

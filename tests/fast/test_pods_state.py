@@ -14,8 +14,11 @@ import pytest
 
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.pods import cluster, cluster_files, processes, programs, removal, signals, state
-from zeropods.pods.backends import fleet, network, workers
+from zeropods.pods import cluster, processes, start, state
+from zeropods.pods import cluster as cluster_files
+from zeropods.pods import cluster as removal
+from zeropods.pods import processes as signals
+from zeropods.pods.backends import fleet, local, workers
 from zeropods.pods.state import Pod, Settings, State
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
@@ -190,23 +193,23 @@ def test_a_lock_waits_for_its_time() -> None:
 
 
 def test_two_starts_at_once_are_never_given_the_same_address() -> None:
-    first, second = network.Loopback(set), network.Loopback(set)
+    first, second = local.Loopback(set), local.Loopback(set)
     ours = first.claim(3)
     assert not set(ours) & set(second.claim(3))
     first.settled()
-    assert set(ours) & set(network.Loopback(set).claim(200))
+    assert set(ours) & set(local.Loopback(set).claim(200))
 
 
 def test_an_address_that_another_cluster_has_is_not_given() -> None:
-    (first,) = network.Loopback(set).claim(1)
-    assert network.Loopback(lambda: {first}).claim(1) != [first]
+    (first,) = local.Loopback(set).claim(1)
+    assert local.Loopback(lambda: {first}).claim(1) != [first]
 
 
 def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(start, "SYSTEM_FOLDERS", ())
     with pytest.raises(UserError, match=r"^sshd, ssh, ssh-keygen, pdsh: .* openssh-client openssh-server pdsh$"):
-        programs.require_programs()
+        start.require_programs()
 
 
 def test_what_is_asked_for_differently_is_shown() -> None:

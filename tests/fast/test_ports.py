@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.ports import LISTENED, free_port, is_free
+from zeropods.programs import LISTENED, free_port, is_free
 
 
 def test_a_port_that_a_server_has_is_not_free() -> None:

@@ -14,17 +14,21 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.extension_turns import Turn
+from zeropods.pods import preflight_checks, probe
 from zeropods.pods.hostfile import Host
-from zeropods.pods.preflight import operations, resource_checks, software_checks
-from zeropods.pods.preflight.bounded import Ended, run_bounded
-from zeropods.pods.preflight.check import Check, PodChecks, Preflight
-from zeropods.pods.preflight.expectation import GIB, Expectation
-from zeropods.pods.preflight.machine import find_program
-from zeropods.pods.preflight.preflight import mending_lines, pods_check_table, preflight, preflight_self, require
-from zeropods.pods.preflight.probe import Facts, cml_variables, gather
-from zeropods.pods.preflight.reach import ssh_check
-from zeropods.ports import free_port, is_free
+from zeropods.pods.preflight import (
+    Ended,
+    mending_lines,
+    pods_check_table,
+    preflight,
+    preflight_self,
+    require,
+    run_bounded,
+    ssh_check,
+)
+from zeropods.pods.preflight_checks import GIB, Check, Expectation, PodChecks, Preflight
+from zeropods.pods.probe import Facts, cml_variables, find_program, gather
+from zeropods.programs import Turn, free_port, is_free
 
 DEADLINE_SECONDS = 20.0
 
@@ -58,7 +62,7 @@ def bounded(*argv: str, alive_seconds: float = DEADLINE_SECONDS, seconds: float 
 
 
 def test_probe_prints_its_facts_as_one_line(project: Path) -> None:
-    argv = [sys.executable, "-m", "zeropods.pods.preflight.probe", "--project", str(project), "--file", "train.py"]
+    argv = [sys.executable, "-m", "zeropods.pods.probe", "--project", str(project), "--file", "train.py"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=True)
     assert done.stdout.count("\n") == 1
     found = Facts.from_json(json.loads(done.stdout))
@@ -68,7 +72,7 @@ def test_probe_prints_its_facts_as_one_line(project: Path) -> None:
 def test_probe_loads_no_torch(project: Path) -> None:
     code = f"""
 import sys
-from zeropods.pods.preflight.probe import main
+from zeropods.pods.probe import main
 main(["--project", {str(project)!r}])
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "deepspeed")))
 """
@@ -182,20 +186,20 @@ def _state(process: int) -> str:
 def test_pythons_release_must_be_the_masters(facts: Facts, expected: Expectation, found: str, verdict: str) -> None:
     master = dataclasses.replace(expected, versions={**expected.versions, "python": "3.11.7"})
     pod = dataclasses.replace(facts, versions={**facts.versions, "python": found})
-    assert software_checks.python(pod, master).verdict == verdict
+    assert preflight_checks.python(pod, master).verdict == verdict
 
 
 def test_other_version_of_a_package_is_mended_by_pip(facts: Facts, expected: Expectation) -> None:
     master = dataclasses.replace(expected, versions={**expected.versions, "torch": "2.13.0+cpu"})
     pod = dataclasses.replace(facts, versions={**facts.versions, "torch": "9.9.9"})
-    check = software_checks.package("torch", pod, master)
+    check = preflight_checks.package("torch", pod, master)
     assert (check.verdict, check.value) == ("failed", "9.9.9")
     assert check.remedy == "the master has 2.13.0+cpu; on the pod: pip install torch==2.13.0"
 
 
 def test_missing_package_is_said_to_be_missing(facts: Facts, expected: Expectation) -> None:
     pod = dataclasses.replace(facts, versions={**facts.versions, "deepspeed": None})
-    assert software_checks.package("deepspeed", pod, expected).value == "missing"
+    assert preflight_checks.package("deepspeed", pod, expected).value == "missing"
 
 
 @pytest.mark.parametrize(
@@ -215,10 +219,10 @@ def test_operations_are_judged_by_what_the_run_needs(
 ) -> None:
     pod = dataclasses.replace(
         facts,
-        operations=dict.fromkeys(operations.OPERATIONS, state),
+        operations=dict.fromkeys(probe.OPERATIONS, state),
         gpus=[{"free_bytes": GIB, "total_bytes": GIB}] * gpus or None,
     )
-    assert software_checks.operations(pod, dataclasses.replace(expected, offload=offload)).verdict == verdict
+    assert preflight_checks.operations(pod, dataclasses.replace(expected, offload=offload)).verdict == verdict
 
 
 @pytest.mark.parametrize(("files", "state"), [(["cpu_adam.so"], "compiled"), (["cpu_adam.o"], "compiling")])
@@ -231,15 +235,15 @@ def test_cache_of_compiled_operations_is_read(
         (tmp_path / "cpu_adam" / name).touch()
     turn = Turn(str(tmp_path / "cpu_adam" / "lock"))
     turn.try_acquire()
-    assert operations.operation_states()["cpu_adam"] == state
+    assert probe.operation_states()["cpu_adam"] == state
     turn.release()
-    assert operations.operation_states()["cpu_adam"] != "compiling"
+    assert probe.operation_states()["cpu_adam"] != "compiling"
 
 
 def test_without_a_compiler_nothing_can_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert operations.operation_states()["cpu_adam"].startswith("impossible: no C++ compiler")
+    assert probe.operation_states()["cpu_adam"].startswith("impossible: no C++ compiler")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_without_a_compiler_nothing_can_be_compiled(tmp_path: Path, monkeypatch:
 )
 def test_clock_is_judged_apart_from_the_round_trip(facts: Facts, offset: float, verdict: str, value: str) -> None:
     pod = dataclasses.replace(facts, time_seconds=1000.0 + offset)
-    check = resource_checks.clock(pod, 1000.0, 1001.0)
+    check = preflight_checks.clock(pod, 1000.0, 1001.0)
     assert (check.verdict, check.value) == (verdict, value)
 
 
@@ -264,7 +268,7 @@ def test_clock_is_judged_apart_from_the_round_trip(facts: Facts, offset: float, 
 )
 def test_slots_are_gpus_or_else_cores(facts: Facts, gpus: int, cores: int, slots: int, verdict: str) -> None:
     pod = dataclasses.replace(facts, gpus=[{"free_bytes": 1, "total_bytes": 1}] * gpus or None, cores=cores)
-    assert resource_checks.slots(pod, slots).verdict == verdict
+    assert preflight_checks.slots(pod, slots).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -282,12 +286,12 @@ def test_full_disk_is_a_failure_and_a_nearly_full_one_a_warning(
     facts: Facts, expected: Expectation, room: int | None, tmp: int, shm: int, verdict: str
 ) -> None:
     pod = dataclasses.replace(facts, free_bytes={"project": room, "/tmp": tmp, "/dev/shm": shm})
-    assert resource_checks.disk(pod, expected).verdict == verdict
+    assert preflight_checks.disk(pod, expected).verdict == verdict
 
 
 def test_gpu_that_somebody_uses_is_a_warning(facts: Facts, expected: Expectation) -> None:
     gpus = [{"free_bytes": 40 * GIB, "total_bytes": 40 * GIB}, {"free_bytes": 10 * GIB, "total_bytes": 40 * GIB}]
-    check = resource_checks.gpu_memory(dataclasses.replace(facts, gpus=gpus), expected)
+    check = preflight_checks.gpu_memory(dataclasses.replace(facts, gpus=gpus), expected)
     assert (check.verdict, check.value) == ("warning", "10.0 GiB of 40.0 GiB") and "GPU 1" in check.remedy
 
 
@@ -305,7 +309,7 @@ def test_cml_variables_are_taken_under_either_name_and_no_other_is() -> None:
     ],
 )
 def test_cml_pod_says_who_it_is(facts: Facts, stated: dict[str, str], verdict: str) -> None:
-    assert software_checks.cml(dataclasses.replace(facts, cml=stated), "10.0.0.2").verdict == verdict
+    assert preflight_checks.cml(dataclasses.replace(facts, cml=stated), "10.0.0.2").verdict == verdict
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.private_folder import DEMO, FRESH_SECONDS, POD, make_private_folder
+from zeropods.files import DEMO, FRESH_SECONDS, POD, make_private_folder
 
-MAKE = "from zeropods.private_folder import POD, make_private_folder as make; print(make(POD), flush=True); input()"
+MAKE = "from zeropods.files import POD, make_private_folder as make; print(make(POD), flush=True); input()"
 
 
 @pytest.fixture(autouse=True)

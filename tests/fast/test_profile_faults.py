@@ -12,15 +12,20 @@ import pytest
 from tests.fast.test_profile_read import PATH, ZERO1, ZERO3
 from tests.made import a_rank, a_record, write_run
 from tests.made_profile import Model
-from zeropods.measure.profile.checked import Checked, check
-from zeropods.measure.profile.classes import by_class
-from zeropods.measure.profile.closed_form import closed_form
-from zeropods.measure.profile.compare import compare, differences
-from zeropods.measure.profile.derived import shares
-from zeropods.measure.profile.fault import Fault
-from zeropods.measure.profile.faults import faults
-from zeropods.measure.profile.mend import Mended, mended
-from zeropods.measure.profile.read import parse_report
+from zeropods.measure.profile import parse_report
+from zeropods.measure.profile_checks import (
+    Checked,
+    Fault,
+    Mended,
+    by_class,
+    check,
+    closed_form,
+    compare,
+    differences,
+    faults,
+    mended,
+    shares,
+)
 
 T5_TINY_LINEAR_MACS = 568_328_192
 """16 rows, 52 source and 20 target tokens, 304 labels, by hand: encoder and cross-attention's keys and values

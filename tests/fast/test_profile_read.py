@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from tests.made_profile import Model, printed
 from zeropods.errors import UserError
-from zeropods.measure.profile.read import parse_report, read_report
-from zeropods.measure.profile.report import Module, Report
-from zeropods.measure.profile.units import amount, rounding
+from zeropods.measure.profile import Module, Report, amount, parse_report, read_report, rounding
 
 DATA = Path(__file__).with_name("data")
 ZERO1, ZERO3 = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"

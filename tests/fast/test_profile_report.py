@@ -13,10 +13,8 @@ from tests.fast.test_profile_read import ZERO1, ZERO3
 from tests.made_profile import Model
 from zeropods.cli import profile as cli_profile
 from zeropods.errors import UserError
-from zeropods.measure.profile.report import Module
-from zeropods.report.icicle import cells
-from zeropods.report.profile_report import ProfileReport
-from zeropods.report.profile_words import MEANING, scaled, told_apart, written
+from zeropods.measure.profile import Module
+from zeropods.report.profile import MEANING, ProfileReport, cells, scaled, told_apart, written
 from zeropods.report.run import Run
 
 PNG = b"\x89PNG"

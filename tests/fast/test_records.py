@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.measure.rank import RankMeasurement
-from zeropods.measure.records import compose_record
+from zeropods.measure.record import RankMeasurement, compose_record
 
 
 def write_run(folder: Path, statuses: tuple[str, ...], ended: tuple[float, ...]) -> None:

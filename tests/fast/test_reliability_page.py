@@ -9,7 +9,7 @@ import pytest
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import difference
-from zeropods.measure.records import read_json
+from zeropods.measure.record import read_json
 
 ENVIRONMENT = {"hardware": {"cpu": "a processor", "cores": 2}}
 

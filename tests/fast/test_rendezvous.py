@@ -21,10 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeropods.errors import UserError
-from zeropods.pods.rendezvous.register import register
-from zeropods.pods.rendezvous.registration import Registration
-from zeropods.pods.rendezvous.rendezvous import Answer, MissingPods, Rendezvous
-from zeropods.pods.wire.channel import Channel, ChannelError, connect
+from zeropods.pods.registration import Registration, register
+from zeropods.pods.rendezvous import Answer, MissingPods, Rendezvous
+from zeropods.pods.wire import Channel, ChannelError, connect
 
 HERE = "127.0.0.1"
 QUIET = "127.0.61.61"

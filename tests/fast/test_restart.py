@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.launch import finished
-from zeropods.launch.again import End, Restarts, changed_flags, next_attempt
-from zeropods.launch.batch import Batch, batch_of, with_flags
-from zeropods.launch.command import Launch
+from zeropods.launch import planning
+from zeropods.launch.command import Batch, Launch, batch_of, with_flags
+from zeropods.launch.local import run_here
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.process import run_here
+from zeropods.launch.restart import End, Restarts, changed_flags, next_attempt
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.state import Pod, Settings, State
 
@@ -134,7 +133,7 @@ def test_a_run_that_was_to_begin_anew_does_so_once(three: Cluster, tmp_path: Pat
 def test_a_run_that_went_on_is_still_the_one_that_was_asked_for(three: Cluster, tmp_path: Path) -> None:
     first = asked(three, tmp_path)
     again = next_attempt(first, without(three, 0), Restarts(most=1), opened=True)
-    assert isinstance(again, Launch) and finished.identity(again) == finished.identity(first)
+    assert isinstance(again, Launch) and planning.identity(again) == planning.identity(first)
 
 
 def record(status: str, *ranks: str, pod: str | None = None) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
-from zeropods.checkpoints.manifest import read_manifest
-from zeropods.checkpoints.newest import Found, newest_good
-from zeropods.checkpoints.pointer import write_pointer
-from zeropods.checkpoints.retire import Retired, retire
+from zeropods.train.checkpoint_files import Found, Retired, newest_good, read_manifest, retire, write_pointer
 
 OPERATIONS = ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir")
 

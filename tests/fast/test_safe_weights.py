@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.safe_weights import has_weights, refuse_other_weights
+from zeropods.files import has_weights, refuse_other_weights
 
 
 def write(path: Path, document: object) -> None:

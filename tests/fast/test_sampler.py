@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.measure.nvml import Gpu, find_gpu
-from zeropods.measure.resident import resident_bytes
-from zeropods.measure.sampler import COLUMNS, Sampler
-from zeropods.measure.series import Series
+from zeropods.measure.environment import Gpu, find_gpu
+from zeropods.measure.sampler import COLUMNS, Sampler, Series, resident_bytes
 
 MIB = 2**20
 KNOWN = """
 import json, time
 from pathlib import Path
 import numpy
-from zeropods.measure.resident import resident_bytes
+from zeropods.measure.sampler import resident_bytes
 from zeropods.measure.sampler import Sampler
 read = lambda: {"resident_bytes": resident_bytes()}
 with Sampler(Path("memory/0.csv"), 0.02, read, lambda: "load") as sampler:

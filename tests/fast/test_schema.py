@@ -13,10 +13,19 @@ import pytest
 
 from tests.made import a_failed_record, a_rank, a_record, write_run
 from zeropods.errors import UserError
-from zeropods.measure.rank import BatchShape, LiveBytes, PhasePeak, RankMeasurement, Sampled
-from zeropods.measure.rates import samples_per_second, train_seconds
-from zeropods.measure.records import compose_record, read_record, write_record
-from zeropods.measure.schema import Record
+from zeropods.measure.record import (
+    BatchShape,
+    LiveBytes,
+    PhasePeak,
+    RankMeasurement,
+    Record,
+    Sampled,
+    compose_record,
+    read_record,
+    samples_per_second,
+    train_seconds,
+    write_record,
+)
 
 GONE = object()
 TWO = [a_rank(0), a_rank(1)]

@@ -14,9 +14,8 @@ import pytest
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.slurm.job import Job, read_job, verdict_of
-from zeropods.launch.slurm.job_log import JobLog
-from zeropods.launch.slurm.submission import Submission, job_environment, sbatch_argv
+from zeropods.launch.slurm import Submission, job_environment, sbatch_argv
+from zeropods.launch.slurm_job import Job, JobLog, read_job, verdict_of
 from zeropods.pods.hostfile import Host
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from zeropods.data.download import RECORD
-from zeropods.data.publishers import DATASETS
+from zeropods.data.causal_samples import write_squad_sample
+from zeropods.data.download import DATASETS, RECORD
+from zeropods.data.prompts import answer_in, squad_prompt
 from zeropods.data.squad import SquadExample, read_squad, squad_splits
-from zeropods.data.squad_prompt import answer_in, squad_prompt
-from zeropods.data.squad_sample import write_squad_sample
 from zeropods.errors import UserError
 
 QUESTION = {"id": "q1", "question": "Where is Ann?", "answers": [{"text": "in Rome", "answer_start": 7}]}

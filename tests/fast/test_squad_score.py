@@ -14,11 +14,10 @@ from scipy.stats import bootstrap
 from zeropods.cli import main
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
-from zeropods.evaluate.interval import mean_interval
-from zeropods.evaluate.own_metric import own_metric
-from zeropods.evaluate.squad_answers import SquadAnswer, holds_answers, read_answers, write_answers
-from zeropods.evaluate.squad_metrics import exact_match, f1, normalized
-from zeropods.evaluate.squad_score import score_answers
+from zeropods.evaluate.intervals import mean_interval
+from zeropods.evaluate.predictions import SquadAnswer, holds_answers, read_answers, write_answers
+from zeropods.evaluate.score import own_metric
+from zeropods.evaluate.squad import exact_match, f1, normalized, score_answers
 
 CONTEXT = "The red fox ran to the river, and a grey fox slept."
 QUESTIONS = [

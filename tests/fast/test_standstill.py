@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.stacks import save_stacks
-from zeropods.launch.standstill import DEFAULT_SECONDS, PATIENT_SECONDS, Standstill, check_step_timeout, culprit
-from zeropods.measure.beat import BYTES, Beat, beat_file, read_beats, write_beat
-from zeropods.pods.agent.stacks import catches
-from zeropods.pods.processes import read_process
-from zeropods.pods.signals import STACKS
+from zeropods.launch.hangs import DEFAULT_SECONDS, PATIENT_SECONDS, Standstill, check_step_timeout, culprit, save_stacks
+from zeropods.measure.heartbeat import BYTES, Beat, beat_file, read_beats, write_beat
+from zeropods.pods.processes import STACKS, catches, read_process
 
 BARRIER = ("torch/distributed/distributed_c10d.py:4811 barrier", "train.py:9 step")
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
-from zeropods.plan.causal_shapes import causal_shape
+from zeropods.plan.shapes import causal_shape
 from zeropods.report.gate import compare, read_old
+from zeropods.report.notebook_tables import memory_table, scaling_table, training_table
 from zeropods.report.run import Run
 from zeropods.report.summary import Summary, read_runs
-from zeropods.report.workshop_tables import memory_table, scaling_table, training_table
 
 MIB = 2**20
 SQUAD_SCORE = {

@@ -8,8 +8,7 @@ import pytest
 
 from tests.made import a_rank, a_record, write_run
 from zeropods.errors import UserError
-from zeropods.report.memory_plot import Timeline, memory_over_time, read_timeline
-from zeropods.report.series import read_series
+from zeropods.report.memory_plot import Timeline, memory_over_time, read_series, read_timeline
 from zeropods.report.summary import read_runs
 
 HEADER = (

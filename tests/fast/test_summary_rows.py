@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.made import GIB, a_failed_record, a_rank, a_record, a_score, write_run
-from zeropods.report.groups import letters
-from zeropods.report.settings import unequal
+from zeropods.report.groups import letters, unequal
 from zeropods.report.summary import Summary, read_runs
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from zeropods.sweep.order import balanced, row
+from zeropods.sweep.trial import balanced, row
 
 
 def test_the_rows_of_four_cells_are_those_of_a_williams_design() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.sweep.cells import TECHNIQUES
-from zeropods.sweep.matrix import Matrix, write_matrix
+from zeropods.sweep.matrix import TECHNIQUES, Matrix, write_matrix
 from zeropods.sweep.reading import matrix_of, read_matrix
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,12 +12,11 @@ import pytest
 
 from tests.made import a_failed_record, a_rank, a_record
 from zeropods.errors import UserError
-from zeropods.launch import finished
+from zeropods.launch import planning
 from zeropods.sweep.matrix import Matrix
 from zeropods.sweep.reading import matrix_of
 from zeropods.sweep.results import Row, Sweep, earlier_rows, read_sweep
-from zeropods.sweep.run import run_sweep
-from zeropods.sweep.standing import held, refuse_other_runs, standing_row
+from zeropods.sweep.run import held, refuse_other_runs, run_sweep, standing_row
 from zeropods.sweep.trial import Trial, trials
 
 
@@ -41,7 +40,7 @@ def trial(tmp_path: Path) -> Trial:
 def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
     """The trial with what a run of it leaves."""
     trial.folder.mkdir(parents=True)
-    finished.remember(trial.launch)
+    planning.remember(trial.launch)
     for name in ("config", "record"):
         (trial.folder / f"{name}.json").write_text(json.dumps(record))
     return trial

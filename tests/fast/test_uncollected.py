@@ -9,8 +9,7 @@ import pytest
 
 from tests.made import a_record, write_run
 from zeropods.errors import UserError
-from zeropods.report.summary import read_runs, summarize
-from zeropods.report.uncollected import uncollected
+from zeropods.report.summary import read_runs, summarize, uncollected
 
 
 def test_within_nothing_is_collected() -> None:

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.made_checkpoint import an_origin, quick_folder, save
-from zeropods.checkpoints.manifest import UnsoundError, read_manifest
-from zeropods.checkpoints.retire import retire
-from zeropods.checkpoints.universal import check_universal, make_universal, sweep_universal, universal_of
+from zeropods.train.checkpoint_files import (
+    UnsoundError,
+    check_universal,
+    make_universal,
+    read_manifest,
+    retire,
+    sweep_universal,
+    universal_of,
+)
 
 STATES = {"zero/weight/fp32.pt": b"weights", "zero/weight/exp_avg.pt": b"averages"}
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import pytest
 
 from zeropods import __version__
-from zeropods.data import building
+from zeropods.data import prepare
 from zeropods.measure import environment
 
 
@@ -19,8 +19,8 @@ def only_others(name: str, known: dict[str, str]) -> str:
 
 def test_a_set_is_made_by_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {"tokenizers": "1", "sentencepiece": "2", "datasets": "3"}
-    monkeypatch.setattr(building, "version", lambda name: only_others(name, others))
-    assert building.versions() == {"zeropods": __version__, **others}
+    monkeypatch.setattr(prepare, "version", lambda name: only_others(name, others))
+    assert prepare.versions() == {"zeropods": __version__, **others}
 
 
 def test_a_record_names_the_version_of_the_code_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from zeropods.plan.causal_shapes import CausalShape
-from zeropods.ports import free_port
-from zeropods.threads import wait_passively
-from zeropods.train.causal_batch import collate_causal
-from zeropods.train.causal_model import random_causal
+from zeropods.plan.shapes import CausalShape
+from zeropods.programs import free_port, wait_passively
+from zeropods.train.causal import collate_causal
+from zeropods.train.causal_models import random_causal
 
 STEPS, RANKS, RATE = 4, 2, 0.2
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.made import a_record, a_score, write_run
-from zeropods.data.tokenized import source_of, target_of
+from zeropods.data.prepare import source_of, target_of
 from zeropods.data.wikisql import Example, read_split
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,9 +56,9 @@ def untrained_runs(folder: Path, data: Path) -> Path:
 
 
 def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
-    from zeropods.data.tokenizer import train_tokenizer
+    from zeropods.data.tokenizers import train_tokenizer
     from zeropods.plan.shapes import t5_shape
-    from zeropods.train.t5 import random_t5
+    from zeropods.train.text2sql import random_t5
 
     texts = [text for example in examples for text in (source_of(example, "schema"), target_of(example))]
     model = random_t5(t5_shape("t5-tiny"), seed=seed)

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from zeropods.errors import guarded
-from zeropods.threads import wait_passively
+from zeropods.programs import wait_passively
 
 SAID: dict[int, str] = {}
 """Where each child's words are."""
@@ -33,7 +33,7 @@ def main() -> None:
 
     import causal_train
     import textsql_train
-    import zeropods.train.causal_recipe  # noqa: F401
+    import zeropods.train.causal  # noqa: F401
     from zeropods.train.run import fine_tune  # noqa: F401
 
     mains = {module.__name__: module.main for module in (textsql_train, causal_train)}

@@ -13,16 +13,15 @@ import torch
 from transformers import T5ForConditionalGeneration
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from zeropods import atomic
-from zeropods.measure.rank import RankMeasurement
+from zeropods import files
+from zeropods.measure.record import RankMeasurement
 from zeropods.train import processes
 from zeropods.train.arguments import parse_arguments
-from zeropods.train.attempt import _trainer
-from zeropods.train.dataset import collate
-from zeropods.train.job import check_call
+from zeropods.train.attempt import _trainer, check_call
+from zeropods.train.cpu import suit_cpu
 from zeropods.train.meter import Meter
-from zeropods.train.on_cpu import suit_cpu
-from zeropods.train.settings import training_arguments
+from zeropods.train.run import training_arguments
+from zeropods.train.sampler import collate
 
 ROWS = 8
 
@@ -47,7 +46,7 @@ def main() -> None:
             # In the same operations, so that no bit may differ.
             loaded = suit_cpu(T5ForConditionalGeneration.from_pretrained(job.folder / "model")).eval()(**inputs).logits
             document = {"largest_difference": (trained - loaded).abs().max().item(), "rows": len(trained)}
-            atomic.write_json(job.folder / "logits.json", document)
+            files.write_json(job.folder / "logits.json", document)
     processes.leave()
 
 

@@ -15,15 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zeropods.pods.agent.control import AgentError, ask_all
-from zeropods.pods.agent.descendants import Tree
-from zeropods.pods.agent.sshd_config import account
-from zeropods.pods.keys import make_key
-from zeropods.pods.processes import PROC, Process, is_there, read_process, send
-from zeropods.pods.rendezvous.registration import Answer, Registration
-from zeropods.pods.rendezvous.rendezvous import Rendezvous
+from zeropods.pods.control import AgentError, ask_all
+from zeropods.pods.processes import PROC, Process, Tree, is_there, read_process, send
+from zeropods.pods.registration import Answer, Registration
+from zeropods.pods.rendezvous import Rendezvous
 from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
-from zeropods.ports import free_port
+from zeropods.pods.sshd import account, make_key
+from zeropods.programs import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 30.0

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from zeropods import pods
 from zeropods.errors import UserError, guarded
-from zeropods.launch.again import Restarts
 from zeropods.launch.command import Launch
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.restart import run_restarting
-from zeropods.launch.run import failure
+from zeropods.launch.restart import Restarts, run_restarting
+from zeropods.launch.supervisor import failure
 
 
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from zeropods.extension_cache import use_own_cache
-from zeropods.own_programs import own_programs_first
+from zeropods.programs import own_programs_first, use_own_cache
 
 ROWS, SOURCE, TARGET = 4, 24, 10
 STAGES = (1, 3)
@@ -32,7 +31,7 @@ def _train(stage: int, report: Path) -> None:
     import torch
 
     from zeropods.plan.shapes import T5_SHAPES
-    from zeropods.train.t5 import random_t5
+    from zeropods.train.text2sql import random_t5
 
     config = {
         "train_micro_batch_size_per_gpu": ROWS,

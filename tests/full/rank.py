@@ -15,9 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from zeropods import atomic
-from zeropods.measure.rank import RankMeasurement
-from zeropods.measure.records import compose_record, read_json, write_record
+from zeropods import files
+from zeropods.measure.record import RankMeasurement, compose_record, read_json, write_record
 from zeropods.measure.run_folder import open_run
 from zeropods.train.beating import Beating
 
@@ -33,7 +32,7 @@ def main() -> int:
         if rank == 0:
             fcntl.flock(lock, fcntl.LOCK_EX)
             attempt = put_aside(folder)
-            atomic.write_json(folder / "config.json", config(world_size, arguments) | {"attempt": attempt})
+            files.write_json(folder / "config.json", config(world_size, arguments) | {"attempt": attempt})
         (folder / f"pid.{rank}").write_text(str(os.getpid()))
         try:
             with Beating(folder, rank, lambda: "steady") as beating:

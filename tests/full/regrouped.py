@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import ForkServer
-from zeropods.data.causal import CausalPreparation, prepare_causal
-from zeropods.data.text_sample import write_text_sample
+from zeropods.data.causal_samples import write_text_sample
+from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
 from zeropods.launch.child import child_environment
-from zeropods.ports import free_port
+from zeropods.programs import free_port
 
 SECONDS = 120.0
 EFFECTIVE_BATCH = 12

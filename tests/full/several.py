@@ -14,11 +14,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from zeropods.errors import guarded
-from zeropods.ports import free_port
-from zeropods.threads import wait_passively
+from zeropods.programs import free_port, wait_passively
 
 if TYPE_CHECKING:
-    from zeropods.train.run_arguments import RunArguments
+    from zeropods.train.arguments import RunArguments
 
 TEXT_TO_SQL = "textsql_train.py"
 
@@ -27,13 +26,13 @@ def main() -> int:
     wait_passively()
     import deepspeed  # noqa: F401
 
+    from zeropods.train.arguments import SCRIPTS
     from zeropods.train.run import fine_tune  # noqa: F401
-    from zeropods.train.scripts import SCRIPTS
 
     words = sys.argv[1:]
     kind = SCRIPTS[TEXT_TO_SQL if words[0].startswith("--") else words.pop(0)]
     if kind.script != TEXT_TO_SQL:
-        import zeropods.train.causal_recipe  # noqa: F401
+        import zeropods.train.causal  # noqa: F401
     common, *runs = parts(words)
     return max(run(int(ranks), kind, [*common, "--outputdir", folder, *flags]) for ranks, folder, *flags in runs)
 
@@ -77,7 +76,7 @@ def fork(rank: int, ranks: int, port: int, kind: type[RunArguments], argv: list[
             RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_SIZE=str(ranks),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         )  # fmt: skip
-    from zeropods.train.flags import parse_flags
+    from zeropods.train.arguments import parse_flags
     from zeropods.train.run import fine_tune
 
     def trained() -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
-from zeropods.ports import free_port, is_free
+from zeropods.programs import free_port, is_free
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 SBIN = "/usr/sbin"

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import rank as of_pdsh
 
-from zeropods import atomic
-from zeropods.measure.rank import RankMeasurement
-from zeropods.measure.records import compose_record, write_record
+from zeropods import files
+from zeropods.measure.record import RankMeasurement, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, locked, open_run
 
 ALONE = argparse.Namespace(said="", per_device_train_batch_size=1, gradient_accumulation_steps=1)
@@ -74,7 +73,7 @@ def start(folder: Path, world_size: int) -> None:
     identity = {"max_train_seconds": 0, "max_steps": 1}
     opening = open_run(folder, identity, again=False)
     of_run = {"identity": identity, "run_id": opening.run_id, "attempt": opening.attempt}
-    atomic.write_json(folder / CONFIG, {**of_pdsh.config(world_size, ALONE), **of_run})
+    files.write_json(folder / CONFIG, {**of_pdsh.config(world_size, ALONE), **of_run})
 
 
 def train(arguments: argparse.Namespace, number: int, folder: Path) -> None:

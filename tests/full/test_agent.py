@@ -19,11 +19,11 @@ import pytest
 
 from tests.full.one_pod import ROOT, WAIT_SECONDS, OnePod, all_gone, process_in, until
 from zeropods.errors import UserError
-from zeropods.pods.agent import sshd
-from zeropods.pods.agent.control import AgentClient, AgentError, ask_all
-from zeropods.pods.keys import make_key
+from zeropods.pods import sshd
+from zeropods.pods.control import AgentClient, AgentError, ask_all
 from zeropods.pods.processes import PROC, Process, is_there, send
-from zeropods.ports import free_port
+from zeropods.pods.sshd import make_key
+from zeropods.programs import free_port
 
 ORDINARY, NUMBER = "ordinary-pod", "64321"
 """Not `nobody`: where systemd names accounts, sshd takes that one for locked."""

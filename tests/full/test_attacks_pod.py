@@ -15,7 +15,7 @@ from tests.attacks import SIEGE, SIEGES, Attack, Door, Truncated
 from tests.full.one_pod import OnePod
 from tests.strangers import Strangers, crowd, open_files, resident_bytes, within
 from zeropods.launch.heartbeat import Heartbeat
-from zeropods.pods.agent.control import purpose
+from zeropods.pods.control import purpose
 from zeropods.pods.state import Pod
 
 FLOOD = 2_000

@@ -23,8 +23,8 @@ from tests.full.conftest import ROOT
 from zeropods.errors import UserError
 from zeropods.train.arguments import parse_arguments
 from zeropods.train.compiled import check_compiled
-from zeropods.train.dataset import collate
-from zeropods.train.t5 import random_t5, whole_masks
+from zeropods.train.sampler import collate
+from zeropods.train.text2sql import random_t5, whole_masks
 
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
 SHORT = ("--device", "cpu", "--steps", "3", "--gpu-memory", "0.1", "--tokenizer", "t5-tiny")

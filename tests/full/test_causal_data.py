@@ -12,19 +12,22 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from zeropods.data.byte_tokenizer import train_byte_tokenizer
-from zeropods.data.causal import CausalPreparation, prepare_causal
-from zeropods.data.causal_tokenizer import first_tokens, load_causal_tokenizer, unknown_id, with_ends
-from zeropods.data.corpus_hub import HubCorpus, open_hub
+from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
-from zeropods.data.squad import SquadExample, read_squad
-from zeropods.data.squad_prompt import squad_prompt
-from zeropods.data.squad_sample import write_squad_sample
-from zeropods.data.squad_tokens import SquadEncoder
-from zeropods.data.text_sample import write_text_sample
-from zeropods.data.tokenizer import train_tokenizer
+from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prompts import squad_prompt
+from zeropods.data.squad import SquadEncoder, SquadExample, read_squad
+from zeropods.data.text import HubCorpus, open_hub
+from zeropods.data.tokenizers import (
+    first_tokens,
+    load_causal_tokenizer,
+    train_byte_tokenizer,
+    train_tokenizer,
+    unknown_id,
+    with_ends,
+)
 from zeropods.errors import UserError
-from zeropods.train.dataset import load_split
+from zeropods.train.sampler import load_split
 
 NO_LOSS = -100
 LONG = SquadExample(0, "long", "Who sings?", f"{'a b c ' * 40}Ann {'d e f ' * 40}", ("Ann",), (240,))

@@ -15,11 +15,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from zeropods.launch.child import child_environment
-from zeropods.plan.causal_shapes import CausalShape
-from zeropods.train.causal_batch import collate_causal
-from zeropods.train.causal_loss import predicting_positions, with_causal_loss
-from zeropods.train.causal_model import random_causal
-from zeropods.train.dataset import Row
+from zeropods.plan.shapes import CausalShape
+from zeropods.train.causal import collate_causal
+from zeropods.train.causal_models import predicting_positions, random_causal, with_causal_loss
+from zeropods.train.sampler import Row
 
 SECONDS = 300.0
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

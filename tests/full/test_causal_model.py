@@ -25,13 +25,19 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from zeropods.data.byte_tokenizer import train_byte_tokenizer
+from zeropods.data.tokenizers import train_byte_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.causal_shapes import CAUSAL_SHAPES, CausalShape
-from zeropods.train.attention import attention_for, check_attention
-from zeropods.train.causal_arguments import CausalArguments
-from zeropods.train.causal_config import causal_config, set_dropout, shape_of
-from zeropods.train.causal_model import load_causal, random_causal
+from zeropods.plan.shapes import CAUSAL_SHAPES, CausalShape
+from zeropods.train.arguments import CausalArguments
+from zeropods.train.causal_models import (
+    attention_for,
+    causal_config,
+    check_attention,
+    load_causal,
+    random_causal,
+    set_dropout,
+    shape_of,
+)
 
 WEIGHTS = "model.safetensors"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zeropods.measure.records import read_record
+from zeropods.measure.record import read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = (

@@ -12,18 +12,15 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from zeropods.cli import main
-from zeropods.data.causal import CausalPreparation, prepare_causal
+from zeropods.data.causal_samples import write_squad_sample, write_text_sample
+from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
 from zeropods.data.squad import SquadExample, read_squad
-from zeropods.data.squad_sample import write_squad_sample
-from zeropods.data.text_sample import write_text_sample
 from zeropods.errors import UserError
-from zeropods.evaluate.causal_generate import QuestionAnswerer
+from zeropods.evaluate.causal_generate import QuestionAnswerer, sample_text
 from zeropods.evaluate.generate import Generation
-from zeropods.evaluate.sample_text import sample_text
-from zeropods.evaluate.saved_causal import load_causal_answerer
-from zeropods.evaluate.saved_model import task_of
-from zeropods.evaluate.text_perplexity import TextToScore, text_perplexity
-from zeropods.train.dataset import load_split
+from zeropods.evaluate.perplexity import TextToScore, text_perplexity
+from zeropods.evaluate.saved import load_causal_answerer, task_of
+from zeropods.train.sampler import load_split
 
 QUESTIONS, LENGTH, BLOCK = 12, 96, 64
 

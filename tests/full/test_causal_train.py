@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 from tests.full.conftest import ROOT
-from zeropods.data.causal import CausalPreparation, content_key, key_of_preparation, prepare_causal
+from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
-from zeropods.data.squad_sample import write_squad_sample
-from zeropods.data.text_sample import write_text_sample
+from zeropods.data.prepare_causal import CausalPreparation, content_key, key_of_preparation, prepare_causal
 from zeropods.errors import guarded
-from zeropods.measure.records import read_record
-from zeropods.train.causal_arguments import parse_arguments
+from zeropods.measure.record import read_record
+from zeropods.train.arguments import parse_causal_arguments
 from zeropods.train.run import fine_tune
 
 SECONDS = 240.0
@@ -39,7 +38,7 @@ WHOLE = [*CURVE, "--per_device_train_batch_size", "12", "--gradient_accumulation
 def train(folder: Path, data: Path, *flags: object) -> dict[str, Any]:
     """Train in this process and return the record."""
     argv = [*TINY, "--data", str(data), "--outputdir", str(folder), *map(str, flags)]
-    fine_tune(parse_arguments(argv), argv)
+    fine_tune(parse_causal_arguments(argv), argv)
     return read_record(folder)
 
 
@@ -47,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
     """The one line that a call says before it ends with status 1."""
     capsys.readouterr()
     argv = [*TINY, *map(str, flags)]
-    assert guarded(lambda: fine_tune(parse_arguments(argv), argv)) == 1
+    assert guarded(lambda: fine_tune(parse_causal_arguments(argv), argv)) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
     assert len(lines) == 1, lines
     return lines[0]

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
-from zeropods import atomic
-from zeropods.checkpoints import save as protocol
-from zeropods.checkpoints.newest import newest_good
+from zeropods import files
+from zeropods.train import checkpoint_files as protocol
+from zeropods.train.checkpoint_files import newest_good
 
 ROOM = str(Path(protocol.__file__).parent)
 SEED = random.SystemRandom().randrange(2**32)
@@ -57,7 +57,7 @@ def killed_at(line: int, act: Callable[[], object]) -> int:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal passed
-        if not frame.f_code.co_filename.startswith((ROOM, atomic.__file__)):
+        if not frame.f_code.co_filename.startswith((ROOM, files.__file__)):
             return None
         passed += event == "line"
         if passed == line:

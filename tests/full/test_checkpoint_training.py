@@ -18,8 +18,8 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.test_train import refused, train
-from zeropods.checkpoints.verify import fault
-from zeropods.measure.records import read_record
+from zeropods.measure.record import read_record
+from zeropods.train.checkpoint_files import fault
 
 SECONDS = 120.0
 SHARD = "zero_pp_rank_1_mp_rank_00_optim_states.pt"

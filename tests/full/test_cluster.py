@@ -17,11 +17,10 @@ from tests.full.clusters import SECONDS, await_that, listens, ports_of, processe
 from tests.full.cml_double import CmlDouble
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods import programs
+from zeropods.pods import start as programs
 from zeropods.pods.backends import fleet
-from zeropods.pods.backends.local import LocalWorkers
-from zeropods.pods.backends.network import OwnAddress
-from zeropods.pods.removal import sweep, take_down
+from zeropods.pods.backends.local import LocalWorkers, OwnAddress
+from zeropods.pods.cluster import sweep, take_down
 
 SLEEPER = "import time; time.sleep(300)"
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from zeropods.data.tokenizer import train_tokenizer
-from zeropods.evaluate.constrain import ConstrainedSQL
-from zeropods.sql.grammar import QueryAutomaton
+from zeropods.data.tokenizers import train_tokenizer
+from zeropods.evaluate.generate import ConstrainedSQL
+from zeropods.sql.grammar import QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query, parse_query
-from zeropods.sql.vocabulary import Vocabulary
 
 HEADERS = [["Player", "NHL team", "Age"], ["Year", "Number of votes"], ["a"]]
 QUESTIONS = ["Which player of New Jersey Devils is older than 30?", "How many votes in 1999?", "Ü 3"]

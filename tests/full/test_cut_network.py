@@ -12,9 +12,9 @@ import pytest
 
 from tests.full.launches import ended, left, record, started, train, until
 from zeropods import pods
-from zeropods.pods.agent.control import AgentError, ask_all
 from zeropods.pods.backends.namespaces import Namespaces
 from zeropods.pods.cluster import Cluster
+from zeropods.pods.control import AgentError, ask_all
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),

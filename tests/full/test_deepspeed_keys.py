@@ -13,7 +13,7 @@ from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP1
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
-from zeropods.train.deepspeed_keys import BLOCKS, TOP_LEVEL
+from zeropods.train.deepspeed import BLOCKS, TOP_LEVEL
 
 MODELS = {
     "zero_optimization": DeepSpeedZeroConfig,

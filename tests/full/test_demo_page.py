@@ -23,7 +23,7 @@ from tests.chromium import opened_chromium
 from tests.full.conftest import ROOT
 from tests.full.demo_page import SECONDS, Served, start, untrained_runs
 from zeropods.errors import UserError
-from zeropods.ports import free_port
+from zeropods.programs import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -313,8 +313,7 @@ def test_without_a_run_the_application_says_so(tmp_path: Path) -> None:
 
 
 def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
-    from zeropods.demo.answering import loaded
-    from zeropods.demo.models import trained_models
+    from zeropods.demo.answering import loaded, trained_models
 
     shutil.copytree(runs / "first", tmp_path / "broken")
     damage(tmp_path / "broken")

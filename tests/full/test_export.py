@@ -16,16 +16,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.full.divided import train_divided
 from tests.full.test_train import train
-from zeropods.checkpoints.manifest import read_manifest
-from zeropods.checkpoints.save import complete
-from zeropods.checkpoints.shards import measured, names_in
 from zeropods.cli.root import main
 from zeropods.errors import UserError
-from zeropods.export.check import check_export
-from zeropods.export.export import Exported, export
-from zeropods.export.weights import stored
-from zeropods.export.write import write_companions, write_weights
-from zeropods.measure.records import read_record
+from zeropods.export import Exported, check_export, export, stored, write_companions, write_weights
+from zeropods.measure.record import read_record
+from zeropods.train.checkpoint_files import complete, measured, names_in, read_manifest
 
 STEP = {"zero1": 20, "zero3": 2}
 
@@ -122,7 +117,7 @@ def test_masters_of_bf16_weights_are_exported_and_the_best_step_where_the_run_en
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A causal run of two steps on a line of text said again and again."""
-    from zeropods.train.causal_arguments import parse_arguments
+    from zeropods.train.arguments import parse_causal_arguments
     from zeropods.train.run import fine_tune
 
     folder = tmp_path_factory.mktemp("causal")
@@ -135,7 +130,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--per_device_train_batch_size", "2", "--threads", "1", "--precision", "fp32", "--eval_steps", "0",
         "--max_eval_steps", "1", "--outputdir", str(folder / "run"),
     ]  # fmt: skip
-    fine_tune(parse_arguments(argv), argv)
+    fine_tune(parse_causal_arguments(argv), argv)
     return folder / "run"
 
 

@@ -16,8 +16,8 @@ import pytest
 from tests.full.clusters import processes_of
 from tests.full.conftest import ROOT
 from zeropods.data.prepare import prepare
-from zeropods.measure.records import read_json, read_record
-from zeropods.report.restarts import largest_difference
+from zeropods.measure.record import read_json, read_record
+from zeropods.report.notebook_tables import largest_difference
 from zeropods.workshop import Workshop
 
 LIMIT_SECONDS = 280

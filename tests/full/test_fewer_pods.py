@@ -17,8 +17,8 @@ from tests.full.conftest import ROOT, TINY, run_several
 from tests.full.launches import ended, left, record, until
 from zeropods import pods
 from zeropods.launch.fault import kill_pod
-from zeropods.measure.beat import read_beats
-from zeropods.measure.records import read_json
+from zeropods.measure.heartbeat import read_beats
+from zeropods.measure.record import read_json
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("ZEROPODS_SOAK") != "1", reason="trains and converts for minutes: make soak"

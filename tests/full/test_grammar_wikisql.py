@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.data.tokenizer import load_tokenizer
+from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split
-from zeropods.sql.grammar import QueryAutomaton
+from zeropods.sql.grammar import QueryAutomaton, Vocabulary
 from zeropods.sql.query import Condition, Query
 from zeropods.sql.text import format_query, parse_query
-from zeropods.sql.vocabulary import Vocabulary
 
 STEP = {"train": 1 if os.environ.get("ZEROPODS_TEST_ALL") else 8, "dev": 1}
 """Every eighth train query (7,045) and all of dev (8,421); with ZEROPODS_TEST_ALL=1 all 64,776.

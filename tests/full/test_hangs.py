@@ -15,8 +15,8 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.launches import RANK, ended, left, record, until
-from zeropods.launch.alone import Ended, run_to_end
-from zeropods.measure.beat import read_beats
+from zeropods.launch.local import Ended, run_to_end
+from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.cluster import Cluster
 
 STEP_TIMEOUT = 6.0

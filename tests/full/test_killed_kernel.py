@@ -19,8 +19,8 @@ from nbclient.exceptions import DeadKernelError
 from tests.full.clusters import processes_of
 from tests.full.conftest import ROOT, TINY
 from tests.full.launches import RANK, processes, record, until
-from zeropods.measure.beat import read_beats
-from zeropods.pods.removal import take_down
+from zeropods.measure.heartbeat import read_beats
+from zeropods.pods.cluster import take_down
 from zeropods.pods.state import names
 
 PODS_SECONDS, RANKS_SECONDS = 30, 15
@@ -36,7 +36,7 @@ CELLS = (
     "from zeropods import pods\ncluster = pods.up(2, name='notebook')",
     """from tests.full.over_pdsh import pdsh_argv
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.run import run_launch
+from zeropods.launch.supervisor import run_launch
 planned = plan_launch(cluster, {script!r}, ['--outputdir', {folder!r}, *{flags!r}])
 run_launch(planned, cluster, argv=pdsh_argv)""",
     "cluster.down()",

@@ -8,13 +8,10 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
-from zeropods.train.dataset import TokenizedSplit, collate
-from zeropods.train.dropout import BitDropout
-from zeropods.train.master import MasterAdamW
-from zeropods.train.on_cpu import suit_cpu
-from zeropods.train.rates import rate_groups
-from zeropods.train.sampler import LengthGroupedSampler
-from zeropods.train.t5 import T5ForTextToSQL, random_t5
+from zeropods.train.cpu import BitDropout, suit_cpu
+from zeropods.train.optimizer import MasterAdamW, rate_groups
+from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, collate
+from zeropods.train.text2sql import T5ForTextToSQL, random_t5
 
 SMALL = T5Shape(d_model=32, d_kv=8, d_ff=64, layers=2, heads=4, vocabulary=64)
 
@@ -69,7 +66,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator() -> None
 
 @pytest.mark.parametrize(("name", "parameters"), [("t5-small", 60_506_624), ("t5-base", 222_903_552)])
 def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    from zeropods.train.t5 import t5_config
+    from zeropods.train.text2sql import t5_config
 
     with torch.device("meta"):
         built = T5ForConditionalGeneration(t5_config(T5_SHAPES[name]))

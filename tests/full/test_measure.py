@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from tests.full.conftest import ROOT, TINY, run_several
-from zeropods.measure.rank import PHASES
-from zeropods.measure.records import read_record
+from zeropods.measure.record import PHASES, read_record
 from zeropods.plan.recorded import planned
 from zeropods.plan.shapes import t5_shape
-from zeropods.train.matmul_peak import matmul_flops_per_second
-from zeropods.train.step_clock import HostMark, StepClock, TimedStep, Tokens
-from zeropods.train.t5 import shape_of, t5_config
-from zeropods.train.token_count import TokenCount
+from zeropods.train.device import matmul_flops_per_second
+from zeropods.train.meter import HostMark, StepClock, TimedStep, TokenCount, Tokens
+from zeropods.train.text2sql import shape_of, t5_config
 
 EMBEDDING = 1_024 * 128
 P = EMBEDDING + 2 * (196_864 + 262_528) + 512

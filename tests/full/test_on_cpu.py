@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from zeropods.plan.shapes import T5Shape
-from zeropods.train.cpu_norm import CheapNorm
-from zeropods.train.on_cpu import suit_cpu
-from zeropods.train.t5 import T5ForTextToSQL, random_t5
+from zeropods.train.cpu import CheapNorm, suit_cpu
+from zeropods.train.text2sql import T5ForTextToSQL, random_t5
 
 SMALL = T5Shape(d_model=64, d_kv=16, d_ff=128, layers=2, heads=4, vocabulary=256)
 

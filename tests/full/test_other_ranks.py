@@ -10,14 +10,19 @@ import pytest
 
 from tests.full.forks import ForkServer
 from tests.full.regrouped import CAUSAL, EFFECTIVE_BATCH, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
-from zeropods.checkpoints.manifest import Manifest, read_manifest, write_manifest
-from zeropods.checkpoints.origin import Origin
-from zeropods.checkpoints.shards import MANIFEST, measured, names_in
 from zeropods.errors import UserError
-from zeropods.measure.records import read_record
-from zeropods.train.checkpoints import Checkpoints
-from zeropods.train.conversion import convert
-from zeropods.train.same_run import fitting
+from zeropods.measure.record import read_record
+from zeropods.train.checkpoint_files import (
+    MANIFEST,
+    Manifest,
+    Origin,
+    measured,
+    names_in,
+    read_manifest,
+    write_manifest,
+)
+from zeropods.train.checkpoints import Checkpoints, convert
+from zeropods.train.run import fitting
 
 TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 """`none` on several ranks is `ddp`."""

@@ -20,15 +20,14 @@ import pytest
 from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods import own_command
-from zeropods.pods.agent.descendants import Tree
+from zeropods.pods import cluster as own_command
 from zeropods.pods.backends.namespaces import Namespaces
+from zeropods.pods.cluster import sweep
 from zeropods.pods.hostfile import Host, write_hostfile
-from zeropods.pods.keys import make_key
-from zeropods.pods.preflight.machine import find_program
-from zeropods.pods.processes import Process
-from zeropods.pods.removal import sweep
+from zeropods.pods.probe import find_program
+from zeropods.pods.processes import Process, Tree
 from zeropods.pods.ssh import known_hosts_text
+from zeropods.pods.sshd import make_key
 from zeropods.pods.state import ROOT, names
 
 NAMES = {"first": "127.0.7.2", "second": "127.0.7.1"}

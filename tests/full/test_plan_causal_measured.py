@@ -14,10 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Trainer
 
-from zeropods.plan.attention import MASKED, PLAIN, attentions
-from zeropods.plan.causal_activations import causal_activations
-from zeropods.plan.causal_job import CausalJob
-from zeropods.plan.causal_parameters import (
+from zeropods.plan.activations import causal_activations
+from zeropods.plan.jobs import CausalJob
+from zeropods.plan.parameters import (
     causal_parameters,
     decay_groups,
     in_small_weights,
@@ -25,8 +24,9 @@ from zeropods.plan.causal_parameters import (
     matmul_of_layers,
     matrices,
 )
-from zeropods.plan.causal_shapes import CAUSAL_SHAPES, CausalShape, causal_shape
-from zeropods.train.causal_model import random_causal
+from zeropods.plan.shapes import CAUSAL_SHAPES, CausalShape, causal_shape
+from zeropods.plan.workload import MASKED, PLAIN, attentions
+from zeropods.train.causal_models import random_causal
 
 TINY = [name for name in CAUSAL_SHAPES if name.endswith("-tiny")]
 ROWS, TOKENS, LABELS = 3, 64, 40

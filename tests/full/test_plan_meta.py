@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from zeropods.plan.activations import activations
-from zeropods.plan.flops import matmul_parameters
-from zeropods.plan.job import Job
+from zeropods.plan.jobs import Job
 from zeropods.plan.parameters import (
     decoder_parameters,
     embedding,
     encoder_parameters,
     in_small_tensors,
     largest_tensor,
+    matmul_parameters,
     t5_parameters,
     weight_tensors,
 )
 from zeropods.plan.shapes import T5_SHAPES, t5_shape
-from zeropods.train.t5 import T5ForTextToSQL, t5_config
+from zeropods.train.text2sql import T5ForTextToSQL, t5_config
 
 each_shape = pytest.mark.parametrize("name", T5_SHAPES)
 ROWS, SOURCE, TARGET = 32, 96, 80

@@ -18,13 +18,11 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import Host
-from zeropods.pods.keys import make_key
-from zeropods.pods.preflight.check import Check, PodChecks, Preflight
-from zeropods.pods.preflight.examine import LOGIN_SECONDS
-from zeropods.pods.preflight.expectation import Expectation
-from zeropods.pods.preflight.machine import find_program
-from zeropods.pods.preflight.preflight import mending_lines, preflight, require
+from zeropods.pods.preflight import LOGIN_SECONDS, mending_lines, preflight, require
+from zeropods.pods.preflight_checks import Check, Expectation, PodChecks, Preflight
+from zeropods.pods.probe import find_program
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_argv, ssh_config_text
+from zeropods.pods.sshd import make_key
 
 START_SECONDS = 20.0
 DEAD_SECONDS = 3.0

@@ -10,9 +10,9 @@ import pytest
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
-from zeropods.data.tokenizer import load_tokenizer
+from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
-from zeropods.train.dataset import load_split
+from zeropods.train.sampler import load_split
 
 
 def test_rows_are_stored_without_padding_and_end_with_the_end_token(prepared: Path) -> None:
@@ -119,8 +119,8 @@ def test_all_of_wikisql_is_prepared_and_little_of_it_lost(shared_data: Path, tmp
 
 
 def test_ids_by_words_are_the_tokenizers_own(shared_data: Path) -> None:
-    from zeropods.data.encode import Encoder
     from zeropods.data.prompts import source_text
+    from zeropods.data.tokenizers import Encoder
     from zeropods.data.wikisql import read_split
 
     tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.profiled_t5 import ROWS, SOURCE, STAGES, TARGET
-from zeropods.measure.profile.checked import Checked, check
+from zeropods.measure.profile_checks import Checked, check
 
 ROOT = Path(__file__).resolve().parents[2]
 LINEAR_MACS = 458_752 * ROWS * SOURCE + 458_752 * ROWS * TARGET + 131_072 * ROWS * TARGET

@@ -15,10 +15,10 @@ import pytest
 from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.launch.child import child_environment
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.run import failure, run_launch
-from zeropods.measure.records import read_record
+from zeropods.launch.supervisor import failure, run_launch
+from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
-from zeropods.ports import free_port
+from zeropods.programs import free_port
 
 EFFECTIVE_BATCH = 12
 STEPS = 20

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.data.sample import SampleSummary, write_sample
-from zeropods.data.sample_facts import read_facts
+from zeropods.data.sample import SampleSummary, read_facts, write_sample
 from zeropods.data.wikisql import SPLITS, Example, Table, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.sql.execute import Execution, is_usable

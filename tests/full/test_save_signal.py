@@ -14,10 +14,10 @@ import pytest
 
 from tests.full.conftest import TINY
 from tests.full.test_train import refused, train
-from zeropods.checkpoints.verify import fault
 from zeropods.errors import guarded
-from zeropods.measure.records import read_record
+from zeropods.measure.record import read_record
 from zeropods.train.arguments import parse_arguments
+from zeropods.train.checkpoint_files import fault
 from zeropods.train.run import fine_tune
 
 STEPS = [

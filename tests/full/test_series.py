@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from zeropods.data.byte_tokenizer import GPT_TINY
-from zeropods.data.causal import CausalPreparation, prepare_causal
-from zeropods.data.text_sample import write_text_sample
+from zeropods.data.causal_samples import write_text_sample
+from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.child import child_environment
 from zeropods.launch.command import Launch
-from zeropods.launch.process import train_arguments
+from zeropods.launch.local import train_arguments
 from zeropods.launch.series import series_argv
-from zeropods.measure.records import read_record
+from zeropods.measure.record import read_record
 from zeropods.pods.hostfile import Host
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from zeropods.train import precision, settings
+from zeropods.train import device, run
 
 
 @dataclass
@@ -18,9 +18,9 @@ class OlderArguments:
 
 def test_checkpointing_goes_by_the_name_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     how = {"use_reentrant": False}
-    assert settings.checkpointing(True) == {"activation_checkpointing": True, "activation_checkpointing_kwargs": how}
-    monkeypatch.setattr(settings, "TrainingArguments", OlderArguments)
-    assert settings.checkpointing(True) == {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how}
+    assert run.checkpointing(True) == {"activation_checkpointing": True, "activation_checkpointing_kwargs": how}
+    monkeypatch.setattr(run, "TrainingArguments", OlderArguments)
+    assert run.checkpointing(True) == {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": how}
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_checkpointing_goes_by_the_name_that_is_known(monkeypatch: pytest.Monkey
 def test_auto_takes_bf16_where_a_model_gains_by_it(
     model: str, hardware: bool, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_bf16", lambda: hardware)
-    monkeypatch.setattr(precision.torch.cuda, "is_available", lambda: False)
-    assert precision.resolve_precision("auto", None, model) == taken
+    monkeypatch.setattr(device, "multiplies_bf16", lambda: hardware)
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
+    assert device.resolve_precision("auto", None, model) == taken
 
 
 def test_what_is_asked_for_is_taken_for_a_tiny_model_too() -> None:
-    assert precision.resolve_precision("bf16", None, "t5-tiny") == "bf16"
+    assert device.resolve_precision("bf16", None, "t5-tiny") == "bf16"

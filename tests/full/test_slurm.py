@@ -19,8 +19,8 @@ from tests.full.conftest import ROOT, TINY
 from tests.full.launches import record, until
 from tests.full.slurm_cluster import SlurmCluster
 from zeropods.errors import UserError
-from zeropods.launch.slurm.controller import SlurmError, look
-from zeropods.launch.slurm.run import JOB, launch_slurm, plan_slurm, run_slurm
+from zeropods.launch.slurm import JOB, launch_slurm, plan_slurm, run_slurm
+from zeropods.launch.slurm_job import SlurmError, look
 
 RANK = ROOT / "tests" / "full" / "slurm_rank.py"
 Launch = Callable[..., dict[str, Any]]

@@ -12,10 +12,10 @@ import pytest
 from tests.made import a_rank, a_record
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.finished import remembered
+from zeropods.launch.local import run_one, train
 from zeropods.launch.outcome import UnopenedError
-from zeropods.launch.process import run_one, train
-from zeropods.measure.records import read_record
+from zeropods.launch.planning import remembered
+from zeropods.measure.record import read_record
 from zeropods.measure.run_folder import LAUNCH_LOCK, is_held, open_run
 from zeropods.pods.hostfile import Host
 

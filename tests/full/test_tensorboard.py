@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.full.conftest import ROOT, TINY, script
-from zeropods.measure.records import read_record
-from zeropods.ports import free_port
+from zeropods.measure.record import read_record
+from zeropods.programs import free_port
 
 APPLICATION = ROOT / "cml" / "run_tensorboard.py"
 SECONDS = 60.0

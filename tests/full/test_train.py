@@ -17,10 +17,10 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several, script
 from zeropods.errors import guarded
-from zeropods.measure.records import read_record
+from zeropods.measure.record import read_record
 from zeropods.measure.run_folder import locked
-from zeropods.ports import free_port
-from zeropods.train.arguments import parse_arguments, read_flags
+from zeropods.programs import free_port
+from zeropods.train.arguments import parse_arguments, read_text2sql_flags
 from zeropods.train.run import fine_tune
 
 TWO_EPOCHS = ["--max_steps", "10", "--eval_steps", "0", "--per_device_train_batch_size", "6", "--save_steps", "8"]
@@ -265,7 +265,7 @@ def test_flags_are_read_for_a_launch_as_the_script_reads_them() -> None:
         "--epochs",
         "2",
     ]
-    assert read_flags(argv) == asdict(parse_arguments(argv))
+    assert read_text2sql_flags(argv) == asdict(parse_arguments(argv))
 
 
 @pytest.mark.parametrize("flag", ["--epoch", "--learning_rat", "--nonsense"])

@@ -14,8 +14,7 @@ import pytest
 
 from tests.full.cml_double import CmlDouble
 from zeropods.pods.backends.cml import CmlWorkers
-from zeropods.pods.backends.local import LocalWorkers
-from zeropods.pods.backends.network import Loopback
+from zeropods.pods.backends.local import LocalWorkers, Loopback
 from zeropods.pods.backends.workers import Workers, has_ended, is_pending, status_of
 
 SIZE = {"cpu": 0.5, "memory": 1}

@@ -37,7 +37,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _data_get(verbs: Any, add: Callable[..., Any]) -> None:
-    from zeropods.data.publishers import DATASETS
+    from zeropods.data.download import DATASETS
 
     verb = add(verbs, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
     verb.add_argument("name", choices=sorted(DATASETS))
@@ -58,9 +58,8 @@ def _data_sample(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
+    from zeropods.data.causal_samples import write_squad_sample, write_text_sample
     from zeropods.data.sample import write_sample
-    from zeropods.data.squad_sample import write_squad_sample
-    from zeropods.data.text_sample import write_text_sample
 
     writers: dict[str, Callable[[Path, int], Any]] = {
         "text2sql": write_sample,
@@ -136,7 +135,7 @@ def _prepare_text2sql(arguments: argparse.Namespace, given: dict[str, Any]) -> t
 
 
 def _prepare_causal(arguments: argparse.Namespace, given: dict[str, Any]) -> tuple[Manifest, bool]:
-    from zeropods.data.causal import CausalPreparation, prepare_causal
+    from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
 
     wanted = CausalPreparation(
         task=arguments.task, data=arguments.data, tokenizer=arguments.tokenizer, limit=arguments.limit, **given

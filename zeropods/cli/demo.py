@@ -27,7 +27,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """Serve the page."""
     from zeropods.demo.serving import serve
-    from zeropods.train.interrupt import terminable
+    from zeropods.train.signals import terminable
 
     with contextlib.suppress(KeyboardInterrupt), terminable():
         serve(arguments.runs, arguments.data, arguments.port, _announce)

@@ -51,7 +51,7 @@ def _predict(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_predict(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.saved_model import task_of
+    from zeropods.evaluate.saved import task_of
 
     asked = arguments.task or ("text2sql" if arguments.prompt else None)
     task = task_of(arguments.model, asked)
@@ -91,12 +91,12 @@ def _score(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_score(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.own_metric import own_metric
-    from zeropods.evaluate.squad_answers import holds_answers
+    from zeropods.evaluate.predictions import holds_answers
+    from zeropods.evaluate.score import own_metric
 
     own = [own_metric(name) for name in arguments.metric]
     if holds_answers(arguments.predictions):
-        from zeropods.evaluate.squad_score import score_answers
+        from zeropods.evaluate.squad import score_answers
 
         _refuse_flags_of_others(arguments, "squad")
         return score_answers(arguments.predictions, arguments.data, arguments.split, own=own).to_json()
@@ -121,8 +121,8 @@ def _perplexity(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_perplexity(arguments: argparse.Namespace) -> Result:
-    from zeropods.atomic import write_json
-    from zeropods.evaluate.text_perplexity import TextToScore, text_perplexity
+    from zeropods.evaluate.perplexity import TextToScore, text_perplexity
+    from zeropods.files import write_json
 
     text = TextToScore(**{field.name: getattr(arguments, field.name) for field in fields(TextToScore)})
     how = {"batch_size": arguments.batch_size, "precision": arguments.precision}

@@ -24,7 +24,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Export."""
-    from zeropods.export.export import export
+    from zeropods.export import export
 
     with progress("export", "tensors") as tick:
         done = export(

@@ -63,7 +63,7 @@ def _add_slurm(verb: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
     from zeropods.launch.child import check_timeout
-    from zeropods.launch.standstill import check_step_timeout
+    from zeropods.launch.hangs import check_step_timeout
 
     if arguments.num_pods is not None and arguments.num_pods < 1:
         raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
@@ -111,9 +111,8 @@ def exit_status(result: Result) -> int:
 
 
 def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
-    from zeropods.launch.again import Restarts
     from zeropods.launch.planning import plan_launch
-    from zeropods.launch.restart import run_restarting
+    from zeropods.launch.restart import Restarts, run_restarting
 
     script, *script_arguments = arguments.command
     planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
@@ -135,10 +134,9 @@ def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
 
 def _alone(arguments: argparse.Namespace) -> Result:
     """Run on this machine, a process for each of its slots."""
-    from zeropods.launch.command import runner_argv
-    from zeropods.launch.flags import flag_values
+    from zeropods.launch.command import flag_values, runner_argv
+    from zeropods.launch.local import run_here
     from zeropods.launch.planning import plan_alone
-    from zeropods.launch.process import run_here
 
     if arguments.hostfile or arguments.ssh_config or arguments.name or (arguments.num_pods or 1) != 1:
         raise UserError("--launcher none: this machine alone; leave out --num-pods, --hostfile and --name")
@@ -155,7 +153,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
 
 def _as_job(arguments: argparse.Namespace) -> Result:
     """Run as a job of SLURM."""
-    from zeropods.launch.slurm.run import plan_slurm, run_slurm
+    from zeropods.launch.slurm import plan_slurm, run_slurm
 
     if arguments.hostfile or arguments.ssh_config or arguments.name:
         raise UserError("--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name")
@@ -179,7 +177,7 @@ def _as_job(arguments: argparse.Namespace) -> Result:
 
 
 def _slurm_answers() -> bool:
-    from zeropods.launch.slurm.controller import SlurmError, offer
+    from zeropods.launch.slurm_job import SlurmError, offer
 
     try:
         offer(None)

@@ -31,8 +31,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """The plan as plain values."""
-    from zeropods.plan.beside import beside
     from zeropods.plan.estimate import plan
+    from zeropods.plan.published import beside
 
     made = plan(request_of(arguments))
     return {**made.to_json(), "reference": [row.to_json() for row in beside(made)], "formulas": arguments.formulas}
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> Result:
 
 def readable(result: Result) -> str:
     """One table, what to choose, and the published runs beside it; with `--formulas` every term."""
-    from zeropods.report import plan_tables
+    from zeropods.report import plan as plan_tables
 
     tables = [plan_tables.techniques(result), plan_tables.choice(result)]
     if result["remark"]:
@@ -54,11 +54,9 @@ def readable(result: Result) -> str:
 
 def request_of(arguments: argparse.Namespace) -> Any:
     """What was asked, checked."""
-    from zeropods.plan.any_request import request_for
-    from zeropods.plan.causal_request import CausalRequest
     from zeropods.plan.machines import Machines
-    from zeropods.plan.request import Request
-    from zeropods.plan.zero_settings import ZeroSettings
+    from zeropods.plan.request import CausalRequest, Request, request_for
+    from zeropods.techniques import ZeroSettings
 
     given = vars(arguments)
     machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}

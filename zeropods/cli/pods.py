@@ -12,7 +12,7 @@ from zeropods.errors import UserError
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
-    from zeropods.pods.preflight.check import Preflight
+    from zeropods.pods.preflight_checks import Preflight
 
 Result = dict[str, Any]
 SSH_CONFIG_HELP = "by which ssh reaches hosts of your own; your usual one if not given"
@@ -57,7 +57,7 @@ def _up(verb: argparse.ArgumentParser) -> None:
 def run_up(arguments: argparse.Namespace) -> Result:
     """Start a cluster that lives until `pods down` or two hours after its last use."""
     from zeropods import pods
-    from zeropods.pods.own_command import deepspeed_argv, deepspeed_environment
+    from zeropods.pods.cluster import deepspeed_argv, deepspeed_environment
 
     cluster = pods.up(
         arguments.count,
@@ -103,7 +103,7 @@ def readable_up(result: Result) -> str:
 
 def run_check(arguments: argparse.Namespace) -> Result:
     """Check the pods of a cluster, hosts of the user's own, or this machine."""
-    from zeropods.pods.checked import check_table
+    from zeropods.pods.cluster import check_table
 
     found = _preflight(arguments)
     if arguments.json:
@@ -117,10 +117,9 @@ def readable_check(result: Result) -> str:
 
 
 def _preflight(arguments: argparse.Namespace) -> Preflight:
-    from zeropods.pods.checked import checked, expected_here
-    from zeropods.pods.cluster import find
+    from zeropods.pods.cluster import checked, expected_here, find
     from zeropods.pods.hostfile import read_hostfile
-    from zeropods.pods.preflight.preflight import preflight, preflight_self
+    from zeropods.pods.preflight import preflight, preflight_self
 
     if arguments.ssh_config and not arguments.hostfile:
         raise UserError(f"--ssh-config {arguments.ssh_config}: is for hosts of your own; give their --hostfile too")
@@ -140,7 +139,7 @@ def run_list(arguments: argparse.Namespace) -> Result:
 
 def readable_list(result: Result) -> str:
     """A table for each cluster."""
-    from zeropods.report.table import Table
+    from zeropods.tables import Table
 
     tables = [Table.of(map(_row, c["pods"]), f"{c['name']}: {c['hostfile']}").to_markdown() for c in result["clusters"]]
     return "\n".join(tables) or "no cluster is up"
@@ -148,8 +147,7 @@ def readable_list(result: Result) -> str:
 
 def run_down(arguments: argparse.Namespace) -> Result:
     """End one cluster or all; none is no error, unless it was named."""
-    from zeropods.pods.cluster import chosen_name
-    from zeropods.pods.removal import take_down
+    from zeropods.pods.cluster import chosen_name, take_down
     from zeropods.pods.state import names
 
     chosen = names() if arguments.all else [arguments.name or chosen_name()]

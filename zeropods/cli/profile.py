@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
-    from zeropods.report.profile_pair import ReportPair
-    from zeropods.report.profile_report import ProfileReport
+    from zeropods.report.profile import ProfileReport, ReportPair
 
 Result = dict[str, Any]
 
@@ -27,7 +26,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Read and check the report, and the second one."""
-    from zeropods.report.profile_report import ProfileReport
+    from zeropods.report.profile import ProfileReport
 
     for name, least in (("depth", 0), ("top", 1)):
         value = getattr(arguments, name)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from zeropods import __version__
 from zeropods.cli import data, demo, evaluate, export, launch, plan, pods, profile, summary, sweep
 from zeropods.errors import guarded
-from zeropods.threads import wait_passively
+from zeropods.programs import wait_passively
 
 Result = dict[str, Any]
 """What a verb answers: printed as JSON with `--json`, else line by line."""

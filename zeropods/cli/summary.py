@@ -29,8 +29,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """Write the report; return what `summary.json` holds, and what the gate has found."""
     from zeropods.report.gate import compare, read_old
-    from zeropods.report.summary import read_runs, write_summary
-    from zeropods.report.uncollected import uncollected
+    from zeropods.report.summary import read_runs, uncollected, write_summary
 
     # Before anything is written: it may lie where the new one goes.
     old = None if arguments.against is None else read_old(arguments.against)

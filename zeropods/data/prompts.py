@@ -1,8 +1,10 @@
-"""The two prompts: what the model reads for a question about a table."""
+"""What a model reads for a question: the two prompts of text-to-SQL, and SQuAD's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+# The two prompts: what the model reads for a question about a table.
 
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
@@ -24,3 +26,21 @@ def source_text(prompt: str, question: str, header: Sequence[str], types: Sequen
 
 def _column(name: str, type_: str) -> str:
     return f"{name} ({type_})" if type_ == "real" else name
+
+
+# What a causal model reads for a SQuAD question, and the answer in what it writes.
+
+QUESTION, CONTEXT, ANSWER = "Question: ", " Context: ", " Answer:"
+
+
+def squad_prompt(question: str, context: str) -> str:
+    """The text that the model goes on from; an answer follows after a space.
+
+    Line breaks inside a context stay: the first one that the model writes ends its answer.
+    """
+    return f"{QUESTION}{question.strip()}{CONTEXT}{context.strip()}{ANSWER}"
+
+
+def answer_in(generated: str) -> str:
+    """The answer in the text that a model wrote after a prompt: its first line, without spaces around it."""
+    return generated.strip().partition("\n")[0].strip()

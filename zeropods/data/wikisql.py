@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeropods.data.json_lines import json_lines, text_of
+from zeropods.data.manifest import json_lines, text_of
 from zeropods.errors import UserError
 from zeropods.sql.query import Query
 

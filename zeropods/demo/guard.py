@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradio import Blocks
 
+
 OWN_NAMES = ("127.0.0.1", "localhost")
 """Of the page's host: a foreign name that leads to this machine (DNS rebinding) would make its pages ours."""
 ANY_NAME = ("*",)

@@ -1,19 +1,227 @@
-"""The page: what stands where, and what happens on a click. What happens is the `Site`'s."""
+"""The page: what stands where, how it looks, and what stands behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.demo.csv_table import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, uploaded
+from zeropods.data.wikisql import Cell, Example, Table
+from zeropods.demo.answering import Answer, Found, TrainedModel, ask, checked, run_query, trained_models
 from zeropods.demo.guard import blocks_of_own_files
-from zeropods.demo.markup import message_html, preview_html
-from zeropods.demo.site import Site
+from zeropods.demo.tables import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, Tables, tables_in, tables_of, uploaded
 from zeropods.errors import UserError
+from zeropods.report.notebook_tables import cells_text
+from zeropods.sql.query import AGGREGATES, OPERATORS, Query
 
 if TYPE_CHECKING:
     from gradio import Blocks
+
+
+# Tables, queries and answers as HTML; every text of others is escaped.
+
+PREVIEW_ROWS = 6
+SHOWN_ROWS = 20
+SHOWN_CELLS = 12
+"""Of a long list of answers."""
+KINDS = {"column": "selected column", "aggregate": "aggregate", "condition": "condition"}
+VERDICTS = {True: ("right", "✓ right"), False: ("wrong", "✗ wrong"), None: ("open", "? cannot be checked")}
+
+Span = tuple[str, str | None]
+"""A text and its kind, None for the words between."""
+
+
+def message_html(text: str) -> str:
+    """A line that says what is wrong."""
+    return f'<p class="zp-message" role="alert">{escape(text[:1].upper() + text[1:])}</p>'
+
+
+def spans(query: Query, header: Sequence[str]) -> list[Span]:
+    """A query's readable text by parts; joined with spaces they are `format_query`."""
+    aggregate = AGGREGATES[query.agg]
+    parts: list[Span] = [
+        ("SELECT", None),
+        (aggregate, "aggregate"),
+        (header[query.sel], "column"),
+        ("FROM table", None),
+    ]
+    for number, (column, operator, value) in enumerate(query.conds):
+        parts.append(("AND" if number else "WHERE", None))
+        parts.append((f"{header[column]} {OPERATORS[operator]} {value}", "condition"))
+    return [part for part in parts if part[0]]
+
+
+def query_html(query: Query, header: Sequence[str]) -> str:
+    """The query with its parts marked."""
+    return f'<code class="zp-sql">{" ".join(_span(*part) for part in spans(query, header))}</code>'
+
+
+def legend_html() -> str:
+    """What the marks mean."""
+    return f'<p class="zp-legend">{" ".join(_span(words, kind) for kind, words in KINDS.items())}</p>'
+
+
+def table_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], most: int, query: Query | None = None) -> str:
+    """The first rows of a table that scrolls sideways; the query's columns are marked."""
+    kinds: dict[int, str] = {condition.column: "condition" for condition in query.conds} if query else {}
+    if query:
+        kinds[query.sel] = "column"
+    head = "".join(f'<th scope="col"{_class(kinds.get(n))}>{escape(name)}</th>' for n, name in enumerate(header))
+    body = "".join(_row_html(row, kinds) for row in rows[:most])
+    return (
+        f'<div class="zp-scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def preview_html(table: Table, name: str) -> str:
+    """A table before anything is asked: its columns with their types, its first rows."""
+    header = [
+        f"{column} (number)" if kind == "real" else column
+        for column, kind in zip(table.header, table.types, strict=True)
+    ]
+    count = first_of(len(table.rows), PREVIEW_ROWS)
+    return f"<p>{escape(name)}: {count}</p>{table_html(header, table.rows, PREVIEW_ROWS)}"
+
+
+def answers_html(question: str, answers: Iterable[tuple[str, Answer | str]], header: Sequence[str]) -> str:
+    """Cards side by side, one for each model: its answer, or why there is none."""
+    cards = "".join(_card(label, answer, header) for label, answer in answers)
+    return f'<p class="zp-question">{escape(question)}</p>{legend_html()}<div class="zp-cards">{cards}</div>'
+
+
+def answer_text(found: Found) -> str:
+    """What the query gives, in one line."""
+    cells = found.cells
+    if cells is None or len(cells) <= SHOWN_CELLS:
+        return cells_text(cells)
+    return f"{cells_text(cells[:SHOWN_CELLS])} and {len(cells) - SHOWN_CELLS:,} more"
+
+
+def first_of(count: int, most: int) -> str:
+    """How many rows there are, and how many of them are shown."""
+    rows = "1 row" if count == 1 else f"{count:,} rows"
+    return rows if count <= most else f"first {most} of {rows}"
+
+
+def _card(label: str, answer: Answer | str, header: Sequence[str]) -> str:
+    title = f"<h3>{escape(label)}</h3>"
+    if isinstance(answer, str):
+        return f'<section class="zp-card">{title}{message_html(answer)}</section>'
+    found = answer.found
+    return (
+        f'<section class="zp-card">{title}{query_html(found.query, header)}'
+        f'<p class="zp-answer">{escape(answer_text(found))}</p>{_expected_html(answer, header)}{_rows_html(found)}'
+        f'<p class="zp-time">{answer.generated_seconds * 1e3:,.0f} ms to write the query, '
+        f"{found.seconds * 1e3:,.2f} ms to execute it</p></section>"
+    )
+
+
+def _expected_html(answer: Answer, header: Sequence[str]) -> str:
+    if answer.expected is None:
+        return ""
+    kind, words = VERDICTS[answer.right]
+    return (
+        f'<div class="zp-expected"><p><strong class="zp-{kind}">{words}</strong> '
+        f"Expected: {escape(answer_text(answer.expected))}</p>{query_html(answer.expected.query, header)}</div>"
+    )
+
+
+def _rows_html(found: Found) -> str:
+    if found.rows is None:
+        return "<p>SQLite cannot run this query on this table.</p>"
+    if not found.rows.rows:
+        return "<p>No row meets the conditions.</p>"
+    count = first_of(len(found.rows.rows), SHOWN_ROWS)
+    return f"<p>Rows that meet the conditions: {count}</p>" + table_html(*found.rows, SHOWN_ROWS, found.query)
+
+
+def _row_html(row: Sequence[Cell], kinds: dict[int, str]) -> str:
+    cells = (f"<td{_class(kinds.get(n))}>{'' if c is None else escape(str(c))}</td>" for n, c in enumerate(row))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _span(text: str, kind: str | None) -> str:
+    return escape(text) if kind is None else f"<mark{_class(kind)}>{escape(text)}</mark>"
+
+
+def _class(kind: str | None) -> str:
+    return "" if kind is None else f' class="zp-{kind}"'
+
+
+# What stands behind the page: models by name, the tables of each, an answer of one or two. Nothing of a visitor's.
+
+EXAMPLES = 5
+"""Questions that are offered for a table."""
+
+
+@dataclass
+class Site:
+    """The folders that were named, and the data set if one was."""
+
+    folders: tuple[Path, ...]
+    data: Path | None = None
+    passed_over: set[Path] = field(default_factory=set)
+    """Models that could not be loaded when the page was opened."""
+    _listed: dict[str, TrainedModel] = field(default_factory=dict)
+    """As last looked up, for any visitor: reading all records takes longer than an answer."""
+
+    def models(self) -> dict[str, TrainedModel]:
+        """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
+        found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
+        if not found:
+            raise UserError("no model that can be loaded is there any more; train one, and open the page again")
+        self._listed = {model.label: model for model in found}
+        return self._listed
+
+    def model(self, label: str | None) -> TrainedModel:
+        """The model of a line; `UserError` where it has gone."""
+        model = self._listed.get(label or "") or self.models().get(label or "")
+        if model is None:
+            raise UserError("this model is not there any more; load the page again and choose another")
+        return model
+
+    def tables(self, label: str | None) -> Tables:
+        """The tables that stand beside a model: of `--data`, of its own data set, or of the embedded one."""
+        return tables_in(self.data) if self.data else tables_of(self.model(label).prepared)
+
+    def examples(self, label: str | None, id_: str | None) -> list[tuple[str, str]]:
+        """Questions about a table, each with the answer that the data set's query finds."""
+        chosen = self.tables(label).examples.get(id_ or "", ())[:EXAMPLES]
+        return [(one.question, answer_text(run_query(one.query, one.table))) for one in chosen]
+
+    def answer(self, labels: Sequence[str | None], id_: str | None, own: Table | None, question: str | None) -> str:
+        """The answer of each model to a question, side by side, as HTML.
+
+        Args:
+            labels: one model, or two; the data set is that of the first.
+            own: the visitor's table, which goes before the one chosen.
+        """
+        try:
+            line, (table, example) = checked(question), self._asked(labels[0], id_, own, question or "")
+        except UserError as error:
+            return message_html(str(error))
+        answers = [(label, self._answer(label, table, line, example)) for label in dict.fromkeys(labels) if label]
+        return answers_html(line, answers, table.header)
+
+    def _asked(
+        self, label: str | None, id_: str | None, own: Table | None, question: str
+    ) -> tuple[Table, Example | None]:
+        if own is not None:
+            return own, None
+        tables = self.tables(label)
+        table = tables.table(id_)
+        return table, tables.expected(table, question)
+
+    def _answer(self, label: str, table: Table, question: str, example: Example | None) -> Answer | str:
+        try:
+            return ask(self.model(label), table, question, example)
+        except UserError as error:
+            return str(error)
+
+
+# The page: what stands where, and what happens on a click. What happens is the `Site`'s.
 
 TITLE = "Ask a table"
 INTRODUCTION = """# Ask a table
@@ -125,3 +333,44 @@ class _Wiring:
         except UserError as error:
             return message_html(str(error))
         return self.site.answer([label, other], id_, table, question)
+
+
+# How the page looks: calm, light and dark, from a telephone's width up.
+
+CSS = """
+.gradio-container { width: 100% !important; max-width: 1100px !important; margin: 0 auto !important; }
+.gradio-container > main, .gradio-container > main > .wrap, .gradio-container .contain { width: 100% !important; }
+#zp-model input, #zp-other input, #zp-table input { padding-right: 2.2em; text-overflow: ellipsis; }
+#zp-upload > button { text-align: left; }
+#zp-examples td, #zp-examples th { text-align: left !important; }
+#zp-examples td div { overflow-wrap: anywhere; text-align: left; }
+#zp-preview, #zp-answer { padding: 0 !important; }
+.zp { --zp-column: #cfe4ff; --zp-aggregate: #ffe2b8; --zp-condition: #d5f0d3; --zp-ink: #17202a;
+      --zp-line: var(--border-color-primary); --zp-good: #0a6b2d; --zp-bad: #a11226; color: var(--body-text-color); }
+.dark .zp { --zp-column: #1d4a7d; --zp-aggregate: #714709; --zp-condition: #1f5a2c; --zp-ink: #ffffff;
+      --zp-good: #7fdc9a; --zp-bad: #ff9aa5; }
+.zp p { margin: 0 0 .5em; overflow-wrap: anywhere; }
+.zp mark { color: var(--zp-ink); padding: .1em .35em; border-radius: .3em; }
+.zp .zp-column { background: var(--zp-column); color: var(--zp-ink); }
+.zp .zp-aggregate { background: var(--zp-aggregate); }
+.zp .zp-condition { background: var(--zp-condition); color: var(--zp-ink); }
+.zp .zp-sql { display: block; font-size: 1.05em; line-height: 1.9; overflow-wrap: anywhere; white-space: normal;
+      background: none; padding: 0; border: 0; }
+.zp .zp-question { font-size: 1.1em; font-weight: 600; max-height: 6em; overflow: auto; }
+.zp .zp-legend { font-size: .85em; }
+.zp .zp-cards { display: grid; gap: 1em; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
+.zp .zp-card { border: 1px solid var(--zp-line); border-radius: .5em; padding: 1em; min-width: 0;
+      background: var(--block-background-fill); }
+.zp .zp-card h3 { font-size: .9em; margin: 0 0 .6em; font-weight: 600; opacity: .8; overflow-wrap: anywhere; }
+.zp .zp-answer { font-size: 1.5em; font-weight: 600; margin: .4em 0; }
+.zp .zp-expected { border-left: 3px solid var(--zp-line); padding-left: .8em; margin: .6em 0; font-size: .92em; }
+.zp .zp-right { color: var(--zp-good); }
+.zp .zp-wrong { color: var(--zp-bad); }
+.zp .zp-time { font-size: .85em; opacity: .8; margin: .6em 0 0; }
+.zp .zp-message { border-left: 4px solid var(--zp-bad); padding: .6em .9em; background: var(--block-background-fill); }
+.zp .zp-scroll { overflow-x: auto; }
+.zp .zp-scroll + p { margin-top: .6em; }
+.zp table { border-collapse: collapse; font-size: .88em; margin: 0; width: auto; }
+.zp th, .zp td { border: 1px solid var(--zp-line); padding: .3em .6em; text-align: left; vertical-align: top;
+      max-width: 22em; overflow-wrap: break-word; }
+"""

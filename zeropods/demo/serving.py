@@ -1,4 +1,4 @@
-"""The page on a port of this machine, until SIGTERM or Ctrl-C."""
+"""The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may ask it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods.demo.csv_table import MAX_BYTES
 from zeropods.demo.guard import OWN_NAMES, OwnPagesOnly
-from zeropods.demo.site import Site
-from zeropods.demo.style import CSS
-from zeropods.demo.tables import tables_in
+from zeropods.demo.page import CSS, Site
+from zeropods.demo.tables import MAX_BYTES, tables_in
 from zeropods.errors import UserError
-from zeropods.private_folder import DEMO, make_private_folder
+from zeropods.files import DEMO, make_private_folder
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from uvicorn import Server
+
 
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""

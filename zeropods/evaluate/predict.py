@@ -10,10 +10,8 @@ from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Answerer, Generation, Speed, timed_answers
-from zeropods.evaluate.predictions import write_predictions
-from zeropods.evaluate.saved_causal import load_causal_answerer
-from zeropods.evaluate.saved_model import trained_length
-from zeropods.evaluate.squad_answers import write_answers
+from zeropods.evaluate.predictions import write_answers, write_predictions
+from zeropods.evaluate.saved import load_causal_answerer, trained_length
 
 Progress = Callable[[int], object]
 DEFAULT_LENGTH = 512

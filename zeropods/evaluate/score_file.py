@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.measure.records import read_json
+from zeropods.measure.record import read_json
 
 ScoreFacts = dict[str, Any]
 

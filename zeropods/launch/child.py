@@ -11,8 +11,8 @@ from typing import IO
 
 from zeropods.errors import UserError
 from zeropods.launch.bound import bound_argv
-from zeropods.launch.verdict import overdue
-from zeropods.own_programs import own_programs_first
+from zeropods.launch.outcome import overdue
+from zeropods.programs import own_programs_first
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0

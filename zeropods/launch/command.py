@@ -1,20 +1,107 @@
-"""A launch as data: what is run where, and the command that does it."""
+"""A launch as data: what is run where, with which flags and environment, and the command that does it."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
+from zeropods import files
 from zeropods.errors import UserError
-from zeropods.launch.exported import without_secrets
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import pdsh_ssh_arguments
+
+# What every rank finds in its environment, and the file that takes it there.
+
+RUN = "ZEROPODS_RUN"
+"""Marks every process of a run: by it the agents find and end them. Its value is the run's lease."""
+FORWARDED = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HF_DATASETS_CACHE",
+    "HF_TOKEN_PATH",
+    "TORCH_EXTENSIONS_DIR",
+    "OMP_WAIT_POLICY",
+)
+"""Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
+"""What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
+FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
+OURS = "ZEROPODS_"
+
+
+def exported_variables(
+    names: Iterable[str], fixed: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Variables for every rank: `fixed` ones, those asked for by name, and FORWARDED ones that are set.
+
+    They end up on command lines, so a name that sounds like a secret is refused, as is a value that
+    does not pass a shell unchanged.
+    """
+    here = os.environ if environment is None else environment
+    for name in names:
+        if name.startswith(OURS):
+            raise UserError(f"--export {name}: is set by zeropods itself; leave it out")
+        if name not in here:
+            raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
+    asked = {name: here[name] for name in (*FORWARDED, *names) if name in here}
+    variables = {**asked, **fixed}
+    for name, value in variables.items():
+        _check(name, value)
+    return variables
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The launcher's environment without what it would put on command lines and must not.
+
+    `UserError` names a variable that DeepSpeed forwards and whose value no remote shell leaves as it is.
+    """
+    kept = {}
+    for name, value in environment.items():
+        forwarded = name.startswith(FORWARDED_BY_DEEPSPEED)
+        if forwarded and _is_secret(name):
+            continue
+        if forwarded and UNSAFE.search(value):
+            raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
+        kept[name] = value
+    return kept
+
+
+def write_environment(path: Path, variables: Mapping[str, str]) -> None:
+    """Write DeepSpeed's environment file: `NAME=VALUE` lines, no blank and no comment (they would raise)."""
+    files.write_text(path, "".join(f"{name}={value}\n" for name, value in variables.items()))
+
+
+def _check(name: str, value: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
+    if _is_secret(name):
+        raise UserError(
+            f"--export {name}: sounds like a secret, and would be seen on command lines; "
+            "put it into a file that the pods see, and export the file's path"
+        )
+    unsafe = UNSAFE.search(value)
+    if unsafe:
+        raise UserError(f"--export {name}: {unsafe[0]!r} in its value does not pass a remote shell; put it into a file")
+
+
+def _is_secret(name: str) -> bool:
+    return SECRET.search(name) is not None and not name.endswith(("_PATH", "_FILE"))
+
+
+# A launch as data: what is run where, and the command that does it.
 
 LAUNCHERS = ("pdsh", "slurm", "none")
 PLAIN = re.compile(r"[\w@%+=:,./-]+")
@@ -126,3 +213,114 @@ def check_plain(what: str, path: Path | str) -> None:
     if not PLAIN.fullmatch(str(path)) or "%" in str(path):
         allowed = "letters, digits and . _ - / +"
         raise UserError(f"{what} {str(path)!r}: does not pass DeepSpeed's launcher; move it to a path of {allowed}")
+
+
+# A script's flags, read from its arguments without loading the script.
+
+
+def flag_values(arguments: Sequence[str]) -> dict[str, str]:
+    """Values by flag name, without dashes: of `--name value` and of `--name=value`; the last one wins."""
+    values: dict[str, str] = {}
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
+        if not argument.startswith("--"):
+            continue
+        name, equals, value = argument[2:].partition("=")
+        values[name] = value if equals else ("" if following.startswith("--") else following)
+    return values
+
+
+def typed(values: Mapping[str, str]) -> dict[str, Any]:
+    """The values as what they look like: numbers, truth values, text."""
+    return {name: _value(text) for name, text in values.items()}
+
+
+def _value(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False}.get(text, text)
+
+
+def run_folder_of(arguments: Sequence[str], working_folder: Path, script: str | Path = "textsql_train.py") -> Path:
+    """The run folder that a script's arguments name; where they name none, the script's own default if it is ours."""
+    from zeropods.train.arguments import TextToSQLArguments, arguments_of
+
+    kind = arguments_of(script) or TextToSQLArguments
+    return (working_folder / flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
+
+
+def find_script(name: str | Path, working_folder: Path, project: Path) -> Path:
+    """A script of the working folder, else one of the project."""
+    for folder in (working_folder, project):
+        path = (folder / name).resolve()
+        if path.is_file():
+            return path
+    raise UserError(f"{name}: no such script, neither in {working_folder} nor in {project}")
+
+
+# One effective batch on any number of ranks: which flags keep it.
+
+ROWS, PASSES = "per_device_train_batch_size", "gradient_accumulation_steps"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a rank contributes to an optimizer step."""
+
+    rows: int
+    """Of a forward pass: `--per_device_train_batch_size`."""
+    passes: int
+    """`--gradient_accumulation_steps`."""
+
+    def on(self, ranks: int, fewer: int) -> Batch | None:
+        """The same effective batch on fewer ranks than there were; None where it does not divide.
+
+        More passes, of as many rows as before. Where that does not divide, of the most rows that do: never of more
+        than before, since they may not fit into memory.
+        """
+        each, rest = divmod(self.rows * self.passes * ranks, fewer)
+        if rest:
+            return None
+        rows = next(rows for rows in range(min(self.rows, each), 0, -1) if each % rows == 0)
+        return Batch(rows, each // rows)
+
+    def flags(self, before: Batch) -> dict[str, str]:
+        """What has to be said to a script that was told `before`."""
+        now, then = {ROWS: self.rows, PASSES: self.passes}, {ROWS: before.rows, PASSES: before.passes}
+        return {name: str(value) for name, value in now.items() if value != then[name]}
+
+
+def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
+    """The batch of a call; None for another's script that is not told it by both flags."""
+
+    from zeropods.train.arguments import arguments_of, read_flags
+
+    kind = arguments_of(script)
+    words = [_plain(word) for word in arguments]
+    said: Mapping[str, Any] = typed(flag_values(words)) if kind is None else read_flags(kind, words)
+    rows, passes = said.get(ROWS), said.get(PASSES)
+    known = isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0
+    return Batch(rows, passes) if known else None  # type: ignore[arg-type]
+
+
+def with_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> tuple[str, ...]:
+    """The arguments with these flags, in the place of those of the same names."""
+    kept: list[str] = []
+    for before, word in pairwise(("", *arguments)):
+        is_value = _name(before) in flags and "=" not in before and not word.startswith("--")
+        if _name(word) not in flags and not is_value:
+            kept.append(word)
+    return (*kept, *(part for name, value in flags.items() for part in (f"--{name}", value)))
+
+
+def _name(word: str) -> str | None:
+    """Of a flag, as a script's dataclass has it; None of another word."""
+    return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else None
+
+
+def _plain(word: str) -> str:
+    """A flag under the name that its dataclass has."""
+    name = _name(word)
+    return word if name is None else f"--{name}{word[len(name) + 2 :]}"

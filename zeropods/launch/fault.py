@@ -8,14 +8,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zeropods import atomic
-from zeropods.checkpoints.pointer import POINTER
+from zeropods import files
 from zeropods.errors import UserError
-from zeropods.pods.agent.descendants import Tree
 from zeropods.pods.backends.local import RECORDS
-from zeropods.pods.backends.worker_records import WorkerRecords
+from zeropods.pods.backends.workers import WorkerRecords
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.processes import PROC, Process, from_record, read_process, send
+from zeropods.pods.processes import PROC, Process, Tree, from_record, read_process, send
+from zeropods.train.checkpoint_files import POINTER
 
 FAULT = "fault.json"
 """In the run folder: which pod was killed, and when."""
@@ -61,7 +60,7 @@ class PodKilled:
             if self._pointer() != self._before:
                 now = time.time()
                 kill_pod(self.cluster, self.pod)
-                atomic.write_json(self.folder / FAULT, {"pod": self.pod, "killed_unix_seconds": now})
+                files.write_json(self.folder / FAULT, {"pod": self.pod, "killed_unix_seconds": now})
                 return
 
     def _pointer(self) -> str | None:

@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from zeropods.errors import UserError, guarded
-from zeropods.extension_cache import use_own_cache
-from zeropods.launch.alone import end_standstill, to_end, watched
+from zeropods.launch.hangs import LOOK_SECONDS, Standstill
+from zeropods.launch.local import end_standstill, to_end, watched
 from zeropods.launch.series import SEPARATOR
-from zeropods.launch.standstill import LOOK_SECONDS, Standstill
-from zeropods.own_programs import own_programs_first
-from zeropods.pods.signals import deferred, ending_in_order
-from zeropods.ports import free_port
-from zeropods.threads import wait_passively
-from zeropods.train.script import run_parsed
+from zeropods.pods.processes import deferred, ending_in_order
+from zeropods.programs import free_port, own_programs_first, use_own_cache, wait_passively
+from zeropods.train.run import run_parsed
 
 if TYPE_CHECKING:
-    from zeropods.train.run_arguments import RunArguments
+    from zeropods.train.arguments import RunArguments
+
 
 FORK = multiprocessing.get_context("fork")
 GRACE_SECONDS = 20.0
@@ -56,7 +54,7 @@ def main() -> int:
 
 def _imported(script: str, *, with_deepspeed: bool) -> type[RunArguments]:
     """Import what a run needs; returns the script's kind of flags."""
-    from zeropods.train.scripts import arguments_of
+    from zeropods.train.arguments import arguments_of
 
     kind = arguments_of(script)
     if kind is None:
@@ -64,8 +62,8 @@ def _imported(script: str, *, with_deepspeed: bool) -> type[RunArguments]:
     if with_deepspeed:
         import deepspeed  # noqa: F401
 
-    from zeropods.train.recipe import recipe_of
     from zeropods.train.run import fine_tune  # noqa: F401
+    from zeropods.train.tasks import recipe_of
 
     recipe_of(kind())
     return kind

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.pods.agent.leases import HAS_ENDED
+from zeropods.pods.leases import HAS_ENDED
 
 if TYPE_CHECKING:
-    from zeropods.pods.agent.control import AgentClient
+    from zeropods.pods.control import AgentClient
     from zeropods.pods.state import Pod
+
 
 LEASE_SECONDS = 10.0
 """A pod ends the run's processes when its supervisor was silent for so long."""
@@ -129,7 +130,7 @@ class Heartbeat:
             await client.close()
 
     async def _renew(self, name: str, client: AgentClient, seconds: float) -> None:
-        from zeropods.pods.agent.control import AgentError
+        from zeropods.pods.control import AgentError
 
         try:
             request = {"do": "renew_run", "run": self.run, "seconds": LEASE_SECONDS}
@@ -157,7 +158,7 @@ class Heartbeat:
         return {pod.name: answer for pod, answer in zip(pods, answers, strict=True) if answer is not None}
 
     async def _asked(self, pod: Pod, request: dict[str, Any]) -> dict[str, Any] | None:
-        from zeropods.pods.agent.control import AgentError
+        from zeropods.pods.control import AgentError
 
         client = self._client(pod)
         try:
@@ -171,7 +172,7 @@ class Heartbeat:
         return pod.name not in self._answers or self._pulse(pod, time.monotonic()).silent_seconds > ANSWER_SECONDS
 
     async def _stop_on(self, pod: Pod, request: dict[str, Any], grace_seconds: float) -> str | None:
-        from zeropods.pods.agent.control import AgentError
+        from zeropods.pods.control import AgentError
 
         client = self._client(pod)
         try:
@@ -192,6 +193,6 @@ class Heartbeat:
         self._tasks = []
 
     def _client(self, pod: Pod) -> AgentClient:
-        from zeropods.pods.agent.control import AgentClient
+        from zeropods.pods.control import AgentClient
 
         return AgentClient(pod.address, pod.control_port, self._secret)

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from zeropods import files
+from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, check_plain
-from zeropods.launch.exported import exported_variables
-from zeropods.launch.flags import find_script, flag_values, run_folder_of, typed
+from zeropods.launch.command import (
+    Launch,
+    check_plain,
+    exported_variables,
+    find_script,
+    flag_values,
+    run_folder_of,
+    typed,
+)
+from zeropods.measure.record import read_json, read_record
+from zeropods.measure.run_folder import RECORD
 from zeropods.pods.hostfile import Host
 from zeropods.pods.this_pod import slots
-from zeropods.ports import free_port
+from zeropods.programs import free_port
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
-    from zeropods.train.run_arguments import RunArguments
+    from zeropods.train.arguments import RunArguments
+
+
+# A launch made from what a user asks for; everything that can be known to be wrong is refused here.
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -73,9 +87,8 @@ def plan_alone(script: str | Path, arguments: Sequence[str]) -> Launch:
 
 def check_arguments(planned: Launch) -> None:
     """Refuse what can be seen to be wrong before anything starts."""
-    from zeropods.train.deepspeed_config import check_config, read_config
-    from zeropods.train.flags import read_flags
-    from zeropods.train.scripts import arguments_of
+    from zeropods.train.arguments import arguments_of, read_flags
+    from zeropods.train.deepspeed import check_config, read_config
 
     check_plain("script", planned.script)
     if planned.folder.exists() and not planned.folder.is_dir():
@@ -95,7 +108,7 @@ def check_arguments(planned: Launch) -> None:
 
 def _check_names(kind: type[RunArguments], flags: dict[str, str]) -> None:
     """Refuse a flag that our own script does not know; it would say so itself, after half a minute on every pod."""
-    from zeropods.train.scripts import unknown_flag
+    from zeropods.train.arguments import unknown_flag
 
     known = [field.name for field in fields(kind)]
     for name in flags:
@@ -106,8 +119,8 @@ def _check_names(kind: type[RunArguments], flags: dict[str, str]) -> None:
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
-    from zeropods.pods.preflight.expectation import Expectation
-    from zeropods.pods.preflight.preflight import preflight, require
+    from zeropods.pods.preflight import preflight, require
+    from zeropods.pods.preflight_checks import Expectation
 
     config = flag_values(planned.arguments).get("deepspeed")
     expected = Expectation.of_this_machine(
@@ -123,7 +136,7 @@ def check_pods(planned: Launch, cluster: Cluster) -> None:
 
 def uses_offload(config: str | None) -> bool:
     """Whether a DeepSpeed configuration keeps something in main memory, for which CPU Adam is needed."""
-    from zeropods.train.deepspeed_config import read_config, technique
+    from zeropods.train.deepspeed import read_config, technique
 
     return config is not None and technique(read_config(Path(config)), 1).endswith("_offload")
 
@@ -134,3 +147,57 @@ def _fixed(cluster: Cluster, ranks: int) -> dict[str, str]:
     if threads is None and cluster.shared_machine:
         threads = str(max(1, len(os.sched_getaffinity(0)) // ranks))
     return {**cluster.environment, **({} if threads is None else {"OMP_NUM_THREADS": threads})}
+
+
+# Whether a launch has been run to its end before: known without starting anything.
+
+LAUNCH = "launch.json"
+"""In the run folder: what was launched last."""
+
+
+def record_of(launch: Launch) -> dict[str, Any] | None:
+    """The record of this very launch if it is finished; `UserError` if another finished run is there."""
+    if not (launch.folder / RECORD).is_file():
+        return None
+    record = read_record(launch.folder)
+    if record["status"] != "ok":
+        return None
+    before = remembered(launch.folder)
+    if before == identity(launch):
+        return record
+    other = "that was not launched over pods" if before is None else "with other arguments or data"
+    raise UserError(
+        f"{launch.folder}: holds a finished run on {record['pods']} pods {other}; choose another --outputdir"
+    )
+
+
+def remember(launch: Launch) -> None:
+    """Keep what was launched beside its record."""
+    files.write_json(launch.folder / LAUNCH, identity(launch))
+
+
+def remembered(folder: Path) -> dict[str, Any] | None:
+    """The identity of what was launched last into a run folder; None where nothing was."""
+    path = folder / LAUNCH
+    return read_json(path) if path.is_file() else None
+
+
+def identity(launch: Launch) -> dict[str, Any]:
+    """What makes two launches the same run: not the port, nor the lease, nor what it has gone on with by itself."""
+    launch = launch.asked or launch
+    flags = flag_values(launch.arguments)
+    return {
+        "script": str(launch.script),
+        "arguments": list(launch.arguments),
+        "pods": [host.slots for host in launch.hosts],
+        "deepspeed": _digest(Path(flags.get("deepspeed", ""))),
+        "dataset": _content_key(Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST),
+    }
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _content_key(manifest: Path) -> str | None:
+    return read_json(manifest).get("content_key") if manifest.is_file() else None

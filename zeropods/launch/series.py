@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.launch import finished
-from zeropods.launch.alone import LAST_LINES, run_to_end, stamp
+from zeropods.launch import planning
 from zeropods.launch.child import run_child
-from zeropods.launch.command import Launch, runner_argv
-from zeropods.launch.flags import find_script
-from zeropods.launch.follow import following
+from zeropods.launch.command import Launch, find_script, runner_argv
+from zeropods.launch.local import LAST_LINES, following, run_to_end, stamp, train_arguments
 from zeropods.launch.planning import PROJECT, check_arguments
-from zeropods.launch.process import train_arguments
 from zeropods.measure.run_folder import LAUNCH_LOCK, RECORD, locked
 from zeropods.pods.hostfile import Host
-from zeropods.pods.signals import ending_in_order
-from zeropods.ports import free_port
+from zeropods.pods.processes import ending_in_order
+from zeropods.programs import free_port
 from zeropods.report.run import Run
 
 SEPARATOR = "--"
@@ -78,9 +75,9 @@ def _planned(script: str | Path, flags: Mapping[str, Any]) -> Launch:
 
 def _is_finished(launch: Launch) -> bool:
     """Whether it is known without asking the script, which refuses a folder that holds another finished run."""
-    if finished.remembered(launch.folder) != finished.identity(launch):
+    if planning.remembered(launch.folder) != planning.identity(launch):
         return False
-    return finished.record_of(launch) is not None
+    return planning.record_of(launch) is not None
 
 
 def _has_gpus() -> bool:
@@ -121,7 +118,7 @@ def _by_forks(launches: Sequence[Launch]) -> None:
 def _remember(launch: Launch) -> None:
     """So that the next call need not ask the script whether it is finished."""
     if Run(launch.folder).record["status"] == "ok":
-        finished.remember(launch)
+        planning.remember(launch)
 
 
 def _not_begun(what: str, lines: Sequence[str]) -> str:

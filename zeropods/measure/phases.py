@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from zeropods.measure.rank import PHASES, PhasePeak
-from zeropods.measure.resident import peak_resident_bytes, reset_peak_resident
+from zeropods.measure.record import PHASES, PhasePeak
+from zeropods.measure.sampler import peak_resident_bytes, reset_peak_resident
 
 NOTHING = PhasePeak(seconds=0.0, peak_resident_bytes=None, peak_allocated_bytes=None, peak_reserved_bytes=None)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError
-from zeropods.folder_lock import folder_locked
-from zeropods.measure.records import compose_record, read_json
+from zeropods.files import folder_locked
+from zeropods.measure.record import compose_record, read_json
 
 CONFIG = "config.json"
 RECORD = "record.json"
@@ -92,7 +92,7 @@ def _put_aside(folder: Path, again: bool) -> int:
     attempts = folder / "attempts"
     attempts.mkdir(exist_ok=True)
     number = len(list(attempts.glob("*.json")))
-    atomic.write_json(attempts / f"{number}.json", _last_record(folder))
+    files.write_json(attempts / f"{number}.json", _last_record(folder))
     (folder / RECORD).unlink(missing_ok=True)
     for said in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
         said.unlink()

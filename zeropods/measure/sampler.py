@@ -1,16 +1,49 @@
-"""A rank's memory over time: a thread beside the training one, and the file that it appends to."""
+"""A rank's memory over time, and resident memory of a process."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from zeropods.measure.rank import Sampled
-from zeropods.measure.series import Series
+from zeropods.measure.record import Sampled
+
+# Statistics of a column of numbers that are not kept.
+
+
+class Series:
+    """Count, largest, smallest and mean of the numbers that were added; None is not a number."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.total = 0.0
+        self.largest = -math.inf
+        self.smallest = math.inf
+
+    def add(self, value: float | None) -> None:
+        """Count a value in, if it was measured."""
+        if value is None:
+            return
+        self.total += value
+        self.largest = max(self.largest, value)
+        self.smallest = min(self.smallest, value)
+        self.samples += 1
+
+    def sampled(self) -> Sampled | None:
+        """The statistics; None where nothing was measured."""
+        if self.samples == 0:
+            return None
+        mean = self.total / self.samples
+        return Sampled(samples=self.samples, peak=float(self.largest), mean=mean, minimum=float(self.smallest))
+
+
+# A rank's memory over time: a thread beside the training one, and the file that it appends to.
 
 COLUMNS = (
     "allocated_bytes",
@@ -103,3 +136,40 @@ def _beginning(file: TextIO) -> str:
         return HEADER + "\n"
     file.seek(file.tell() - 1)
     return "" if file.read() == "\n" else "\n"
+
+
+# Resident memory of this process: now, and the kernel's own peak of it, which can be begun anew.
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+RESET_PEAK = "5"
+"""What `/proc/PID/clear_refs` takes for "set VmHWM to the present size" (Linux 4.0, proc(5))."""
+SLACK_BYTES = 64 * 2**20
+"""The kernel counts pages of each core apart and adds them up now and then."""
+
+
+def resident_bytes() -> int | None:
+    """Bytes in memory now; None where there is no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+    except FileNotFoundError:
+        return None
+
+
+def peak_resident_bytes() -> int | None:
+    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where there is no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    peak = next((line for line in lines if line.startswith("VmHWM:")), None)
+    return int(peak.split()[1]) * 1024 if peak else None
+
+
+def reset_peak_resident() -> bool:
+    """Begin the peak anew; False where the kernel (or a sandbox before it) does not."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+        peak, now = peak_resident_bytes(), resident_bytes()
+        # Some sandboxes take the write and do nothing.
+        return peak is not None and now is not None and peak <= now + SLACK_BYTES
+    return False

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from zeropods.plan.largest import largest
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.request import AnyRequest, Variant
 from zeropods.plan.step_time import StepTime, step_time
-from zeropods.plan.technique import Technique
 from zeropods.plan.workload import Workload
+from zeropods.techniques import Technique
+
+# The largest batch that still fits.
+
+
+def largest(fits: Callable[[int], bool]) -> int | None:
+    """The largest number for which `fits` holds, by bisection; None where not even 1 does.
+
+    `fits` must hold for every number below one for which it holds, and not for all.
+    """
+    if not fits(1):
+        return None
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# The plan: for each technique whether it fits, the largest batch, time and cost.
 
 MILLION = 1_000_000
 

@@ -1,13 +1,91 @@
-"""The machines that a plan is for: pods, GPUs, links."""
+"""The machines that a plan is for, and the arithmetic peaks that GPUs are published with."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from zeropods.errors import UserError
-from zeropods.plan.peaks import PEAKS, published_flops
+
+# Arithmetic peaks that GPUs are published with.
 
 GIGA, TERA = 1e9, 1e12
+OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
+"""Words in a name that mark another card, or less than a whole one: a MIG slice, a mobile or a cut-down variant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Dense TFLOP/s of one GPU, without sparsity; None where it has no such arithmetic."""
+
+    words: str
+    """Words that its name holds; the first entry all of whose words are there counts."""
+    fp32: float
+    """FP32 outside the tensor cores: what PyTorch does by default, without TF32."""
+    half: float
+    """FP16 tensor cores with FP32 accumulation."""
+    has_bf16: bool = True
+
+
+PEAKS = (
+    Peak(words="h100 pcie", fp32=51.2, half=756.0),
+    Peak(words="h100 nvl", fp32=60.0, half=835.0),
+    Peak(words="h100", fp32=66.9, half=989.4),
+    Peak(words="h800 pcie", fp32=51.2, half=756.0),
+    Peak(words="h800", fp32=66.9, half=989.4),
+    Peak(words="h200 nvl", fp32=60.0, half=835.0),
+    Peak(words="h200", fp32=66.9, half=989.4),
+    Peak(words="gh200", fp32=66.9, half=989.4),
+    Peak(words="h20", fp32=44.0, half=148.0),
+    Peak(words="a100", fp32=19.5, half=312.0),
+    Peak(words="a800", fp32=19.5, half=312.0),
+    Peak(words="a30", fp32=10.3, half=165.0),
+    Peak(words="a40", fp32=37.4, half=149.7),
+    Peak(words="a10", fp32=31.2, half=125.0),
+    Peak(words="a10g", fp32=35.0, half=70.0),
+    Peak(words="l4", fp32=30.3, half=121.0),
+    Peak(words="l40", fp32=90.5, half=181.0),
+    Peak(words="l40s", fp32=91.6, half=362.0),
+    Peak(words="rtx a6000", fp32=38.7, half=154.8),
+    Peak(words="rtx 6000 ada", fp32=91.1, half=364.2),
+    Peak(words="rtx 4090", fp32=82.6, half=165.2),
+    Peak(words="rtx 3090", fp32=35.6, half=71.0),
+    Peak(words="v100 pcie", fp32=14.0, half=112.0, has_bf16=False),
+    Peak(words="v100", fp32=15.7, half=125.0, has_bf16=False),
+    Peak(words="t4", fp32=8.1, half=65.0, has_bf16=False),
+    Peak(words="p100 pcie", fp32=9.3, half=18.7, has_bf16=False),
+    Peak(words="p100", fp32=10.6, half=21.2, has_bf16=False),
+)
+"""From NVIDIA's data sheets and architecture papers of each GPU (A10G: AWS's); figures "with sparsity" are halved."""
+
+
+def published_flops(gpu: str, precision: str) -> float | None:
+    """FLOP/s of a whole GPU, dense, or None where it is not known here or the GPU cannot do it.
+
+    Args:
+        gpu: its name as torch and NVML give it, `NVIDIA A100-SXM4-40GB`, or short, `A100-40GB`.
+        precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
+    """
+    peak = _peak(gpu)
+    if peak is None or (precision == "bf16" and not peak.has_bf16):
+        return None
+    return TERA * {"fp32": peak.fp32, "bf16": peak.half, "fp16": peak.half}[precision]
+
+
+def is_before_ampere(gpu: str) -> bool:
+    """Whether a GPU is known to be older than Ampere: it has no BF16 arithmetic and no FlashAttention."""
+    peak = _peak(gpu)
+    return peak is not None and not peak.has_bf16
+
+
+def _peak(gpu: str) -> Peak | None:
+    words = frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
+    peak = next((peak for peak in PEAKS if words.issuperset(peak.words.split())), None)
+    return None if words & OTHER else peak
+
+
+# The machines that a plan is for: pods, GPUs, links.
+
 ACHIEVED = {"fp32": 12.0 / 19.5, "bf16": 0.4, "fp16": 0.4}
 """Share of a published peak that training reaches. FP32: 12 of an A100's 19.5 TFLOP/s fit the published step times of
 t5-small and t5-large. BF16 and FP16: 0.3 to 0.5 is what published trainings of such sizes report."""

@@ -1,10 +1,23 @@
-"""The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL."""
+"""Published runs and claims, beside a plan of them."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from zeropods.plan.estimate import Plan
+from zeropods.plan.jobs import CausalJob, Job
+from zeropods.plan.machines import GIGA, TERA, Machines
+from zeropods.plan.memory import plan_memory
+from zeropods.plan.parameters import causal_parameters, t5_parameters
+from zeropods.plan.shapes import CausalShape, causal_shape, t5_shape
+from zeropods.plan.step_time import PUBLISHED_REPORT, fitted_bandwidth, step_time
+from zeropods.plan.workload import check_attention_of, total
+from zeropods.techniques import ZeroSettings, technique_named
+
+# The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
 
 FILE = Path(__file__).with_name("published.csv")
 WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
@@ -62,3 +75,178 @@ def _row(line: dict[str, str]) -> Published:
 
 def _number(text: str) -> float | None:
     return float(text) if text else None
+
+
+# Published runs beside a plan of them, with the settings that they had.
+
+TOLERANCE = 0.15
+"""Share of the published memory, which is read off a screenshot."""
+ROWS, TOKENS = 32, 96
+"""Of a process; of source and of target."""
+STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
+STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
+"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A published run and what is planned for its settings."""
+
+    row: Published
+    device_bytes: int
+    step_seconds: float
+
+    @property
+    def remark(self) -> str:
+        """How the memory differs, and why."""
+        planned, low, high = self.device_bytes / GIGA, self.row.gigabytes_a_pod_low, self.row.gigabytes_a_pod_high
+        if planned < (1 - TOLERANCE) * low:
+            return f"{low - planned:.1f} GB more were published: the allocator's cache, which nvidia-smi counts as used"
+        if planned > (1 + TOLERANCE) * high:
+            return f"{planned - high:.1f} GB fewer were published: this plan is too high there"
+        return f"within {TOLERANCE:.0%}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The published row, what is planned, and the remark."""
+        planned = {
+            "planned_gigabytes": self.device_bytes / GIGA,
+            "published_step_seconds": self.row.step_seconds,
+            "planned_step_seconds": self.step_seconds,
+        }
+        return {**asdict(self.row), **planned, "remark": self.remark}
+
+
+def beside(plan: Plan) -> tuple[Beside, ...]:
+    """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
+    keys = {(estimate.technique.name, estimate.pods) for estimate in plan.estimates}
+    rows = published_for(plan.request.model.rsplit("/", 1)[-1])
+    return tuple(planned_as_published(row) for row in rows if (row.technique, row.pods) in keys)
+
+
+def planned_as_published(row: Published) -> Beside:
+    """What is planned for a published run: 32 rows of 96 + 96 tokens in FP32, an A100 and a network as it had."""
+    technique = technique_named(row.technique)
+    job = Job(
+        shape=t5_shape(row.model),
+        rows=ROWS,
+        source_tokens=TOKENS,
+        target_tokens=TOKENS,
+        checkpointing=row.gradient_checkpointing,
+    )
+    zero = STAGE_3 if technique.stage == 3 else STAGE_1
+    bandwidth = fitted_bandwidth(PUBLISHED_REPORT, t5_parameters(t5_shape("t5-small")), pods=3)
+    return Beside(
+        row=row,
+        device_bytes=plan_memory(job, technique, row.pods, zero).device_bytes,
+        step_seconds=step_time(job, technique, Machines(pods=row.pods, bandwidth=bandwidth), zero).seconds,
+    )
+
+
+# Published claims about training 8B parameters, worked out again: how they come about, and what is right.
+#
+# The claims are of a template for an 8B model with ZeRO-3 and FlashAttention-2: "16 GB weights + 16 GB gradients + 64
+# GB
+# Adam = 96 GB", and "1.35 TB of activations" at batch 1, 16k tokens and 32 layers without FlashAttention.
+
+GIB = 1 << 30
+PRECISION = "bf16"
+ROUND_PARAMETERS = 8_000_000_000
+CLAIMED_STATES, CLAIMED_ACTIVATIONS = 96 * GIGA, 1.35 * TERA
+HALF, MASTER, MOMENTS = 2, 4, 8
+"""Bytes a parameter: FP16 or BF16 weights, and gradients; an FP32 master; Adam's two moments, FP32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One figure: what was said, or what there is in place of it."""
+
+    what: str
+    bytes: float
+    formula: str
+    verdict: str
+    """Why it is so, and whether it is right."""
+
+
+def state_bytes(parameters: int, *, master: bool = True, fp32_gradients: bool = False) -> int:
+    """Weights, gradients and optimizer states of mixed precision training with Adam."""
+    gradients = MASTER if fp32_gradients else HALF
+    return parameters * (HALF + gradients + MOMENTS + (MASTER if master else 0))
+
+
+def layer_bytes_by_formula(*, rows: int, tokens: int, hidden: int, heads: int) -> float:
+    """Activations of one layer in half precision by s b h (34 + 5 a s / h), scores of attention kept.
+
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), equation 1, of a GPT: GELU, dropout, as many keys as queries.
+    """
+    return tokens * rows * hidden * (34 + 5 * heads * tokens / hidden)
+
+
+def claims(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -> tuple[Claim, ...]:
+    """The two claims, how each comes about, and what a model of that size needs with each attention.
+
+    Raises:
+        UserError: an unknown model, or one without FlashAttention.
+    """
+    shape = causal_shape(model)
+    check_attention_of(shape, "flash_attention_2", PRECISION, before_ampere=False)
+    return (*_states(shape), *_activations(shape, tokens, rows))
+
+
+def _states(shape: CausalShape) -> tuple[Claim, ...]:
+    parameters = causal_parameters(shape)
+    return (
+        _claim("states, as claimed", CLAIMED_STATES, "8 G x (2 + 2 + 8) B",
+               "leaves out the FP32 master, without which half precision does not learn"),
+        _claim("states of 8 G parameters", state_bytes(ROUND_PARAMETERS), "8 G x (2 + 2 + 4 + 8) B",
+               "with the master: 16 bytes a parameter, as DeepSpeed keeps them"),
+        _claim("the same, gradients added up in FP32", state_bytes(ROUND_PARAMETERS, fp32_gradients=True),
+               "8 G x (2 + 4 + 4 + 8) B", "18 bytes a parameter: what some trainings choose"),
+        _claim("states of this model", state_bytes(parameters), f"{parameters:,} x 16 B",
+               "over all processes of ZeRO-3 together, not on each GPU"),
+    )  # fmt: skip
+
+
+def _activations(shape: CausalShape, tokens: int, rows: int) -> tuple[Claim, ...]:
+    by_formula = shape.layers * layer_bytes_by_formula(rows=rows, tokens=tokens, hidden=shape.hidden, heads=shape.heads)
+    formula = (
+        f"{shape.layers} x {tokens} x {rows} x {shape.hidden} x (34 + 5 x {shape.heads} x {tokens} / {shape.hidden})"
+    )
+    return (
+        _claim("activations, as claimed", CLAIMED_ACTIVATIONS, "", _reading(by_formula)),
+        _claim("activations of a GPT of this size", by_formula, formula, "the formula's own bytes"),
+        _planned("activations here, eager", _job(shape, tokens, rows, "eager"),
+                 "scores are kept: the softmax in FP32, and again in BF16"),
+        _planned("activations here, FlashAttention", _job(shape, tokens, rows, "flash_attention_2"),
+                 "no score is kept: what is left grows with the length, not with its square"),
+        _planned("and with checkpointing", _job(shape, tokens, rows, "flash_attention_2", checkpointing=True),
+                 "inputs of layers, and the larger of one layer and the loss"),
+    )  # fmt: skip
+
+
+def _reading(by_formula: float) -> str:
+    gibibytes = by_formula / GIB
+    if abs(gibibytes / 1_000 - CLAIMED_ACTIVATIONS / TERA) < 0.005:
+        return f"{gibibytes:,.0f} GiB by the formula, a thousand of which were called a TB"
+    return "not what the formula gives for these sizes"
+
+
+def _job(shape: CausalShape, tokens: int, rows: int, attention: str, *, checkpointing: bool = False) -> CausalJob:
+    return CausalJob(
+        shape=shape,
+        rows=rows,
+        tokens=tokens,
+        labels=tokens - 1,
+        attention=attention,
+        precision=PRECISION,
+        checkpointing=checkpointing,
+    )
+
+
+def _planned(what: str, job: CausalJob, verdict: str) -> Claim:
+    terms = job.activation_terms()
+    formula = "; ".join(f"{term.name} {term.bytes / GIGA:.4g} GB" for term in terms)
+    return _claim(what, total(terms), formula, verdict)
+
+
+def _claim(what: str, size: float, formula: str, verdict: str) -> Claim:
+    return Claim(what=what, bytes=size, formula=formula, verdict=verdict)

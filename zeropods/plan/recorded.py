@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.plan.attention import attentions
-from zeropods.plan.causal_job import CausalJob
-from zeropods.plan.causal_shapes import CausalShape
-from zeropods.plan.job import Job
-from zeropods.plan.known_shape import known_shape
+from zeropods.plan.jobs import CausalJob, Job
+from zeropods.plan.machines import is_before_ampere
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
-from zeropods.plan.parameters import BYTES
-from zeropods.plan.peaks import is_before_ampere
-from zeropods.plan.technique import TECHNIQUES
-from zeropods.plan.workload import ELEMENT_BYTES, Workload
-from zeropods.plan.zero_settings import ZeroSettings, read_zero_settings
+from zeropods.plan.parameters import BYTES, known_shape
+from zeropods.plan.shapes import CausalShape
+from zeropods.plan.workload import ELEMENT_BYTES, Workload, attentions
+from zeropods.techniques import TECHNIQUES, ZeroSettings, read_zero_settings
 
 
 def planned(record: dict[str, Any]) -> PlannedMemory | None:

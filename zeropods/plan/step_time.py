@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from zeropods.plan.communication import traffic
 from zeropods.plan.machines import Machines
-from zeropods.plan.states import MASTER
-from zeropods.plan.technique import Technique
-from zeropods.plan.term import share
-from zeropods.plan.workload import Workload
-from zeropods.plan.zero_settings import ZeroSettings
+from zeropods.plan.memory import MASTER
+from zeropods.plan.workload import Workload, share
+from zeropods.techniques import Technique, ZeroSettings
+
+# Seconds on the network, by the volume of ring collectives.
+#
+# A ring of R processes passes R - 1 parts of R of a tensor over each link for an all-gather or a reduce, twice that
+# for
+# an all-reduce (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). Neighbours in the ring are neighbours in
+# rank, so
+# that the ring enters and leaves a pod once: slots share a pod's link, and add no traffic to it.
+
+DDP_BUCKET_BYTES = 25 << 20
+"""Of PyTorch's DistributedDataParallel, by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Seconds of communication in one step, by what can go on at the same time."""
+
+    forward_seconds: float = 0.0
+    """Gathering parameters for the forward pass."""
+    backward_seconds: float = 0.0
+    """Gathering them for the backward pass, and reducing gradients."""
+    step_seconds: float = 0.0
+    """Gathering parameters after the optimizer's step: nothing else goes on then."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.forward_seconds + self.backward_seconds + self.step_seconds
+
+
+def traffic(job: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
+    """Of one optimizer step of one pass; none where there is one process."""
+    ring = _Ring(machines, 1 if technique.is_alone else machines.pods * machines.slots)
+    size = job.element_bytes * job.parameters
+    if technique.stage == 0:
+        return Traffic(backward_seconds=2 * ring.pass_seconds(size, math.ceil(size / DDP_BUCKET_BYTES)))
+    buckets = math.ceil(job.parameters / zero.reduce_elements)
+    reduce = ring.pass_seconds(size, buckets)
+    if technique.stage in (1, 2):
+        passes = 2 if zero.multi_rank_all_reduce else 1
+        return Traffic(backward_seconds=passes * reduce, step_seconds=ring.pass_seconds(size, 1))
+    gather = ring.pass_seconds(size, job.matrices)
+    # What the forward pass has left gathered need not be fetched again.
+    again = max(0.0, 1 - zero.live_elements / job.parameters)
+    return Traffic(forward_seconds=gather, backward_seconds=again * gather + reduce)
+
+
+@dataclass(frozen=True)
+class _Ring:
+    machines: Machines
+    ranks: int
+
+    def pass_seconds(self, size: float, messages: int) -> float:
+        """Seconds for all of `size` bytes to pass round once, cut into so many messages."""
+        if self.ranks == 1:
+            return 0.0
+        hops = self.ranks - 1
+        return hops / self.ranks * size / self.machines.link + hops * messages * self.machines.latency_seconds
+
+
+# Seconds of one optimizer step: arithmetic, network, traffic to the host, the processor's own Adam.
 
 ADAM_BYTES = 28
 """A parameter: weight, gradient and both moments are read, all but the gradient written, each FP32."""
@@ -84,3 +143,36 @@ def _offload_seconds(job: Workload, technique: Technique, machines: Machines, pa
     down = MASTER * own * (1 if technique.stage == 1 else passes)
     up = job.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
     return (down + up) / machines.pcie_bandwidth, machines.slots * ADAM_BYTES * own / machines.host_bandwidth
+
+
+# A bandwidth from a step that was measured: what is left of it when arithmetic is taken away is traffic.
+
+BACKWARD_OVER_FORWARD = 2
+"""Arithmetic of a backward pass, of its forward pass's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """A ZeRO-1 step without overlap, as DeepSpeed's profiler reports it."""
+
+    forward_seconds: float
+    backward_seconds: float
+    """Gradients are reduced in it."""
+    step_seconds: float
+    """The optimizer, and the all-gather of parameters after it."""
+
+
+PUBLISHED_REPORT = MeasuredStep(forward_seconds=0.060, backward_seconds=0.2877, step_seconds=0.1399)
+"""The published profiler report of t5-small on three pods."""
+
+
+def fitted_bandwidth(step: MeasuredStep, parameters: int, pods: int, element_bytes: int = 4) -> float:
+    """Bytes a second through a pod's link, each way, of a ZeRO-1 step on pods of one process.
+
+    Two passes round the ring, gradients reduced to their owners and parameters gathered, each (pods - 1) / pods of all
+    elements; the time for them is the step less a backward pass of twice the forward one. Adam's own time on a third of
+    the parameters is within the rounding of such reports.
+    """
+    volume = 2 * (pods - 1) / pods * element_bytes * parameters
+    reducing = step.backward_seconds - BACKWARD_OVER_FORWARD * step.forward_seconds
+    return volume / (reducing + step.step_seconds)

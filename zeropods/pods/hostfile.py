@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError
 
 ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -87,7 +87,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
     """Write a hostfile; a reader sees the old or the new one, never a part."""
-    atomic.write_text(path, format_hostfile(hosts))
+    files.write_text(path, format_hostfile(hosts))
 
 
 def _parse_line(stated: str, line: str, place: str) -> Host:

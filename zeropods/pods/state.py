@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def names() -> list[str]:
 
 def write_state(folder: Path, state: State) -> None:
     """Write a cluster's state; whoever reads it meanwhile sees the old one."""
-    atomic.write_json(folder / STATE, asdict(state))
+    files.write_json(folder / STATE, asdict(state))
 
 
 def read_state(folder: Path) -> State | None:

@@ -1,7 +1,4 @@
-"""How good a run's model is, or that of repeats: as values by name, and as lines of a table.
-
-Text-to-SQL has accuracies, for each group of tables; SQuAD exact match and F1; text loss and perplexity.
-"""
+"""How good a run's model is, and its answers beside what was expected."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 from zeropods.report.entry import Entry
-from zeropods.report.figures.outcome import Score, inference_result
+from zeropods.report.figures import Score, inference_result
 
 MEASURES: dict[str, tuple[str, ...]] = {
     TEXT2SQL: ("exact_match", "logical_form_accuracy", "execution_accuracy"),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.measure.records import read_json
-from zeropods.report.settings import as_key
-from zeropods.report.table import Table
+from zeropods.measure.record import read_json
+from zeropods.report.groups import as_key
+from zeropods.tables import Table
 
 SCHEMA_VERSION = 2
 """Of `summary.json`."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeropods.measure.records import read_record
-from zeropods.report.columns import shown
+from zeropods.measure.record import read_record
 from zeropods.report.entry import read_entry
-from zeropods.report.plot import Plot, loss_plot
-from zeropods.report.profile_report import ProfileReport
-from zeropods.report.table import Table
+from zeropods.report.plots import Plot, loss_plot
+from zeropods.report.profile import ProfileReport
+from zeropods.report.rows import shown
+from zeropods.tables import Table
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,180 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import gc
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from zeropods.report.columns import Values
-from zeropods.report.differences import differences
-from zeropods.report.documents import csv_text, json_text, markdown_list, write_files
-from zeropods.report.entry import Entry, read_entry
-from zeropods.report.find import find_runs
+from zeropods.data.manifest import writing
+from zeropods.report.entry import Entry, find_runs, read_entry
+from zeropods.report.figures import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
-from zeropods.report.groups import Group, group_runs
+from zeropods.report.groups import Group, Scaling, copies, differences, group_runs, scalings
 from zeropods.report.memory_plot import SHOWN_RUNS, Timeline, memory_over_time, read_timeline
-from zeropods.report.page import html_list, html_plot, page
-from zeropods.report.plot import Plot, loss_plot
-from zeropods.report.reference import NOTE, reference, reference_table
-from zeropods.report.remarks import remarks
-from zeropods.report.row_plots import planned_plot, scaling_plot, throughput_plot
-from zeropods.report.rows import line, row_json, row_labels, tables
-from zeropods.report.scaling import Scaling, scalings
-from zeropods.report.table import Table
-from zeropods.report.uncollected import uncollected
+from zeropods.report.plots import Plot, loss_plot, planned_plot, scaling_plot, throughput_plot
+from zeropods.report.rows import Values, line, row_json, row_labels, tables
+from zeropods.tables import Table, markdown_text
+
+# What to know about runs before reading their figures.
+
+
+def remarks(groups: Sequence[Group], scaled: Mapping[str, Scaling], timelines: Sequence[Timeline]) -> list[str]:
+    """A line for each run that did not end well, or of which something could not be read; and for each ratio of
+    rows that differ in more than technique and pods."""
+    entries = [run.entry for group in groups for run in group.runs]
+    ended = [f"{e.name}: {e.status}: {e.reason}" for e in entries if e.status != "ok" or e.reason]
+    resumed = [f"{e.name}: was resumed: its times are those of its last attempt" for e in entries if _is_resumed(e)]
+    faults = [f"{of_run.label}: {fault}" for of_run in timelines for fault in of_run.faults]
+    return [*ended, *copies(entries), *resumed, *faults, *_allowed(scaled)]
+
+
+def _is_resumed(entry: Entry) -> bool:
+    return entry.record is not None and is_resumed(entry.record)
+
+
+def _allowed(scaled: Mapping[str, Scaling]) -> Iterator[str]:
+    for letter, scaling in scaled.items():
+        if scaling.differs_in:
+            yield f"* {letter} is set against {scaling.base} although they differ in {', '.join(scaling.differs_in)}"
+
+
+# A report's documents as text, and as files that appear together.
+
+
+def json_text(document: dict[str, Any]) -> str:
+    """JSON with each item of a list on a line of its own: Python indents a tenth as fast as it writes."""
+
+    def written(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+    def part(value: Any) -> str:
+        return "[\n" + ",\n".join(map(written, value)) + "\n]" if isinstance(value, list) and value else written(value)
+
+    return "{\n" + ",\n".join(f"{written(key)}: {part(value)}" for key, value in document.items()) + "\n}\n"
+
+
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Values by name, a line each; None is empty, a list its items with spaces between them."""
+    text = io.StringIO()
+    header = dict.fromkeys(key for line in lines for key in line)
+    writer = csv.DictWriter(text, list(header), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in line.items()} for line in lines)
+    return text.getvalue()
+
+
+def markdown_list(title: str, items: Sequence[str]) -> str:
+    """A line and its items; nothing where there are none."""
+    return f"{title}\n\n" + "".join(f"- {markdown_text(item)}\n" for item in items) if items else ""
+
+
+def write_files(out: Path, files: Mapping[str, bytes]) -> None:
+    """Put files into a folder by name: each of them whole, none before all are written."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".summary.") as staging:
+        for name, content in files.items():
+            with writing(out / name):
+                (Path(staging) / name).write_bytes(content)
+        for name in files:
+            os.replace(Path(staging) / name, out / name)
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+# A report as one HTML page that needs nothing else.
+
+PAGE = Path(__file__).with_name("page.html")
+
+
+def page(title: str, body: str) -> str:
+    """A complete page that needs nothing else: no script, no font, no address."""
+    return Template(PAGE.read_text(encoding="utf-8")).substitute(title=escape(title), body=body)
+
+
+def html_list(title: str, items: Iterable[str]) -> str:
+    """A paragraph and its items; nothing where there are none."""
+    lines = "".join(f"<li>{escape(item)}</li>" for item in items)
+    return f"<p>{escape(title)}</p><ul>{lines}</ul>" if lines else ""
+
+
+def html_plot(plot: Plot) -> str:
+    """The plot, held by the page itself."""
+    return f"<figure><img src='{plot.data_uri()}' alt='{escape(plot.text)}'></figure>"
+
+
+# The published reference: figures of other hardware, with what confounds each. Never part of a ratio.
+
+PUBLISHED = Path(__file__).parents[1] / "plan" / "published.csv"
+REFERENCE_TITLE = "Published elsewhere: A100-40GB pods, 3 epochs of WikiSQL"
+NOTE = (
+    "Measured by others on other hardware; memory was read off screenshots of nvidia-smi. "
+    "For orientation only: no ratio is drawn to these rows."
+)
+NOT_PUBLISHED = "n/a"
+
+
+@cache
+def reference() -> tuple[dict[str, str], ...]:
+    """The published rows as they were transcribed; an empty text where nothing was published."""
+    with open(PUBLISHED, encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def reference_table() -> Table:
+    """The published rows as people read them."""
+    return Table.of((_line(row) for row in reference()), REFERENCE_TITLE)
+
+
+def _line(row: dict[str, str]) -> dict[str, str]:
+    low, high = row["gigabytes_a_pod_low"], row["gigabytes_a_pod_high"]
+    return {
+        "model": row["model"],
+        "technique": row["technique"],
+        "pods": row["pods"],
+        "training (s)": _number(row["train_seconds"]),
+        "samples/s": row["samples_per_second"] or NOT_PUBLISHED,
+        "memory of each pod (GB)": (low if low == high else f"{low}-{high}") or NOT_PUBLISHED,
+        "batch": row["effective_batch_size"] or NOT_PUBLISHED,
+        "what confounds it": row["confounders"],
+    }
+
+
+def _number(text: str) -> str:
+    return f"{float(text):,.1f}" if text else NOT_PUBLISHED
+
+
+# A summary without the garbage collector.
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from walking, again and again, through records that are all kept.
+
+    What is drawn in the meantime leaves a few figures, which it finds afterwards. Also a decorator.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+# Runs side by side: records in; tables, plots and a page out.
 
 TITLE = "Runs side by side"
 REMARKS = "To know before reading the tables:"

@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError
-from zeropods.measure.records import read_json
-from zeropods.report.table import Table
-from zeropods.sweep.cells import LeftOut
-from zeropods.sweep.matrix import Matrix
+from zeropods.measure.record import read_json
+from zeropods.sweep.matrix import LeftOut, Matrix
 from zeropods.sweep.reading import matrix_of
 from zeropods.sweep.trial import Trial
+from zeropods.tables import Table
 
 FILE = "sweep.json"
 SCHEMA_VERSION = 1
@@ -95,7 +94,7 @@ class Sweep:
 
     def write(self) -> None:
         """Write `sweep.json`."""
-        atomic.write_json(self.out / FILE, self.to_json())
+        files.write_json(self.out / FILE, self.to_json())
 
     def table(self) -> Table:
         """A line for each cell; samples a second is the mean of its repeats that ended well."""

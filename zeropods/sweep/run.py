@@ -2,29 +2,188 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.data.manifest import read_manifest
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, runner_argv
+from zeropods.files import folder_locked
+from zeropods.launch import planning
+from zeropods.launch.command import Launch, flag_values, runner_argv
+from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.process import run_one
-from zeropods.launch.run import run_launch
-from zeropods.pods.signals import ending_in_order
-from zeropods.report.progress import progress
-from zeropods.sweep.datasets import provide_datasets
+from zeropods.launch.supervisor import run_launch
+from zeropods.measure.record import read_record
+from zeropods.measure.run_folder import CONFIG, RECORD
+from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import Matrix, write_matrix
-from zeropods.sweep.pods import SweepPods
-from zeropods.sweep.results import Row, Sweep, earlier_rows
-from zeropods.sweep.standing import held, refuse_other_runs, standing_row
-from zeropods.sweep.trial import Trial, trials
+from zeropods.sweep.reading import CAUSAL_TINY, EACH
+from zeropods.sweep.results import FILE, Row, Sweep, earlier_rows
+from zeropods.sweep.trial import Trial, dataset_of, trials
+from zeropods.tables import progress
+from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, arguments_of
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
+
+
+# The prepared data sets of a sweep: made, or checked to be what the matrix says.
+
+
+def provide_datasets(matrix: Matrix, out: Path, say: Callable[[str], object]) -> None:
+    """Make the set of each model and prompt that is not there yet, or look at those that the matrix names."""
+    seen = {(cell.model, cell.prompt): cell for cell in matrix.cells}
+    for cell in seen.values():
+        folder = dataset_of(matrix, cell, out)
+        if folder is not None and matrix.data is not None:
+            _prepare(matrix, cell.model, cell.prompt, folder, say)
+        elif folder is not None and arguments_of(matrix.script) is not None:
+            _check(folder, cell.prompt)
+
+
+def _prepare(matrix: Matrix, model: str, prompt: str, folder: Path, say: Callable[[str], object]) -> None:
+    assert matrix.data is not None
+    tokenizer = matrix.tokenizer.get(model, matrix.tokenizer.get(EACH, model))
+    with progress("prepare", "rows") as bar:
+        if arguments_of(matrix.script) is CausalArguments:
+            _, made = prepare_causal(_causal(matrix, tokenizer, prompt), folder, bar.update)
+        else:
+            wanted = Preparation(data=Path(matrix.data), tokenizer=tokenizer, prompt=prompt)
+            _, made = prepare(wanted, folder, bar.update)
+    if made:
+        say(f"prepared {folder}")
+
+
+def _causal(matrix: Matrix, tokenizer: str, task: str) -> CausalPreparation:
+    """What a causal run would make of the raw data itself, once for all cells."""
+    given = {name: matrix.flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in matrix.flags}
+    tiny = matrix.flags.get("init") == "random" and tokenizer in CAUSAL_TINY
+    return CausalPreparation(
+        task=task,
+        data=Path(str(matrix.data)),
+        tokenizer=GPT_TINY if tiny else tokenizer,
+        max_seq_length=int(matrix.flags.get("max_seq_length", MAX_SEQ_LENGTH)),
+        limit=matrix.flags.get("subset"),
+        **given,
+    )
+
+
+def _check(folder: Path, prompt: str) -> None:
+    prepared = read_manifest(folder).prompt
+    if prepared != prompt:
+        raise UserError(f"{folder}: was prepared with prompt {prepared}, the matrix says {prompt}; name another set")
+
+
+# The pods of a sweep: those it is given, or its own, which are renewed when one of them is lost.
+
+
+class SweepPods:
+    """A context manager: pods of the sweep's own start at the first need, and end with the block."""
+
+    def __init__(self, matrix: Matrix, given: Cluster | None, hostfile: Path | None = None) -> None:
+        """`hostfile`: of hosts on which the sweep's own pods are started; this machine if not given."""
+        self.count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
+        self._slots = matrix.slots
+        self._hostfile = hostfile
+        self._given = given
+        self._own: Cluster | None = None
+        if given is not None:
+            self._check(given)
+
+    def __enter__(self) -> SweepPods:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._own is not None:
+            self._own.down()
+
+    def ready(self) -> Cluster:
+        """The cluster for the next run. Pods that were given are not renewed: they are somebody else's."""
+        if self._given is not None:
+            return self._given
+        if self._own is not None and not self._own.is_ready():
+            self._own.down()
+            self._own = None
+        if self._own is None:
+            from zeropods import pods
+
+            name = f"sweep-{os.getpid()}"
+            self._own = pods.up(self.count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
+        return self._own
+
+    def _check(self, cluster: Cluster) -> None:
+        if len(cluster.hosts) < self.count:
+            raise UserError(f"cluster {cluster.name}: {len(cluster.hosts)} pods, the matrix needs {self.count}")
+        for host in cluster.hosts[: self.count]:
+            if host.slots != self._slots:
+                raise UserError(
+                    f"cluster {cluster.name}: {host.address} has slots={host.slots}, the matrix slots: {self._slots}; "
+                    f"write slots: {host.slots} into the matrix, or bring up pods with --slots {self._slots}"
+                )
+
+
+# What earlier calls of a sweep have left, and what of it stays as it is.
+
+LOCK = "sweep.lock"
+
+
+def held(out: Path) -> AbstractContextManager[None]:
+    """Hold a sweep's folder; a second sweep in it is refused, and so is a folder of something else."""
+    return folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
+
+
+def refuse_other_runs(trials: Sequence[Trial]) -> None:
+    """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
+    for trial in trials:
+        before = planning.remembered(trial.folder)
+        if before is None:
+            continue
+        now = planning.identity(trial.launch)
+        changed = [key for key in now if now[key] != before.get(key)]
+        if changed:
+            was, what = _difference(before, now, changed[0])
+            raise UserError(f"{trial.folder}: was run with other settings ({what}: {was}); choose another --out")
+
+
+def standing_row(trial: Trial, earlier: Mapping[tuple[str, int], Row], *, again: bool) -> Row:
+    """The row of a run as it stands: measured if nothing is left to do for it.
+
+    A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
+    another try of those. What was killed or interrupted has no result yet.
+
+    Args:
+        earlier: rows of an earlier call: a run that was refused before it began has left nothing else.
+    """
+    waiting = Row.of(trial)
+    before = earlier.get((waiting.cell, waiting.repeat))
+    seconds = None if before is None else before.seconds
+    if (trial.folder / RECORD).is_file():
+        row = waiting.ended(read_record(trial.folder), seconds)
+        return row if row.status == "ok" or (row.is_measured and not again) else waiting
+    was_refused = before is not None and before.is_measured and not (trial.folder / CONFIG).is_file()
+    return before if before is not None and was_refused and not again else waiting
+
+
+def _difference(before: Mapping[str, object], now: Mapping[str, object], key: str) -> tuple[str, str]:
+    """What is different, as it was and by its name."""
+    old, new = before.get(key), now[key]
+    if key != "arguments" or not isinstance(old, list) or not isinstance(new, list):
+        return f"{old!r:.60}, now {new!r:.60}", key
+    was, will = flag_values(old), flag_values(new)
+    name = next((name for name in {**will, **was} if was.get(name) != will.get(name)), "order of flags")
+    return f"{was.get(name)}, now {will.get(name)}", f"--{name}"
+
+
+# A sweep: every run of a matrix in its own processes, one after the other, until each has a result.
 
 MATRIX = "matrix.yaml"
 """The matrix as it was read, beside its runs."""

@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from zeropods.launch.command import Launch
-from zeropods.launch.flags import find_script
+from zeropods.launch.command import Launch, find_script
+from zeropods.launch.local import train_arguments
 from zeropods.launch.planning import PROJECT
-from zeropods.launch.process import train_arguments
 from zeropods.pods.hostfile import Host
-from zeropods.sweep.cells import PLAIN, Cell
-from zeropods.sweep.checks import EACH, rows_of_a_pass
-from zeropods.sweep.flag_checks import A_PASS, EFFECTIVE
-from zeropods.sweep.matrix import Matrix
-from zeropods.sweep.order import balanced
-from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.scripts import arguments_of
+from zeropods.sweep.matrix import PLAIN, Cell, Matrix
+from zeropods.sweep.reading import A_PASS, EACH, EFFECTIVE, rows_of_a_pass
+from zeropods.train.arguments import TextToSQLArguments, arguments_of
+
+# In which order cells are run, so that a machine that becomes slower with time favours none of them.
+
+T = TypeVar("T")
+
+
+def balanced(cells: Sequence[T], repeats: int) -> list[tuple[int, T]]:
+    """Repeats, counted from 1, with their cells, in the order in which they are run.
+
+    Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
+    Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean place of all cells is
+    the same, so that a steady drift cancels out. After as many repeats as there are cells (twice as many where
+    their number is odd), each cell has had each place equally often, and has followed each other cell equally often.
+    The order of a repeat does not depend on how many follow: more repeats go on where fewer have ended.
+    """
+    return [(repeat, cells[place]) for repeat in range(1, repeats + 1) for place in row(len(cells), repeat)]
+
+
+def row(cells: int, repeat: int) -> tuple[int, ...]:
+    """The order of the cells 0 ... cells - 1 in one repeat, counted from 1."""
+    shift, backwards = divmod(repeat - 1, 2)
+    forwards = tuple((place + shift) % cells for place in _first_row(cells))
+    return forwards[::-1] if backwards else forwards
+
+
+def _first_row(cells: int) -> tuple[int, ...]:
+    """0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n."""
+    return tuple((place + 1) // 2 if place % 2 else -(place // 2) % cells for place in range(cells))
+
+
+# One run of a sweep as data: a cell, a repeat, a folder, and the script's arguments.
 
 OF_RAW_DATA = ("dataset_config", "text_field")
 """Flags that say how raw data are read: a sweep has read them by then."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from zeropods.measure.beat import Beat, beat_file, write_beat
-from zeropods.pods.signals import STACKS
+from zeropods.measure.heartbeat import Beat, beat_file, write_beat
+from zeropods.pods.processes import STACKS
 
 PAUSE_SECONDS = 1.0
 STACKS_FOLDER = "stacks"

@@ -1,27 +1,126 @@
-"""Checkpoints of several ranks: saved together, verified by rank 0 before anything of them is loaded."""
+"""Checkpoints of several ranks: saved together, verified by rank 0, and what an attempt goes on from."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from zeropods.checkpoints.disk import discard
-from zeropods.checkpoints.manifest import Manifest, UnsoundError
-from zeropods.checkpoints.names import name_of
-from zeropods.checkpoints.newest import newest_good
-from zeropods.checkpoints.origin import Origin
-from zeropods.checkpoints.retire import retire
-from zeropods.checkpoints.save import complete, make_room
-from zeropods.checkpoints.shards import MANIFEST, Shard, measured, names_in, share
-from zeropods.checkpoints.universal import check_universal, make_universal, universal_of
-from zeropods.checkpoints.verify import verified
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+
 from zeropods.errors import UserError
+from zeropods.files import said_in_one_line
+from zeropods.launch.bound import bound_argv
+from zeropods.measure.run_folder import Opening
 from zeropods.train import processes
-from zeropods.train.conversion import convert
-from zeropods.train.disk_errors import said_in_one_line
+from zeropods.train.checkpoint_files import (
+    MANIFEST,
+    Manifest,
+    Origin,
+    Shard,
+    UnsoundError,
+    check_universal,
+    complete,
+    discard,
+    make_room,
+    make_universal,
+    measured,
+    name_of,
+    names_in,
+    newest_good,
+    retire,
+    share,
+    universal_of,
+    verified,
+)
+
+# ZeRO's shards made universal by a process of its own: with a line of progress, and an end.
+
+LIMIT_SECONDS = 1_500.0
+"""The other ranks wait 1,800 s for rank 0 before they give up."""
+PROGRESS_SECONDS = 5.0
+PACKAGES = Path(__file__).resolve().parents[2]
+"""Where this package is: the process finds it wherever it starts."""
+
+
+def convert(shards: Path, out: Path, *, limit: float = LIMIT_SECONDS) -> None:
+    """Make the universal form of a folder of shards.
+
+    Args:
+        shards: a checkpoint's folder of what ZeRO has divided; it has been verified.
+        out: the folder to make; its own folder gets `latest_universal`, which names it.
+        limit: seconds after which it is given up.
+
+    Raises:
+        UserError: it took too long, ran out of room, or the shards hold what is no plain value.
+    """
+    command = bound_argv([sys.executable, "-m", "zeropods.train.convert", str(shards), str(out)])
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
+        )
+        try:
+            _await(process, shards, out, limit)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            said.seek(0)
+            raise UserError(_why(said.read().decode(errors="replace"), shards, process.returncode))
+
+
+def _environment() -> dict[str, str]:
+    found = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(PACKAGES), *([found] if found else [])])
+    # It needs no GPU, and would take room on one.
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _await(process: subprocess.Popen[bytes], shards: Path, out: Path, limit: float) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            process.wait(min(PROGRESS_SECONDS, limit))
+            return
+        except subprocess.TimeoutExpired:
+            elapsed = time.monotonic() - began
+        if elapsed >= limit:
+            raise UserError(f"{shards}: not converted within {limit:.0f} s; resume on as many ranks as saved it")
+        line = f"{out.parent}: {_bytes_in(out) / 1e9:.1f} GB converted in {elapsed:.0f} s"
+        print(line, file=sys.stderr, flush=True)
+        log.info(line)
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(root, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def _why(said: str, shards: Path, status: int) -> str:
+    """The process's line for people, without the name that begins it; else the last one."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    ours = [line.removeprefix("zeropods: ") for line in lines if line.startswith("zeropods: ")]
+    if ours:
+        return ours[-1]
+    last = f": {lines[-1][:200]}" if lines else ""
+    return f"{shards}: the process that converts it ended with status {status}{last}; resume on as many ranks"
+
+
+# Checkpoints of several ranks: saved together, verified by rank 0 before anything of them is loaded.
 
 log = logging.getLogger(__name__)
 REMEDY = "see to the disk, then call again: the run goes on from the checkpoint before"
@@ -183,3 +282,86 @@ class Checkpoints:
         if not (place / MANIFEST).exists():
             with contextlib.suppress(OSError):
                 discard(place)
+
+
+# What an attempt goes on from, and whether any training is left to do.
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A checkpoint to go on from."""
+
+    checkpoint: str | None = None
+    """None: from the beginning."""
+    same_run: bool = False
+    """Whether it was saved under the settings of this run, so that what ended that run ended this one."""
+    step: int = 0
+    universal: bool = False
+    """Whether it is the universal form of what another number of ranks had saved with ZeRO."""
+    other_ranks: bool = False
+    """Whether another number of ranks had saved it."""
+
+    def has_ended(self, state: TrainerState) -> bool:
+        """Whether training had ended when the checkpoint was saved.
+
+        A run may be killed after its last checkpoint and before its record. transformers looks for the end only
+        after a step, and would train one too many.
+
+        Args:
+            state: of a trainer that has loaded the checkpoint.
+        """
+        if state.global_step >= state.max_steps:
+            return True
+        return self.checkpoint is not None and self.same_run and _was_stopping(state)
+
+
+def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption:
+    """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified.
+
+    Of what another number of ranks has saved with ZeRO, its universal form.
+    """
+    if asked not in ("auto", "never"):
+        place = Path(asked)
+        manifest = checkpoints.check(place, f"--resume {asked}", "give auto, never or the folder of a whole checkpoint")
+        return _going_on(place, manifest, checkpoints)
+    found = checkpoints.newest() if opening.resume else None
+    return _going_on(*found, checkpoints) if found else Resumption()
+
+
+def _going_on(place: Path, manifest: Manifest, checkpoints: Checkpoints) -> Resumption:
+    fitted, wanted = checkpoints.fitted(place, manifest), checkpoints.origin
+    return Resumption(
+        str(fitted),
+        same_run=manifest.origin.settings == wanted.settings,
+        step=manifest.step,
+        universal=fitted != place,
+        other_ranks=manifest.origin.world_size != wanted.world_size,
+    )
+
+
+class SamePatience(TrainerCallback):
+    """Lets early stopping count on from the checkpoint: otherwise a resumed run would be more patient."""
+
+    def __init__(self, stopping: EarlyStoppingCallback) -> None:
+        self.stopping = stopping
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        saved = _saved(state, EarlyStoppingCallback.__name__).get("attributes", {})
+        self.stopping.early_stopping_patience_counter = saved.get("early_stopping_patience_counter", 0)
+
+
+def has_waited(callbacks: Iterable[TrainerCallback]) -> bool:
+    """Whether early stopping, where it is among the callbacks, has waited as long as it may."""
+    stopping = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
+    return any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in stopping)
+
+
+def _was_stopping(state: TrainerState) -> bool:
+    """Whether the last step before the save had set the end: by its number, the clock, or want of progress."""
+    return bool(_saved(state, "TrainerControl").get("args", {}).get("should_training_stop"))
+
+
+def _saved(state: TrainerState, callback: str) -> dict[str, Any]:
+    """What a callback had put into the state; the last one of a kind."""
+    found = (state.stateful_callbacks or {}).get(callback, {})
+    return found[-1] if isinstance(found, list) and found else found or {}

@@ -13,8 +13,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
-from zeropods.plain_pickles import first_line, foreign_object, plain_values_only
-from zeropods.train.disk_errors import said_in_one_line
+from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 
 REMEDY = "see to the disk, then call again"
 

@@ -1,14 +1,19 @@
-"""What torch says of the device that this process trains on."""
+"""The device that a process trains on, its number formats, and how fast it multiplies matrices."""
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import torch
 
-from zeropods.measure.nvml import Gpu, find_gpu
+from zeropods.errors import UserError
+from zeropods.measure.environment import Gpu, find_gpu
 from zeropods.measure.phases import Counters, Peaks
-from zeropods.measure.resident import resident_bytes
+from zeropods.measure.sampler import resident_bytes
+
+# What torch says of the device that this process trains on.
 
 
 class CudaCounters(Counters):
@@ -67,3 +72,100 @@ def synchronize() -> None:
     """Wait until the device has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+# Which number format a run uses, and whether the hardware multiplies it.
+
+AMPERE = (8, 0)
+"""The first compute capability with TF32."""
+TINY = "-tiny"
+"""How the names of our own smallest shapes end."""
+
+
+def multiplies_bf16() -> bool:
+    """Whether this machine has BF16 arithmetic; without it PyTorch's BF16 is 200 times slower than FP32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def check_tf32(asked: bool) -> None:
+    """Refuse TF32 where the hardware has none."""
+    if asked and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= AMPERE):
+        raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
+
+
+def choose_tf32(asked: bool) -> None:
+    """Let FP32 products be taken in TF32; without that, PyTorch's own default stays: it takes none."""
+    if asked:
+        torch.set_float32_matmul_precision("high")
+
+
+def resolve_precision(asked: str, fp16_fault: str | None, model_id: str) -> str:
+    """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it and the model gains by it.
+
+    Args:
+        fp16_fault: why the model does not train in FP16; None where it does. It needs a GPU.
+        model_id: name or folder.
+    """
+    if asked == "fp16" and fp16_fault is not None:
+        raise UserError(f"--precision fp16: {fp16_fault}; use bf16 or fp32")
+    if asked == "fp16" and not torch.cuda.is_available():
+        raise UserError("--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32")
+    if asked == "auto":
+        return "bf16" if multiplies_bf16() and not _gains_nothing(model_id) else "fp32"
+    return asked
+
+
+def _gains_nothing(model_id: str) -> bool:
+    """A CPU makes a kernel of BF16 for each new length, keeps it, and takes longer for that than a tiny model saves."""
+    return model_id.endswith(TINY) and not torch.cuda.is_available()
+
+
+# How fast this machine multiplies matrices: the peak that a CPU's manufacturer does not publish.
+
+SECONDS = 0.06
+"""Time for one size, after a multiplication that warms up."""
+SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
+"""Sides of the square matrices that are tried: small ones wait for memory, large ones take long."""
+
+
+def matmul_flops_per_second(precision: str) -> float:
+    """The best rate of a matrix multiplication on this rank's device, with all cores that the process may use.
+
+    2 n^3 FLOP for two n x n matrices; the number of threads and the allocator's cache are left as they were.
+    A size that would take too long is not tried: some CPUs only emulate BF16.
+
+    Args:
+        precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    threads, best = torch.get_num_threads(), 0.0
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        for side in SIDES[device]:
+            if best and 2 * side**3 / best > SECONDS:
+                break
+            best = max(best, 2 * side**3 / _fastest_seconds(side, dtype, device))
+    finally:
+        torch.set_num_threads(threads)
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return best
+
+
+@torch.no_grad()
+def _fastest_seconds(side: int, dtype: torch.dtype, device: str) -> float:
+    # A generator of its own: the run's random numbers are those of its seed.
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(side, side, dtype=dtype, device=device, generator=generator) for _ in range(2))
+    product = left @ right
+    synchronize()
+    fastest, began = float("inf"), time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        mark = time.perf_counter()
+        torch.matmul(left, right, out=product)
+        synchronize()
+        fastest = min(fastest, time.perf_counter() - mark)
+    return fastest

@@ -15,7 +15,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from zeropods.errors import UserError
-from zeropods.safe_weights import has_weights, refuse_other_weights
+from zeropods.files import has_weights, refuse_other_weights
 from zeropods.train import processes
 
 

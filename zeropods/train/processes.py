@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from zeropods.errors import UserError
-from zeropods.ports import free_port
+from zeropods.programs import free_port
 
 
 class SharedError(UserError):

@@ -4,29 +4,184 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from zeropods.train.callbacks import EpochOrder
-from zeropods.train.checkpoints import Checkpoints
+from zeropods.files import said_in_one_line
+from zeropods.measure.record import RankMeasurement
+from zeropods.train.checkpoints import Checkpoints, Resumption
 from zeropods.train.compiled import step_begins, uncompiled
-from zeropods.train.dataset import TokenizedSplit
-from zeropods.train.disk_errors import said_in_one_line
-from zeropods.train.evaluation_batches import evaluation_batches
-from zeropods.train.master import MasterAdamW, load_masters
-from zeropods.train.rates import rate_groups
-from zeropods.train.recipe import Prepared, Recipe
-from zeropods.train.recorder import Recorder
-from zeropods.train.resuming_trainer import ResumingTrainer
-from zeropods.train.sampler import LengthGroupedSampler
-from zeropods.train.token_count import TokenCount
-from zeropods.train.universal_loading import loading_universal
-from zeropods.train.whole_weights import whole_weights
+from zeropods.train.meter import Recorder, TokenCount
+from zeropods.train.optimizer import MasterAdamW, load_masters, rate_groups
+from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
+from zeropods.train.tasks import Prepared, Recipe
+
+# How a trainer's epochs begin, and when it must stop.
+
+
+class EpochOrder(TrainerCallback):
+    """Tells the sampler its epoch.
+
+    transformers does so too, but does not reach it on several processes once a resumed run has skipped rows
+    of its first epoch: that epoch would have the order of epoch 0.
+    """
+
+    def __init__(self, trainer: MeasuredTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.sampler is not None:
+            self.trainer.sampler.set_epoch(int(state.epoch))
+
+
+class TimeLimit(TrainerCallback):
+    """Ends training when its time is up; one process only, since clocks differ."""
+
+    def __init__(self, trainer: MeasuredTrainer, measured: RankMeasurement) -> None:
+        self.trainer = trainer
+        self.measured = measured
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        began = self.trainer.began
+        if began is not None and time.monotonic() - began >= self.trainer.seconds:
+            self.measured.stopped_by = "time"
+            control.should_training_stop = True
+
+
+# Random numbers of a rank that goes on from what another number of ranks has saved.
+
+
+def draw_anew(seed: int, step: int, ranks: int, rank: int) -> None:
+    """Seed this rank's generators by where it is: the same in each call, another for each rank.
+
+    The order of rows does not depend on them; dropout masks do.
+    """
+    set_seed(int(np.random.SeedSequence((seed, step, ranks, rank)).generate_state(1)[0]))
+
+
+# DeepSpeed told to load a universal checkpoint, and only that one.
+
+
+def expect_universal(config: dict[str, Any]) -> None:
+    """Let an engine that is made of this configuration load a universal checkpoint first."""
+    config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+
+
+def universal_loaded(engine: Any) -> None:
+    """Make right what was loaded, and let what the engine loads after that be checkpoints of its own.
+
+    ZeRO-3 gives all its sub-groups one tensor that counts their steps: each sub-group would count for all, and Adam's
+    correction of its averages would be that of a later step.
+    """
+    engine._config.load_universal_checkpoint = False
+    # DeepSpeed's optimizer has torch's within; without ZeRO it is that itself.
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    for state in optimizer.state.values():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].clone()
+
+
+@contextlib.contextmanager
+def loading_universal(engine: Any) -> Iterator[None]:
+    """What the engine loads in this block is a universal checkpoint."""
+    engine._config.load_universal_checkpoint = True
+    try:
+        yield
+    finally:
+        universal_loaded(engine)
+
+
+# transformers' trainer, going on from a checkpoint also where it had ended or other ranks have saved it.
+
+
+class ResumingTrainer(Trainer):
+    """`Trainer` that does as its `resumption` says, which is set before training begins."""
+
+    control: Any
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.resumption = Resumption()
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch, where the checkpoint that was loaded is not of the end."""
+        if self.resumption.has_ended(self.state):
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare, and load what is resumed, also where another number of ranks has saved it."""
+        if self.resumption.universal:
+            expect_universal(self.accelerator.state.deepspeed_plugin.deepspeed_config)
+        return super()._prepare_for_training(*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load what DeepSpeed has not loaded just before."""
+        if self.resumption.universal:
+            universal_loaded(self.model_wrapped)
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Go on with the random numbers of this rank; of another number of ranks no rank has had them."""
+        if self.resumption.other_ranks:
+            draw_anew(self.args.seed, self.resumption.step, self.args.world_size, self.args.process_index)
+        else:
+            super()._load_rng_state(checkpoint)
+
+
+# The weights of a model that ZeRO has divided among the ranks, put together.
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """FP32 weights by name, on the CPU, a tied one once, and what else a model keeps; every rank must call it.
+
+    DeepSpeed's own gathering gives ZeRO-3's BF16 copies, which have lost their low bits, and a copy for
+    each name of a tied weight. Here the optimizer's masters are gathered, one at a time.
+
+    Args:
+        keep: False for a rank that only takes part; its result is empty.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    whole = {}
+    for name, parameter in model.named_parameters():
+        master = safe_get_full_fp32_param(parameter)
+        if keep:
+            # Stage 0 has no master beside the parameter itself.
+            gathered = parameter.detach() if master is None else master
+            whole[name] = gathered.to("cpu", torch.float32, copy=True).view(_shape(parameter))
+    return {**whole, **_kept_buffers(model)} if keep else whole
+
+
+def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What is no weight, but is saved with them; ZeRO does not divide it."""
+    return {
+        f"{place}.{name}".lstrip("."): buffer.to("cpu", copy=True)
+        for place, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
+
+
+def _shape(parameter: nn.Parameter) -> torch.Size:
+    """The whole shape, also of a parameter that ZeRO-3 has divided."""
+    return getattr(parameter, "ds_shape", parameter.shape)
+
+
+# transformers' trainer with our order of data, our evaluation, and FP32 masters of BF16 weights.
 
 
 class MeasuredTrainer(ResumingTrainer):

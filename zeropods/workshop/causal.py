@@ -1,8 +1,4 @@
-"""What notebooks 11 to 14 share: which recipe, data and model, where everything lies, how large a job it is.
-
-Each setting can be given in a notebook's parameters cell, `CausalWorkshop(recipe="published")`, or for all of them in
-the environment, `ZEROPODS_CAUSAL_RECIPE=published`; the cell wins, and what nobody says is the recipe's.
-"""
+"""What notebooks 11 to 14 share: which recipe, data and model, where everything lies, how large a job it is."""
 
 from __future__ import annotations
 
@@ -12,12 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.workshop.recipes import Recipe, recipe
-from zeropods.workshop.settings import ROOT, RUNS, SAMPLE, at_ease, setting
+from zeropods.files import new_folder
+from zeropods.workshop.recipes import ROOT, RUNS, SAMPLE, Recipe, at_ease, recipe, setting
 
 if TYPE_CHECKING:
-    from zeropods.data.causal import CausalPreparation
     from zeropods.data.manifest import Manifest
+    from zeropods.data.prepare_causal import CausalPreparation
+
+
+# What notebooks 11 to 14 share: which recipe, data and model, where everything lies, how large a job it is.
+#
+# Each setting can be given in a notebook's parameters cell, `CausalWorkshop(recipe="published")`, or for all of them
+# in
+# the environment, `ZEROPODS_CAUSAL_RECIPE=published`; the cell wins, and what nobody says is the recipe's.
 
 FETCHED = {"squad": "squad", "wikitext-2": "lm"}
 """Data sets that `zeropods data get` knows, and what they are for."""
@@ -83,7 +86,7 @@ class CausalWorkshop:
         _ = self.basis
 
     def _repr_html_(self) -> str:
-        from zeropods.report.table import Table
+        from zeropods.tables import Table
 
         values = asdict(self).items()
         return Table.of_facts({k: self._of_recipe(k) if v is None else v for k, v in values}).to_html()
@@ -127,7 +130,7 @@ class CausalWorkshop:
     @property
     def preparation(self) -> CausalPreparation:
         """What is asked of `prepare_causal`."""
-        from zeropods.data.causal import CausalPreparation
+        from zeropods.data.prepare_causal import CausalPreparation
 
         name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
         return CausalPreparation(
@@ -178,8 +181,8 @@ class CausalWorkshop:
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data where that is not done yet."""
-        from zeropods.data.causal import prepare_causal
-        from zeropods.report.progress import progress
+        from zeropods.data.prepare_causal import prepare_causal
+        from zeropods.tables import progress
 
         self.get_data()
         with progress("prepare", "rows") as bar:
@@ -212,10 +215,42 @@ class CausalWorkshop:
 
 def _write_sample(task: str, folder: Path) -> None:
     if task == "squad":
-        from zeropods.data.squad_sample import write_squad_sample
+        from zeropods.data.causal_samples import write_squad_sample
 
         write_squad_sample(folder)
     else:
-        from zeropods.data.text_sample import write_text_sample
+        from zeropods.data.causal_samples import write_text_sample
 
         write_text_sample(folder)
+
+
+# The model of a workshop as it is before training, to be measured beside the trained one.
+
+
+def untrained(workshop: CausalWorkshop) -> str | Path:
+    """Where the model is read from before its first step: pretrained, its own place; random, a folder that is made.
+
+    The random weights are those with which a run begins: the same shape and seed.
+    """
+    flags = workshop.training
+    if flags.get("init", "pretrained") == "pretrained":
+        return str(flags["model_name_or_path"])
+    folder = workshop.area / workshop.prepared.name / "untrained"
+    if not folder.is_dir():
+        with new_folder(folder) as new:
+            _write(workshop, new)
+    return folder
+
+
+def _write(workshop: CausalWorkshop, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from zeropods.train.arguments import CausalArguments
+    from zeropods.train.causal_models import load_causal
+
+    names = ("model_name_or_path", "init", "dropout", "seed")
+    said = {name: workshop.training[name] for name in names if name in workshop.training}
+    tokenizer = AutoTokenizer.from_pretrained(workshop.prepared / "tokenizer")
+    model = load_causal(CausalArguments(**said, data=str(workshop.prepared)), tokenizer, precision="fp32")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods.agent.orders import SECRET_VARIABLE, take_variable
-from zeropods.pods.agent.subreaper import end_with_parent
+from zeropods.pods.agent import SECRET_VARIABLE, take_variable
+from zeropods.pods.processes import end_with_parent
 from zeropods.pods.ssh import ssh_argv
 
 TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")

@@ -11,10 +11,9 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.pods import this_pod
 from zeropods.pods.backends.cml import CmlWorkers, is_session
-from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.backends.hosts import OwnHosts
+from zeropods.pods.backends.local import LocalWorkers, Loopback, Network, OwnAddress
 from zeropods.pods.backends.namespaces import Namespaces
-from zeropods.pods.backends.network import Loopback, Network, OwnAddress
-from zeropods.pods.backends.own_hosts import OwnHosts
 from zeropods.pods.backends.workers import Worker, Workers, has_ended
 from zeropods.pods.hostfile import parse_hostfile
 from zeropods.pods.state import ROOT, Settings, home, names

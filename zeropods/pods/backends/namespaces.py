@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from zeropods import atomic
+from zeropods import files
 from zeropods.errors import UserError
-from zeropods.pods.agent.sshd_config import account
+from zeropods.pods.sshd import account
 
 RECORD = "network.json"
 COMMAND_SECONDS = 10.0
@@ -41,7 +41,7 @@ class Namespaces:
             subnet = _free_subnet()
             # Written first: what is then made is found again, however this process ends.
             name = f"zp{secrets.token_hex(3)}"
-            atomic.write_json(self._record, {"name": name, "subnet": subnet})
+            files.write_json(self._record, {"name": name, "subnet": subnet})
             _ip("link", "add", name, "type", "bridge")
             _ip("addr", "add", f"{_address(subnet, MASTER)}/24", "dev", name)
             _ip("link", "set", name, "up")

@@ -11,7 +11,7 @@ import threading
 import time
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods.agent.subreaper import end_with_parent
+from zeropods.pods.processes import end_with_parent
 
 END_SECONDS = 12.0
 """A worker takes up to 10 to end everything under it."""

@@ -1,12 +1,18 @@
-"""The four calls by which workers are started and ended: those of CML's `cml.workers_v1`.
-
-Source: Cloudera's documentation, "Workers API" (https://docs.cloudera.com/machine-learning/).
-"""
+"""The four calls by which workers are started and ended: those of CML's `cml.workers_v1`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
+
+from zeropods import files
+
+# The four calls by which workers are started and ended: those of CML's `cml.workers_v1`.
+#
+# Source: Cloudera's documentation, "Workers API" (https://docs.cloudera.com/machine-learning/).
 
 Worker = dict[str, Any]
 """A description of a worker: `id`, `app_url`, and once it is listed `status`, `ip_address`, `created_at`,
@@ -77,3 +83,27 @@ def has_ended(worker: Worker) -> bool:
 def is_pending(worker: Worker) -> bool:
     """Whether a listed worker has still to start."""
     return not has_ended(worker) and status_of(worker) != "running"
+
+
+# Local workers on disk: a file for each, written by whoever starts it, stops it or notices its end.
+
+
+class WorkerRecords:
+    """The workers of one cluster: CML's keys, and `process`, by which the worker is known again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def all(self) -> list[Worker]:
+        """All records, in the order of their start."""
+        found = (json.loads(path.read_text(encoding="utf-8")) for path in self._folder.glob("*.json"))
+        return sorted(found, key=lambda record: (record["created_at"], record["id"]))
+
+    def write(self, record: Worker) -> None:
+        """Write a record, or write it anew."""
+        files.write_json(self._folder / f"{record['id']}.json", record)
+
+
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")

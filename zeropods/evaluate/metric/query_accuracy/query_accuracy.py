@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from zeropods.evaluate.grade import same_logical_form
+from zeropods.evaluate.score import same_logical_form
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query, parse_query
 

@@ -1,1 +1,0 @@
-"""Checkpoints that are complete or do not count: manifest, pointer, and the newest one that verifies."""

@@ -1,0 +1,272 @@
+"""Files and folders that appear whole, are held by one process, and hold nothing that runs when it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pickle
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from zeropods.errors import UserError
+
+# Files and folders that appear whole or not at all.
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file through a temporary one beside it, so that a reader sees the old or the new text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a JSON document as `write_text` does; NaN and infinity raise `ValueError`."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `out`, and put it in the place of `out` when the block ends well.
+
+    If the block raises, `out` stays as it was. The caller has made sure that an `out` that is there
+    already may be replaced.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        built = staging / "new"
+        built.mkdir()
+        yield built
+        old = staging / "old"
+        if out.exists():
+            os.rename(out, old)
+        try:
+            os.rename(built, out)
+        except BaseException:
+            if old.exists():
+                os.rename(old, out)
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def remove_unfinished(out: Path) -> None:
+    """Remove what killed writers of `new_folder(out)` have left. To be called where no other can be writing."""
+    for staging in out.parent.glob(f".{out.name}.*"):
+        if staging.is_dir():
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+# A folder that one process at a time writes into, and that holds what it should.
+
+
+@contextmanager
+def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str) -> Iterator[None]:
+    """Hold a lock of a folder, which is made where it is missing; a second writer is refused with the holder's name.
+
+    Args:
+        lock: name of the lock's file in it.
+        signs: names of which one tells that a folder with something in it is of this kind.
+        kind: what it is, for messages: `run`.
+        flag: by which the user named it, for the remedy.
+    """
+    _refuse_foreign(folder, signs, kind, flag)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / lock, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise UserError(f"{folder}: in use by {holder}; wait for it, or choose another {flag}") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _refuse_foreign(folder: Path, signs: Sequence[str], kind: str, flag: str) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another {flag}")
+    ours = any((folder / name).exists() for name in signs)
+    if folder.is_dir() and not ours and any(folder.iterdir()):
+        raise UserError(f"{folder}: holds something that is no {kind}; choose another {flag}")
+
+
+# Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives.
+
+POD, DEMO = "zeropods-pod-", "zeropods-demo-"
+"""How their names begin."""
+FRESH_SECONDS = 60.0
+"""A folder so young may be about to be held."""
+
+
+def make_private_folder(prefix: str) -> Path:
+    """A new folder that only this user can read; it is held by this process and its forks until they end.
+
+    What those that were killed have left under this prefix is removed first: nobody holds it.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_if_left(left)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    # Never closed: the kernel lets go of it when the last of the processes has ended.
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return folder
+
+
+def _remove_if_left(folder: Path) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        about = os.fstat(handle)
+        if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(handle)
+
+
+# Weights are read from safetensors files only: any other format may run a program when it is read.
+
+SUFFIX = ".safetensors"
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model folder holds weights that may be read."""
+    return bool(list(folder.glob(f"*{SUFFIX}")))
+
+
+def refuse_other_weights(folder: Path) -> None:
+    """Refuse a model folder whose index or configuration names a weight file of another format.
+
+    transformers takes such a file even where it was asked for safetensors.
+    """
+    for place, name in _named(folder):
+        if not name.endswith(SUFFIX):
+            raise UserError(f"{place}: names {name!r} as weights; expected *{SUFFIX}: convert the model first")
+
+
+def _named(folder: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(folder.glob("*.index.json")):
+        weights = _object(path).get("weight_map")
+        if isinstance(weights, dict):
+            yield from ((path, str(name)) for name in weights.values())
+    named = _object(folder / "config.json").get("transformers_weights")
+    if named is not None:
+        yield folder / "config.json", str(named)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is none: what cannot be read is refused by whoever loads it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# Files of torch's that hold tensors and plain values, and nothing that runs when it is loaded.
+
+STRICT = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+FOREIGN = re.compile(r"GLOBAL (\S+)")
+"""In what torch says of an object that it was not allowed to make."""
+
+
+@contextlib.contextmanager
+def plain_values_only() -> Iterator[None]:
+    """Every `torch.load` in this block, DeepSpeed's too, makes tensors and plain values and nothing else."""
+    import torch
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    before = os.environ.get(STRICT)
+    os.environ[STRICT] = "1"
+    try:
+        with torch.serialization.safe_globals(allowed):
+            yield
+    finally:
+        os.environ.pop(STRICT)
+        if before is not None:
+            os.environ[STRICT] = before
+
+
+def foreign_object(error: pickle.UnpicklingError) -> str:
+    """What a file holds that was refused: the name of its class, else what torch says first."""
+    named = FOREIGN.search(str(error))
+    return named[1] if named else first_line(error)
+
+
+def first_line(error: Exception) -> str:
+    """What an error of torch's or DeepSpeed's says first."""
+    return str(error).strip().split("\n")[0][:200]
+
+
+# A disk that is full or may not be written, in one line, from whichever library met it.
+
+TORCH_WRITER = ("PytorchStreamWriter", "inline_container", "Parent directory")
+"""In what torch's writer of files says; it has no exception of its own."""
+
+
+@contextlib.contextmanager
+def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
+    """Turn an error of writing into a `UserError` that names the folder.
+
+    Args:
+        what: is written.
+        remedy: what to do about it.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        cause = _cause(error, folder)
+        if cause is None:
+            raise
+        raise UserError(f"{folder}: {what} cannot be written ({cause}); {remedy}") from error
+
+
+def _cause(error: Exception, folder: Path) -> str | None:
+    """What kept a library from writing; None where it was something else."""
+    if isinstance(error, OSError):
+        return error.strerror
+    text = str(error).split("\n")[0]
+    if isinstance(error, RuntimeError) and not any(word in text for word in TORCH_WRITER):
+        return None
+    # These libraries keep the system's reason to themselves, or say it in Rust: it is asked again.
+    return _asked_again(folder) or text
+
+
+def _asked_again(folder: Path) -> str | None:
+    """Why nothing can be written in a folder just now."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 2**20)
+    except OSError as error:
+        return error.strerror
+    return None

@@ -1,1 +1,0 @@
-"""A launch as a SLURM job: rendered, submitted, followed, recorded."""

@@ -1,1 +1,0 @@
-"""A report of DeepSpeed's flops profiler: read into numbers, checked, mended."""

@@ -1,1 +1,0 @@
-"""What runs on a pod: it starts sshd, holds leases, and ends what runs under it."""

@@ -1,1 +1,0 @@
-"""Every pod looked at before anything is started on it."""

@@ -1,0 +1,320 @@
+"""One authenticated, bounded connection between a master and a pod."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import math
+import re
+import resource
+import secrets
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, NoReturn
+
+from zeropods.errors import UserError
+
+# A message as a line that proves who wrote it, in which direction and as which one in the sequence: `MAC JSON`.
+
+
+class SealError(ValueError):
+    """A line that is not the next message of the other side, or no JSON object."""
+
+
+class Seal:
+    """Proofs of the messages of one direction, in their order.
+
+    MAC = HMAC-SHA256(session key, direction | 64-bit sequence number | JSON), as hexadecimal.
+    """
+
+    def __init__(self, key: bytes, direction: bytes) -> None:
+        self._key = key
+        self._direction = direction
+        self._sequence = 0
+
+    def line(self, body: dict[str, Any]) -> bytes:
+        """The next message, without its newline; `ValueError` for a number that JSON does not have."""
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        return self._proof(text) + b" " + text
+
+    def open(self, line: bytes) -> dict[str, Any]:
+        """The body of the next message; `SealError` where the line is anything else."""
+        proof, _, text = line.partition(b" ")
+        if not hmac.compare_digest(self._proof(text), proof):
+            raise SealError("bad proof: a message that was not made with this cluster's secret, here and now")
+        return _parsed(text)
+
+    def _proof(self, text: bytes) -> bytes:
+        sealed = self._direction + struct.pack(">Q", self._sequence) + text
+        self._sequence += 1
+        return hmac.digest(self._key, sealed, "sha256").hex().encode()
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        body = _DECODER.decode(text.decode())
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise SealError("malformed: a message that is no JSON object")
+    return body
+
+
+def _finite(text: str) -> float:
+    """`1e999` is JSON, and infinite."""
+    number = float(text)
+    return number if math.isfinite(number) else _not_json(text)
+
+
+def _not_json(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_json, parse_float=_finite)
+
+
+# One authenticated, bounded connection between a master and a pod.
+#
+# Listener and connector each open with `zeropods 1 NONCE`. The session key is HMAC-SHA256(secret, purpose |
+# listener's
+# nonce | connector's nonce), and every message is a line `MAC JSON`, where MAC = HMAC-SHA256(session key, direction |
+# sequence number | JSON). The secret never crosses the wire; a replayed, reflected, reordered or altered message, one
+# for another purpose and one of another cluster all fail. Nothing is encrypted: secrets are not sent.
+
+MAX_MESSAGE_BYTES = 65_536
+"""A longer line, proof included, is refused before it is parsed; also the `limit` of every stream reader here."""
+SEND_SECONDS = 10.0
+"""A peer that does not take a message for so long is given up."""
+CLOSE_SECONDS = 1.0
+
+_GREETING = re.compile(rb"zeropods 1 ([0-9a-f]{32})")
+_LISTENER, _CONNECTOR = b"L", b"C"
+
+
+class ChannelError(Exception):
+    """One line: the peer, and whether it was closed, too large, badly proven, malformed or timed out."""
+
+
+class Channel:
+    """A connection after both nonces were exchanged; the first message received proves who the peer is.
+
+    Any error is final and closes the connection. Only one task at a time may `ask`.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, sends: bytes, receives: bytes
+    ) -> None:
+        self.peer = _peer(writer)
+        self._reader = reader
+        self._writer = writer
+        self._outgoing = Seal(key, sends)
+        self._incoming = Seal(key, receives)
+
+    async def send(self, body: dict[str, Any]) -> None:
+        """Send one message; `ValueError` for a number that JSON does not have."""
+        line = self._outgoing.line(body) + b"\n"
+        async with _bounded(self._writer, self.peer, SEND_SECONDS):
+            if len(line) > MAX_MESSAGE_BYTES:
+                raise ChannelError(f"{self.peer}: too large: a message of {len(line)} bytes to send")
+            self._writer.write(line)
+            await self._writer.drain()
+
+    async def receive(self, seconds: float) -> dict[str, Any]:
+        """The next message of the peer, proven and parsed."""
+        async with _bounded(self._writer, self.peer, seconds):
+            line = await _line(self._reader, self.peer)
+            try:
+                return self._incoming.open(line)
+            except SealError as error:
+                raise ChannelError(f"{self.peer}: {error}") from None
+
+    async def ask(self, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a message and receive the next one."""
+        await self.send(body)
+        return await self.receive(seconds)
+
+    async def close(self) -> None:
+        """Send what is left and close; cut where the peer does not take it."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                with suppress(ConnectionError):
+                    await self._writer.wait_closed()
+        except OSError:
+            self._writer.transport.abort()
+
+
+async def connect(address: str, port: int, secret: bytes, purpose: str, seconds: float) -> Channel:
+    """Connect to a listener and exchange nonces within `seconds`; `ChannelError` where it is not there."""
+    place = f"{address}:{port}"
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+    except TimeoutError:
+        raise ChannelError(f"{place}: timed out: no connection in {seconds:g} s") from None
+    except OSError as error:
+        raise ChannelError(f"{place}: closed: {error.strerror or error}") from None
+    own, theirs = await _exchange_nonces(reader, writer, deadline - clock())
+    key = _session_key(secret, purpose, listener=theirs, connector=own)
+    return Channel(reader, writer, key, sends=_CONNECTOR, receives=_LISTENER)
+
+
+async def accept(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, purpose: str, seconds: float
+) -> Channel:
+    """Exchange nonces with someone who connected, within `seconds`; he has proven nothing yet.
+
+    The reader is one of `asyncio.start_server(..., limit=MAX_MESSAGE_BYTES)`.
+    """
+    own, theirs = await _exchange_nonces(reader, writer, seconds)
+    key = _session_key(secret, purpose, listener=own, connector=theirs)
+    return Channel(reader, writer, key, sends=_LISTENER, receives=_CONNECTOR)
+
+
+async def _exchange_nonces(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float
+) -> tuple[bytes, bytes]:
+    """The own nonce and the peer's."""
+    own = secrets.token_hex(16).encode()
+    peer = _peer(writer)
+    async with _bounded(writer, peer, seconds):
+        writer.write(b"zeropods 1 " + own + b"\n")
+        greeting = _GREETING.fullmatch(await _line(reader, peer))
+        if greeting is None:
+            raise ChannelError(f"{peer}: malformed: no greeting of this protocol")
+        return own, greeting[1]
+
+
+def _session_key(secret: bytes, purpose: str, *, listener: bytes, connector: bytes) -> bytes:
+    return hmac.digest(secret, b"|".join([purpose.encode(), listener, connector]), "sha256")
+
+
+@asynccontextmanager
+async def _bounded(writer: asyncio.StreamWriter, peer: str, seconds: float) -> AsyncIterator[None]:
+    """A deadline, errors as `ChannelError`, and a connection that is cut where the block does not end well."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except BaseException as error:
+        writer.transport.abort()
+        if isinstance(error, OSError):
+            _raise_plain(error, peer, seconds)
+        raise
+
+
+def _raise_plain(error: OSError, peer: str, seconds: float) -> NoReturn:
+    if isinstance(error, TimeoutError):
+        raise ChannelError(f"{peer}: timed out: nothing in {seconds:g} s") from None
+    raise ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
+
+
+async def _line(reader: asyncio.StreamReader, peer: str) -> bytes:
+    try:
+        line = await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        cut = " in the middle of a message" if error.partial else ""
+        raise ChannelError(f"{peer}: closed: the peer ended the connection{cut}") from None
+    except asyncio.LimitOverrunError:
+        line = bytes(MAX_MESSAGE_BYTES + 1)
+    if len(line) > MAX_MESSAGE_BYTES:
+        raise ChannelError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes")
+    return line[:-1]
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    """The peer's IP address; a connection that is lost already has none."""
+    name = writer.get_extra_info("peername")
+    return str(name[0]) if name else "a lost connection"
+
+
+# Connections of which nobody knows yet whose they are, and how many of them a listener bears.
+
+
+class Unproven:
+    """Those who connected and have proven nothing yet, at most `limit`.
+
+    One more costs the oldest its place, not itself: an honest peer needs a place for milliseconds only,
+    so that those who sit there silently keep nobody out.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._writers: dict[asyncio.StreamWriter, None] = {}
+        """Oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._writers)
+
+    @contextmanager
+    def place(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """A place for the time of the proof; it may be cut meanwhile, which its reader finds."""
+        while len(self._writers) >= self._limit:
+            oldest = next(iter(self._writers))
+            del self._writers[oldest]
+            oldest.transport.abort()
+        self._writers[writer] = None
+        try:
+            yield
+        finally:
+            self._writers.pop(writer, None)
+
+
+# The sockets on which masters and pods listen, and the open files that they take.
+
+DEFAULT_PORT = 6_000
+"""The port of the original's master."""
+QUEUE = 4_096
+"""Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
+
+One more gets no answer, and is tried again a second, three and seven seconds later: too late for a pod among a crowd.
+"""
+AT_ONCE = 16
+"""Connections that are accepted before those that came earlier have their turn to prove themselves."""
+
+
+def listening_socket(address: str, port: int | None) -> socket.socket:
+    """A TCP socket that listens on an IPv4 address of this machine.
+
+    Args:
+        port: None for 6000, which gives way to any free port; one that is asked for does not.
+
+    Raises:
+        UserError: the port is taken, or the address is not this machine's.
+    """
+    reason: object = None
+    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            # A master that ended a moment ago leaves connections in TIME_WAIT, which are nobody's.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address, candidate))
+            sock.listen()
+            return sock
+        except (OSError, OverflowError) as error:
+            sock.close()
+            reason = getattr(error, "strerror", None) or error
+    place = f"{address}:{port or 'any port'}"
+    raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
+
+
+async def serve(
+    listener: socket.socket, attend: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> asyncio.Server:
+    """Serve the connections of a listening socket, which is the server's from now on."""
+    server = await asyncio.start_server(attend, sock=listener, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE)
+    # asyncio takes one number for both of them.
+    listener.listen(QUEUE)
+    return server
+
+
+def allow_open_files(needed: int) -> None:
+    """Raise this process's soft limit of open files to `needed`, or as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

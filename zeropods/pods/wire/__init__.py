@@ -1,1 +1,0 @@
-"""One authenticated connection between a pod and its master."""

@@ -1,0 +1,209 @@
+"""What this environment offers to a process: its programs, threads, ports, and DeepSpeed's compiled operations."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import random
+import re
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from zeropods.errors import UserError
+
+# The programs of this Python's own environment, found before others of the same name.
+
+
+def own_programs_first(path: str | None) -> str:
+    """A PATH with this interpreter's folder in front.
+
+    DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it meets another
+    version than the one before.
+    """
+    folders = [str(Path(sys.executable).parent), *(path or os.defpath).split(os.pathsep)]
+    return os.pathsep.join(dict.fromkeys(filter(None, folders)))
+
+
+# How the threads of a process wait for one another.
+
+
+def wait_passively() -> None:
+    """Let OpenMP threads sleep while they wait; call it before torch is loaded.
+
+    By default they spin, and where another process wants the core (several pods on one machine, a
+    browser, a second run) each parallel region then waits out a time slice. Training t5-tiny on two
+    threads beside one busy process: 84 samples/s spinning, 178 sleeping; on a quiet machine it is the
+    other way round, about 240 against 170 (single short runs). We take the one that does not collapse.
+    A value that the user has set stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+# Ports to listen on that nobody else gets by chance.
+
+LISTENED = range(20_000, 32_000)
+"""Below those that a kernel gives to connections, and to whoever asks it for any (Linux: 32,768 and up). One of those
+may be another's by the time at which a rank that has imported torch listens on it; the other ranks then wait for it."""
+TRIES = 100
+
+
+def free_port(address: str = "") -> int:
+    """A port of LISTENED on which nothing listens, at an address of this machine or at any of them."""
+    # Not the module's own generator: a seeded run would take the ports of another one with that seed.
+    for port in random.SystemRandom().sample(LISTENED, TRIES):
+        if is_free(address, port):
+            return port
+    raise UserError(f"{address or 'this machine'}: {TRIES} ports of {LISTENED[0]}-{LISTENED[-1]} tried, none is free")
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether a server could listen there now; on every address of this machine where it is empty."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((address, port))
+            server.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+# Where torch keeps the extensions that DeepSpeed lets it compile, and the lock of one that is being compiled.
+
+VARIABLE = "TORCH_EXTENSIONS_DIR"
+STALE_SECONDS = 600.0
+"""No compilation takes as long. An older lock was left by one that was killed; torch would wait for it for ever."""
+ORPHANED_SECONDS = 180.0
+"""The same for a lock that no process of this machine holds: one of another pod may, where the folder is shared."""
+
+
+def use_own_cache() -> None:
+    """Let torch compile into this Python's own environment, unless the user has said where.
+
+    Its usual cache is the user's: two environments that share it compile everything anew whenever they take turns.
+    """
+    own = _own_folder(os.environ)
+    if own is not None:
+        os.environ[VARIABLE] = str(own)
+
+
+def extension_cache() -> Path:
+    """The folder in which this Python's torch keeps what it has compiled, without importing torch.
+
+    Source: `_get_build_directory` in torch/utils/cpp_extension.py (2.13).
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen is not None:
+        return Path(chosen)
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    return _own_folder(os.environ) or root / f"{python}_{_accelerator()}"
+
+
+def is_stale(lock: Path) -> bool:
+    """Whether the holder of one of torch's own locks is gone; torch would wait for it for ever."""
+    try:
+        age = time.time() - lock.stat().st_mtime
+        return age > (STALE_SECONDS if _is_open(lock) else ORPHANED_SECONDS)
+    except FileNotFoundError:
+        return False
+
+
+def _own_folder(environment: Mapping[str, str]) -> Path | None:
+    """A folder in the virtual environment; None outside one, or where it is not ours or not wanted."""
+    is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
+    return Path(sys.prefix) / "torch_extensions" if is_own and VARIABLE not in environment else None
+
+
+def _is_open(file: Path) -> bool:
+    """Whether a process of this machine that we may look into has the file open, as torch's FileBaton has."""
+    inode = os.stat(file)
+    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.path.samestat(entry.stat(), inode):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _accelerator() -> str:
+    """What torch was built for, as its cache names it: `cpu`, `cu126`, `rocm63`."""
+    spec = find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
+    for name, prefix in (("hip", "rocm"), ("cuda", "cu")):
+        stated = re.search(rf"^{name}\b.*= *'([^']+)'", text, re.MULTILINE)
+        if stated:
+            return prefix + stated[1].replace(".", "")
+    return "cpu"
+
+
+# Processes that compile or load the same extension of torch take turns, by a lock that ends with its holder.
+#
+# torch (2.13, utils/file_baton.py) takes turns by a file that exists: where its holder is killed, by a supervisor or
+# for
+# want of memory, everyone after it waits for ever.
+
+log = logging.getLogger(__name__)
+
+NAME = "turn"
+"""The file that is locked, beside torch's own `lock`. It stays: what counts is the kernel's lock of it."""
+WAIT_SECONDS = 0.1
+
+
+def compile_in_turns() -> None:
+    """Let this process's torch take turns by the kernel's locks."""
+    from torch.utils import cpp_extension
+
+    setattr(cpp_extension, "FileBaton", Turn)  # noqa: B010 (a type that mypy does not let us replace)
+
+
+class Turn:
+    """In the place of torch's `FileBaton`, with its methods."""
+
+    def __init__(self, lock_file_path: str, **_: object) -> None:
+        self._torchs_own = Path(lock_file_path)
+        self._descriptor = -1
+
+    def try_acquire(self) -> bool:
+        """Wait for the turn. What another has compiled is found up to date, what it has begun is ended."""
+        self._descriptor = os.open(self._torchs_own.with_name(NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._await_torchs_own()
+        return True
+
+    def wait(self) -> None:
+        """Nothing: whoever asked has had its turn."""
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+    def _await_torchs_own(self) -> None:
+        """A process without this class may compile here too, where the folder is not this environment's own."""
+        while self._torchs_own.exists():
+            if is_stale(self._torchs_own):
+                log.warning("%s: left by a compilation that was killed; removed", self._torchs_own)
+                self._torchs_own.unlink(missing_ok=True)
+            else:
+                time.sleep(WAIT_SECONDS)
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether a process of this machine compiles or loads the extension of a folder now."""
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,106 @@
+"""Tables and progress bars that people read: in a terminal, in a notebook, on a page."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+# A table that people read: in a notebook, on a page, in Markdown.
+
+CELL_STYLE = "text-align: left; white-space: pre-line"
+"""JupyterLab would set text to the right."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under headings; all rows are as long as the header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+
+    @classmethod
+    def of(cls, lines: Iterable[Mapping[str, object]], title: str = "") -> Table:
+        """A table from rows by heading; the first row gives the header."""
+        found = list(lines)
+        header = tuple(found[0]) if found else ()
+        return cls(header, tuple(tuple(str(line[name]) for name in header) for line in found), title)
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, object]) -> Table:
+        """A line for each fact: its name and its value."""
+        return cls(("", "value"), tuple((name, str(value)) for name, value in facts.items()))
+
+    def to_html(self) -> str:
+        """The table; its cells know their heading, so that a narrow page can show a row as a card."""
+        title = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
+        head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{html.escape(h)}</th>" for h in self.header)
+        body = "".join(self._html_row(row) for row in self.rows)
+        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def to_markdown(self) -> str:
+        """The table with its columns aligned, for those who read the text itself."""
+        lines = [[markdown_text(text) for text in row] for row in (self.header, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        title = f"## {self.title}\n\n" if self.title else ""
+        return title + "".join(_markdown_line(line, widths) for line in lines)
+
+    def _html_row(self, row: Sequence[str]) -> str:
+        pairs = zip(self.header, row, strict=True)
+        cells = (
+            f"<td data-heading='{html.escape(heading)}' style='{CELL_STYLE}'>{html.escape(text)}</td>"
+            for heading, text in pairs
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __repr__(self) -> str:
+        return self.to_markdown()
+
+
+def markdown_text(text: str) -> str:
+    """Text that stays on its line and in its cell, and is no markup."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
+
+
+def _markdown_line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |\n"
+
+
+# One progress bar, on a terminal and in a notebook; nothing elsewhere.
+
+MOMENT_SECONDS = 1e-6
+
+
+def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = True) -> tqdm:
+    """A bar for a `with` block; its `update` takes how many were done since the last call.
+
+    Args:
+        at_once: False shows nothing where there is nothing to do.
+    """
+    from tqdm import tqdm
+
+    in_notebook = "ipykernel" in sys.modules
+    return tqdm(
+        desc=what,
+        unit=f" {unit}",
+        total=total,
+        delay=0 if at_once and total != 0 else MOMENT_SECONDS,
+        mininterval=0.5,
+        ncols=100,
+        file=sys.stderr,
+        # A notebook knows no line above the last: a bar within another takes its place.
+        position=0 if in_notebook else None,
+        disable=not (in_notebook or sys.stderr.isatty()),
+    )

@@ -1,0 +1,255 @@
+"""The task of `textsql_train.py`: T5, a source and a target in each row, and a loss over label positions only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+from zeropods.data.tokenizers import hub_options, load_tokenizer
+from zeropods.errors import UserError
+from zeropods.plan.shapes import T5Shape, t5_shape
+from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.compiled import check_compiled
+from zeropods.train.device import check_tf32
+from zeropods.train.pretrained import check_folder, check_same_ids, load_weights
+from zeropods.train.sampler import Row, collate
+from zeropods.train.tasks import Prepared
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from zeropods.train.trainer import MeasuredTrainer
+
+
+# T5 with a loss that is right on any number of processes, projected over label positions only.
+
+
+class T5ForTextToSQL(T5ForConditionalGeneration):
+    """`T5ForConditionalGeneration` whose loss is the sum over label tokens / `num_items_in_batch`.
+
+    transformers' T5 takes a plain mean and ignores `num_items_in_batch`, while `Trainer` believes
+    that it does not and multiplies the loss by the process count. Here the promise is kept. Logits
+    are computed where there is a label and nowhere else, so they are not returned with a loss.
+    """
+
+    def forward(
+        self,
+        *args: Any,
+        labels: Tensor | None = None,
+        label_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Loss of a batch, or logits where no labels are given.
+
+        Args:
+            labels: (rows, target tokens), -100 where there is no label.
+            label_positions: (n,) indices into the flattened labels that are not -100. Given by the
+                collator, they spare the device a synchronisation.
+            num_items_in_batch: label tokens of the whole optimizer step, over all ranks; the
+                batch's own count if None.
+        """
+        if labels is None:
+            return super().forward(*args, **kwargs)
+        if label_positions is None:
+            label_positions = label_indices(labels)
+        decoder_input_ids = self._shift_right(labels)
+        hidden = self._decode(decoder_input_ids, *args, **kwargs).flatten(0, 1)
+        logits = self.lm_head(hidden.index_select(0, label_positions) * self._scale())
+        wanted = labels.flatten().index_select(0, label_positions)
+        total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
+        count = wanted.numel() if num_items_in_batch is None else num_items_in_batch
+        return Seq2SeqLMOutput(loss=total / count)
+
+    def _decode(self, decoder_input_ids: Tensor, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        own, cross = attention_mask, attention_mask
+        if attention_mask is not None and attention_mask.is_cuda and self.config._attn_implementation == "sdpa":
+            own, cross = whole_masks(attention_mask, decoder_input_ids.shape[1])
+        encoded = self.encoder(input_ids=input_ids, attention_mask=own).last_hidden_state
+        return self.decoder(
+            input_ids=decoder_input_ids,
+            encoder_hidden_states=encoded,
+            encoder_attention_mask=cross,
+            use_cache=False,
+        ).last_hidden_state
+
+    def _scale(self) -> float:
+        return self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
+
+
+def label_indices(labels: Tensor) -> Tensor:
+    """Flat positions of the labels that carry a loss: (n,) int64."""
+    return (labels.flatten() != -100).nonzero().squeeze(1)
+
+
+def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
+    """A mask of source tokens, as attention uses it: of sources to sources, and of targets to sources.
+
+    transformers makes the same of it, but asks first whether any token is masked; a GPU would have to end all its work
+    to answer. Source: transformers/masking_utils.py, `_ignore_bidirectional_mask_sdpa`.
+
+    Args:
+        mask: (rows, source tokens), 0 where there is padding.
+        targets: tokens of a target.
+
+    Returns:
+        (rows, 1, source tokens, source tokens) and (rows, 1, targets, source tokens), True where attended to.
+    """
+    attended = mask.bool()[:, None, None, :]
+    return attended.expand(-1, -1, mask.shape[1], -1), attended.expand(-1, -1, targets, -1)
+
+
+def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:
+    """transformers' configuration of a shape."""
+    return T5Config(
+        vocab_size=shape.vocabulary,
+        d_model=shape.d_model,
+        d_kv=shape.d_kv,
+        d_ff=shape.d_ff,
+        num_layers=shape.layers,
+        num_decoder_layers=shape.layers,
+        num_heads=shape.heads,
+        dropout_rate=dropout,
+        feed_forward_proj="relu",
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=True,
+        scale_decoder_outputs=True,
+    )
+
+
+def shape_of(config: T5Config) -> dict[str, int] | None:
+    """The numbers of `plan.shapes.T5Shape`; None for a variant that it does not describe (T5 v1.1, untied weights)."""
+    plain = config.feed_forward_proj == "relu" and config.tie_word_embeddings
+    if not plain or config.num_layers != config.num_decoder_layers:
+        return None
+    return asdict(
+        T5Shape(
+            d_model=config.d_model,
+            d_kv=config.d_kv,
+            d_ff=config.d_ff,
+            layers=config.num_layers,
+            heads=config.num_heads,
+            vocabulary=config.vocab_size,
+        )
+    )
+
+
+def random_t5(shape: T5Shape, seed: int, dropout: float = 0.1) -> T5ForTextToSQL:
+    """A model of the shape with T5's own initialisation; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return T5ForTextToSQL(t5_config(shape, dropout))
+
+
+# The model of a run: pretrained weights from safetensors, or random ones of a known shape.
+
+
+def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str) -> T5ForTextToSQL:
+    """The model that the arguments name, in FP32, checked against the prepared set's tokenizer.
+
+    Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
+    """
+    if arguments.init == "random":
+        rate = 0.1 if arguments.dropout is None else arguments.dropout
+        model = random_t5(t5_shape(arguments.model_id), arguments.seed, rate)
+    else:
+        model = _pretrained(arguments.model_id, arguments.dropout)
+        _check_own_tokenizer(arguments.model_id, tokenizer)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{arguments.dataset_path}: its tokenizer has {len(tokenizer)} tokens, {arguments.model_id} has "
+            f"{model.config.vocab_size} embedding rows; prepare the data with the model's own tokenizer"
+        )
+    model.config.prompt = prompt
+    model.generation_config.max_length = None
+    model.generation_config.max_new_tokens = arguments.generation_max_length
+    model.generation_config.num_beams = arguments.generation_num_beams
+    return model
+
+
+def parameters_of(model: nn.Module) -> int:
+    """How many parameters a model has: tied ones once, and one that ZeRO-3 has divided whole."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+
+
+def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
+    check_folder(name)
+    options: dict[str, Any] = {} if dropout is None else {"dropout_rate": dropout}
+    if not Path(name).is_dir():
+        options |= hub_options(name)
+    return load_weights(T5ForTextToSQL, name, flag="--model_id", **options)
+
+
+def _check_own_tokenizer(name: str, prepared: PreTrainedTokenizerBase) -> None:
+    if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
+        check_same_ids("--model_id", name, load_tokenizer(name, complete=False).get_vocab(), prepared)
+
+
+# The recipe of `textsql_train.py`: T5, a source and a target in each row.
+
+TASK = "text2sql"
+
+
+class TextToSQL:
+    """Text-to-SQL with T5, as `recipe.Recipe` has it."""
+
+    joint = False
+
+    def __init__(self, arguments: TextToSQLArguments) -> None:
+        self.arguments = arguments
+
+    def check(self, precision: str) -> None:
+        """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
+        check_compiled(self.arguments.compile, self.arguments.deepspeed)
+        check_tf32(self.arguments.tf32)
+
+    def found(self) -> Prepared | None:
+        """The set at `--dataset_path`."""
+        return self._data
+
+    def prepare(self) -> None:
+        """Nothing: `zeropods prepare` has done it."""
+
+    def prepared(self) -> Prepared:
+        """The set at `--dataset_path`."""
+        return self._data
+
+    def settings(self, data: Prepared) -> dict[str, Any]:
+        """The flags, with the data's content in the place of their path."""
+        return {**self.arguments.comparable(), "dataset_path": data.manifest.content_key}
+
+    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
+        """A T5."""
+        return load_model(self.arguments, data.tokenizer, data.manifest.prompt)
+
+    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
+        """The numbers of `plan.shapes.T5Shape`."""
+        return shape_of(model.config)
+
+    def collate(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+        """Sources and targets, each padded to the longest."""
+        return collate(rows, multiple=self.arguments.pad_to_multiple_of)
+
+    def architecture(self, model: PreTrainedModel) -> str:
+        """T5 as transformers has it."""
+        return "T5ForConditionalGeneration"
+
+    def conclude(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+        """Nothing: predictions are made with constrained decoding, by `zeropods predict`."""
+
+    @cached_property
+    def _data(self) -> Prepared:
+        place = self.arguments.dataset_path
+        data = Prepared.read(Path(place))
+        if data.manifest.task != TASK:
+            raise UserError(f"--dataset_path {place}: prepared for {data.manifest.task}; causal_train.py trains on it")
+        return data
