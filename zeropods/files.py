@@ -45,6 +45,23 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        UserError: there is no such file, or it holds something else; the line ends with the remedy.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: no JSON document ({error}); {remedy}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object; {remedy}")
+    return document
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder beside `out`, and put it in the place of `out` when the block ends well.

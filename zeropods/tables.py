@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+GIB, MIB = 2**30, 2**20
+"""Bytes of the units in which people read memory; records hold bytes."""
 
 # A table that people read: in a notebook, on a page, in Markdown.
 
