@@ -44,6 +44,7 @@ check: setup ## lint, formatting, types, notebooks without outputs, shell files
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
+	@$(PYTHON) tools/house.py
 	@$(PYTHON) -m nbstripout --verify --keep-id notebooks/*.ipynb
 	@if command -v shellcheck >/dev/null; then shellcheck $(SHELL_FILES); else echo "no shellcheck here: shell files not checked"; fi
 
