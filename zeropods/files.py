@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import pickle
@@ -45,21 +46,15 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        UserError: there is no such file, or it holds something else; the line ends with the remedy.
-    """
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Give an `OSError` without a name, as of a full disk, the name of the file that was being written."""
     try:
-        document = json.loads(path.read_bytes())
+        yield
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; {remedy}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no JSON document ({error}); {remedy}") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object; {remedy}")
-    return document
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextmanager
@@ -93,6 +88,69 @@ def remove_unfinished(out: Path) -> None:
     for staging in out.parent.glob(f".{out.name}.*"):
         if staging.is_dir():
             shutil.rmtree(staging, ignore_errors=True)
+
+
+# JSON objects: a file of one, and one per line; what is wrong with a line is said with its number.
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file; `UserError` where there is none, its line ends with the remedy."""
+    try:
+        return json_object(str(path), path.read_bytes(), remedy)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {remedy}") from None
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number, from 1, and object of every line; an empty file raises `UserError` too."""
+    number = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            yield number, json_object(f"{path}:{number}", line)
+    if number == 0:
+        raise UserError(f"{path}: the file is empty; expected one JSON object a line")
+
+
+def json_object(place: str, content: bytes, remedy: str = "fetch the file again") -> dict[str, Any]:
+    """The object that a text in UTF-8 holds."""
+    try:
+        document = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{place}: byte {content[error.start]:#04x} is not UTF-8; convert the file") from None
+    except json.JSONDecodeError as error:
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        raise UserError(f"{place}: broken JSON at {at}: {error.msg}; {remedy}") from None
+    except RecursionError:
+        raise UserError(f"{place}: nested too deeply; {remedy}") from None
+    except ValueError as error:  # An integer of thousands of digits.
+        raise UserError(f"{place}: {error}; {remedy}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
+    return document
+
+
+def text_of(place: str, document: dict[str, Any], key: str) -> str:
+    """A text that is there, is more than spaces, and can be encoded."""
+    value = document.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{place}: {key} is {value!r}; expected text")
+    return encodable(place, key, value)
+
+
+def encodable(place: str, key: str, value: str) -> str:
+    r"""`value`, unless it holds half of a surrogate pair, as `"\ud800"` in JSON, which no tokenizer takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = value[error.start]
+        raise UserError(f"{place}: {key} holds {half!r}, half a character; correct it") from None
+    return value
 
 
 # A folder that one process at a time writes into, and that holds what it should.

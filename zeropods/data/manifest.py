@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from zeropods.errors import UserError
 
@@ -105,95 +102,3 @@ def read_manifest(folder: Path) -> Manifest:
 def _split(document: dict[str, Any]) -> SplitStatistics:
     sides = {side: TokenStatistics(**document[side]) for side in ("source", "target")}
     return SplitStatistics(**{**document, **sides})
-
-
-# What proves that a downloaded file is the one that was meant.
-
-
-@dataclass(frozen=True)
-class Checksum:
-    """A digest over the whole content of a file."""
-
-    algorithm: Literal["git-blob", "sha256"]
-    value: str
-    """Lower-case hexadecimal."""
-
-    def of(self, path: Path) -> str:
-        """This algorithm's digest of a file, computed while streaming it."""
-        return git_blob_hash(path) if self.algorithm == "git-blob" else sha256(path)
-
-
-def git_blob_hash(path: Path) -> str:
-    """The name that git gives a file's content: SHA-1 of `blob SIZE`, a zero byte, and the content."""
-    header = b"blob %d\0" % path.stat().st_size
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.sha1(header, usedforsecurity=False)).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# JSON objects, one a line; what is wrong with a line is said with its number.
-
-
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number, from 1, and object of every line; an empty file raises `UserError` too."""
-    number = 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            yield number, json_object(f"{path}:{number}", line)
-    if number == 0:
-        raise UserError(f"{path}: the file is empty; expected one JSON object a line")
-
-
-def json_object(place: str, line: bytes) -> dict[str, Any]:
-    """The object that a text in UTF-8 holds."""
-    try:
-        document = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place}: byte {line[error.start]:#04x} is not UTF-8; convert the file") from None
-    except json.JSONDecodeError as error:
-        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
-        raise UserError(f"{place}: broken JSON at {at}: {error.msg}; fetch the file again") from None
-    except RecursionError:
-        raise UserError(f"{place}: nested too deeply to be an example or a table; fetch the file again") from None
-    except ValueError as error:  # An integer of thousands of digits.
-        raise UserError(f"{place}: {error}; fetch the file again") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
-    return document
-
-
-def text_of(place: str, document: dict[str, Any], key: str) -> str:
-    """A text that is there, is more than spaces, and can be encoded."""
-    value = document.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: {key} is {value!r}; expected text")
-    return encodable(place, key, value)
-
-
-def encodable(place: str, key: str, value: str) -> str:
-    r"""`value`, unless it holds half of a surrogate pair, as `"\ud800"` in JSON, which no tokenizer takes."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = value[error.start]
-        raise UserError(f"{place}: {key} holds {half!r}, half a character; correct it") from None
-    return value
-
-
-# An error while a file is written names the file.
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Give an `OSError` without a name, as of a full disk, the name of the file that was being written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from zeropods import __version__
 from zeropods import files as atomic
 from zeropods.data import manifest as manifests
-from zeropods.data.manifest import Manifest, SplitStatistics, TokenStatistics, sha256
+from zeropods.data.manifest import Manifest, SplitStatistics, TokenStatistics
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, source_text
 from zeropods.data.tokenizers import TINY, Encoder, Ids, fingerprint, load_tokenizer, train_tokenizer
 from zeropods.data.wikisql import SPLITS, Example, read_split, split_file
 from zeropods.errors import UserError
+from zeropods.files import sha256
 from zeropods.sql.text import format_query
 
 if TYPE_CHECKING:

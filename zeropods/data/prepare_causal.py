@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from zeropods.data.manifest import SCHEMA_VERSION, Manifest, SplitStatistics, sha256
+from zeropods.data.manifest import SCHEMA_VERSION, Manifest, SplitStatistics
 from zeropods.data.prepare import (
     MOST_TOKENS,
     Progress,
@@ -36,6 +36,7 @@ from zeropods.data.tokenizers import (
     unknown_id,
 )
 from zeropods.errors import UserError
+from zeropods.files import sha256
 
 if TYPE_CHECKING:
     from datasets import Dataset

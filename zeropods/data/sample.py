@@ -13,10 +13,10 @@ Kinds of text: `name` (what a row is about; `who` where that is a person), `text
 `< `, a predicate with the value at `{}`; or, after `? `, a question about the column with the row's name at `{}`.
 
 `facts/questions.json` holds the templates of questions and the words in them. Their slots: `{noun}` the selected
-column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}` what a row is about, `{entity}` the one
-that fits the number of rows, `{key}` a noun for the naming column, `{whom}` `the ONE` or `each ONE`, `{mods}` `with a
-height above 300`, `{preds}` `has a height above 300`, `{many_preds}` the same in the plural, `{clause}` `the height is
-above 300`, `{word}` `highest`, `total`, `average` and the like.
+column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}` what a row is about, `{entity}` the
+one that fits the number of rows, `{key}` a noun for the naming column, `{whom}` `the ONE` or `each ONE`, `{mods}` `with
+a height above 300`, `{preds}` `has a height above 300`, `{many_preds}` the same in the plural, `{clause}` `the height
+is above 300`, `{word}` `highest`, `total`, `average` and the like.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zeropods.data.manifest import json_object, text_of
 from zeropods.data.prompts import ANSWER, squad_prompt
 from zeropods.data.tokenizers import first_tokens
 from zeropods.errors import UserError
+from zeropods.files import json_object, text_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zeropods.data.manifest import encodable, json_lines, sha256
 from zeropods.data.tokenizers import ANSWER_SECONDS
 from zeropods.errors import UserError
+from zeropods.files import encodable, json_lines, sha256
 
 if TYPE_CHECKING:
     import pyarrow

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeropods.data.manifest import json_lines, text_of
 from zeropods.errors import UserError
+from zeropods.files import json_lines, text_of
 from zeropods.sql.query import Query
 
 SPLITS = ("train", "dev", "test")

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from zeropods.data.manifest import json_lines, read_manifest, sha256
+from zeropods.data.manifest import read_manifest
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import Cell, Example, Table, read_split, split_file
 from zeropods.errors import UserError
+from zeropods.files import json_lines, sha256
 
 # The tables that a page offers: those of a data set's test questions, with the questions and their queries.
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from zeropods.data.manifest import sha256
+from zeropods.files import sha256
 from zeropods.measure.environment import versions
 from zeropods.programs import extension_cache, is_free, is_taken
 

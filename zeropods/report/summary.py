@@ -17,7 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from zeropods.data.manifest import writing
+from zeropods.files import writing
 from zeropods.report.entry import Entry, find_runs, read_entry
 from zeropods.report.figures import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
