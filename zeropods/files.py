@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from zeropods.errors import UserError
 
 # Files and folders that appear whole or not at all.
@@ -317,6 +315,8 @@ def said_in_one_line(folder: Path, what: str, remedy: str) -> Iterator[None]:
         what: is written.
         remedy: what to do about it.
     """
+    from safetensors import SafetensorError  # A pod's agent reads this module, and has no such package.
+
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
