@@ -21,7 +21,8 @@ from benchmarks.data import ROOT, SHARED
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16, timed_steps
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
-from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prepare import prepare
+from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.local import LINE, train_argv
 from zeropods.measure.record import read_record
@@ -54,7 +55,7 @@ def _padding(work: Path) -> list[Figure]:
     """Of what a training step multiplies, the share that is no token."""
     data, tokenizer, what = _text(work)
     wanted = CausalPreparation(task="lm", data=data, tokenizer=tokenizer, max_seq_length=LENGTH)
-    manifest, _ = prepare_causal(wanted, work / "text")
+    manifest, _ = prepare(wanted, work / "text")
     train, statistics = Prepared.read(work / "text").train, manifest.splits["train"]
     lengths = train.lengths()[:, 0]
     order = LengthGroupedSampler(train.lengths(), BATCH, seed=0).order()
@@ -72,7 +73,7 @@ def _speed(work: Path) -> list[Figure]:
         wanted = CausalPreparation(
             task="squad", data=data, tokenizer=tokenizer, max_seq_length=LENGTH, loss_on=loss_on, limit=500
         )
-        prepare_causal(wanted, work / loss_on)
+        prepare(wanted, work / loss_on)
         sets[loss_on] = Prepared.read(work / loss_on)
     precisions = ["FP32", *(["BF16"] if multiplies_bf16() else [])]
     ours: dict[tuple[str, str], list[float]] = {(p, loss_on): [] for loss_on in sets for p in precisions}

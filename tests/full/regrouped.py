@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import ForkServer
 from zeropods.data.causal_samples import write_text_sample
-from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prepare import prepare
+from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.launch.child import child_environment
 from zeropods.programs import free_port
 
@@ -94,5 +95,5 @@ def prepare_text(folder: Path) -> Path:
     cut.mkdir()
     for path, size in ((whole / "train.txt", 9_000), (whole / "valid.txt", 800), (whole / "test.txt", 800)):
         (cut / path.name).write_text(path.read_text()[:size])
-    prepare_causal(CausalPreparation(task="lm", data=cut, tokenizer="gpt-tiny", max_seq_length=32), folder / "prepared")
+    prepare(CausalPreparation(task="lm", data=cut, tokenizer="gpt-tiny", max_seq_length=32), folder / "prepared")
     return folder / "prepared"

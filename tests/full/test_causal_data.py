@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prepare import prepare
+from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.prompts import squad_prompt
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad
 from zeropods.data.text import HubCorpus, open_hub
@@ -60,7 +61,7 @@ def blocks(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(out: Path, tokenizer: str = "gpt-tiny", **wanted: object) -> Path:
-    prepare_causal(CausalPreparation(tokenizer=tokenizer, **wanted), out)  # type: ignore[arg-type]
+    prepare(CausalPreparation(tokenizer=tokenizer, **wanted), out)  # type: ignore[arg-type]
     return out
 
 
@@ -107,10 +108,10 @@ def test_statistics_are_those_of_the_rows(squad: Path) -> None:
 
 def test_a_second_call_does_nothing_and_other_settings_replace_the_set(questions: Path, tmp_path: Path) -> None:
     wanted = CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=10)
-    first, made = prepare_causal(wanted, tmp_path / "set")
+    first, made = prepare(wanted, tmp_path / "set")
     assert made
-    assert prepare_causal(wanted, tmp_path / "set") == (first, False)
-    again, _ = prepare_causal(
+    assert prepare(wanted, tmp_path / "set") == (first, False)
+    again, _ = prepare(
         CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=11), tmp_path / "set"
     )
     assert again.splits["train"].rows == 11
@@ -118,7 +119,7 @@ def test_a_second_call_does_nothing_and_other_settings_replace_the_set(questions
 
 def test_the_manifest_is_read_as_it_was_written(questions: Path, tmp_path: Path) -> None:
     wanted = CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=10, max_seq_length=100)
-    manifest, _ = prepare_causal(wanted, tmp_path / "set")
+    manifest, _ = prepare(wanted, tmp_path / "set")
     assert read_manifest(tmp_path / "set") == manifest
     assert (manifest.task, manifest.prompt, manifest.max_seq_length, manifest.loss_on) == (
         "squad",

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from zeropods.cli import main
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
-from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prepare import prepare
+from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
 from zeropods.evaluate.causal_generate import QuestionAnswerer, sample_text
@@ -56,7 +57,7 @@ def run(squad: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = CausalPreparation(
         task="squad", data=squad, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=QUESTIONS
     )  # fmt: skip
-    manifest, _ = prepare_causal(wanted, folder / "data")
+    manifest, _ = prepare(wanted, folder / "data")
     rows = load_split(folder / "data", "train")
     assert rows is not None
     model = a_model(manifest.vocabulary_size, prompt="squad")
@@ -197,9 +198,7 @@ def test_a_model_that_lacks_a_tensor_is_refused(run: Path, tmp_path: Path) -> No
 def language(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A model folder with random weights, and a set that was prepared with its tokenizer."""
     folder, prepared = tmp_path_factory.mktemp("lm") / "model", tmp_path_factory.mktemp("lm") / "prepared"
-    manifest, _ = prepare_causal(
-        CausalPreparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=BLOCK), prepared
-    )
+    manifest, _ = prepare(CausalPreparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=BLOCK), prepared)
     a_model(manifest.vocabulary_size).save_pretrained(folder)
     AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(folder)
     return folder, prepared

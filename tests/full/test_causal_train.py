@@ -19,7 +19,8 @@ import pytest
 from tests.full.conftest import ROOT
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare_causal import CausalPreparation, content_key, key_of_preparation, prepare_causal
+from zeropods.data.prepare import content_key, prepare
+from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
 from zeropods.errors import guarded
 from zeropods.measure.record import read_record
 from zeropods.train.arguments import parse_causal_arguments
@@ -82,7 +83,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw, folder = tmp_path_factory.mktemp("squad") / "raw", tmp_path_factory.mktemp("squad") / "prepared"
     write_squad_sample(raw)
     wanted = CausalPreparation(task="squad", data=raw, tokenizer="gpt-tiny", max_seq_length=96, limit=60)
-    prepare_causal(wanted, folder)
+    prepare(wanted, folder)
     return folder
 
 

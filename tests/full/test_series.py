@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from zeropods.data.causal_samples import write_text_sample
-from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prepare import prepare
+from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.child import child_environment
 from zeropods.launch.command import Launch
@@ -32,7 +33,7 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     write_text_sample(folder / "text")
     for length in (64, 2048):
         wanted = CausalPreparation(task="lm", data=folder / "text", tokenizer=GPT_TINY, max_seq_length=length, limit=20)
-        prepare_causal(wanted, folder / str(length))
+        prepare(wanted, folder / str(length))
     launches = [planned(folder, "too-long", 2048), planned(folder, "killed", 64), planned(folder, "interrupted", 64)]
     runner = subprocess.Popen(
         series_argv(launches), env=child_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

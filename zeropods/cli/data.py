@@ -135,13 +135,14 @@ def _prepare_text2sql(arguments: argparse.Namespace, given: dict[str, Any]) -> t
 
 
 def _prepare_causal(arguments: argparse.Namespace, given: dict[str, Any]) -> tuple[Manifest, bool]:
-    from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+    from zeropods.data.prepare import prepare
+    from zeropods.data.prepare_causal import CausalPreparation
 
     wanted = CausalPreparation(
         task=arguments.task, data=arguments.data, tokenizer=arguments.tokenizer, limit=arguments.limit, **given
     )
     with progress("prepare", "documents" if arguments.task == "lm" else "rows") as tick:
-        return prepare_causal(wanted, arguments.out, tick)
+        return prepare(wanted, arguments.out, tick)
 
 
 def _plain(value: Any) -> Result:

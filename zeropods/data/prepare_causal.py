@@ -1,35 +1,31 @@
-"""Raw questions or raw text to a tokenized set for a causal model, with its tokenizer and manifest."""
+"""Raw questions or raw text to a tokenized set for a causal model: the tasks `squad` and `lm`."""
 
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zeropods.data.manifest import SCHEMA_VERSION, Manifest, SplitStatistics
+from zeropods.data.manifest import Manifest, SplitStatistics
 from zeropods.data.prepare import (
     MOST_TOKENS,
     Progress,
-    build_once,
+    content_key,
     count_by_row,
     dataset_of,
-    key_of,
-    save_set,
+    folded,
     token_statistics,
-    tokenizer_identity,
-    versions,
 )
 from zeropods.data.prompts import squad_prompt
 from zeropods.data.squad import SquadEncoder, SquadExample, SquadRow, read_squad, squad_file, squad_splits
-from zeropods.data.text import Ids, hub_name, join, open_corpus, overlap, pack, unpack
+from zeropods.data.text import hub_name, join, open_corpus, overlap, pack
 from zeropods.data.tokenizers import (
     GPT_TINY,
-    fingerprint,
+    Ids,
     first_tokens,
     load_causal_tokenizer,
     train_byte_tokenizer,
@@ -42,19 +38,117 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-
-# Plain text as rows of a causal model: blocks of tokens without padding.
-
-
-CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 1_024, 2_000_000
+TASKS = ("squad", "lm")
+LOSSES = ("answer", "all")
+FEWEST_TOKENS = 2
+"""A row of one token has nothing to predict."""
 NO_LOSS = -100
+CHUNK_QUESTIONS, CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 2_048, 1_024, 2_000_000
 
 
-class LmSource:
-    """The documents of a folder of text, or of a data set at the hub."""
+@dataclass(frozen=True, kw_only=True)
+class CausalPreparation:
+    """What is asked of `prepare` for a causal model."""
+
+    task: str
+    """`squad` or `lm`."""
+    data: Path | str
+    """A folder; for `lm` also the id of a data set at the hub, which is streamed."""
+    tokenizer: str
+    """A hub id, a folder, or `gpt-tiny`: trained on the data."""
+    max_seq_length: int = 512
+    """squad: the most tokens of a row. lm: the tokens of a block."""
+    loss_on: str | None = None
+    """squad: `answer`, which is also meant by None, or `all`. lm: always `all`."""
+    limit: int | None = None
+    """Only the first N questions, or documents, of each split."""
+    dataset_config: str | None = None
+    """A configuration of a data set at the hub, as `en` of `allenai/c4`."""
+    text_field: str = "text"
+    """lm: the field of JSON lines, Parquet and data sets at the hub that holds the text."""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UserError(f"task {self.task!r}; expected {' or '.join(TASKS)}")
+        if self.loss_on not in (None, *LOSSES):
+            raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
+        if self.task == "lm" and self.loss_on == "answer":
+            raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
+        if self.max_seq_length < FEWEST_TOKENS:
+            raise UserError(f"max_seq_length {self.max_seq_length}; expected at least {FEWEST_TOKENS}")
+        if self.task == "squad" and self.dataset_config is not None:
+            raise UserError(f"dataset_config {self.dataset_config!r}: SQuAD is read from a folder; leave it out")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"limit {self.limit}; expected at least 1")
+
+    @property
+    def loss(self) -> str:
+        """Which tokens carry a loss: `answer` or `all`."""
+        return self.loss_on or ("answer" if self.task == "squad" else "all")
+
+    def settings(self) -> dict[str, Any]:
+        """Task, lengths and what carries a loss."""
+        return {
+            "task": self.task,
+            "max_seq_length": self.max_seq_length,
+            "loss_on": self.loss,
+            "limit": self.limit,
+            "text_field": self.text_field,
+        }
+
+    def open(self) -> SquadData | TextData:
+        """The raw data of the task."""
+        return SquadData(self) if self.task == "squad" else TextData(self)
+
+
+def key_of_preparation(wanted: CausalPreparation, made: Manifest) -> str:
+    """The content key of the set that `prepare` would make; `made` is one that it has made.
+
+    Raw data that are gone, or at a hub, which may not answer and whose revision moves on, count as they were then.
+    """
+    data = Path(wanted.data)
+    gone = not data.exists() and (isinstance(wanted.data, Path) or data.is_absolute())
+    of_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
+    return content_key(wanted, made.source_sha256 if gone or of_hub else wanted.open().hashes)
+
+
+class _CausalData:
+    """What the sources of both tasks share. The first label of a row is -100 always: nothing predicts it."""
+
+    splits: list[str]
+    hashes: dict[str, str]
 
     def __init__(self, wanted: CausalPreparation) -> None:
         self._wanted = wanted
+
+    def texts(self) -> Iterator[str]:
+        """What a tokenizer learns from."""
+        raise NotImplementedError
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that was asked for, or a byte-level one that is trained on the train split."""
+        if self._wanted.tokenizer == GPT_TINY:
+            return train_byte_tokenizer(self.texts())
+        return load_causal_tokenizer(self._wanted.tokenizer)
+
+    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The task, its lengths and what carries a loss."""
+        return {
+            "task": self._wanted.task,
+            "prompt": self._wanted.task,
+            "max_source_tokens": None,
+            "max_target_tokens": None,
+            "max_seq_length": self._wanted.max_seq_length,
+            "loss_on": self._wanted.loss,
+            "pad_token": str(tokenizer.pad_token),
+        }
+
+
+class TextData(_CausalData):
+    """The documents of a folder of text, or of a data set at the hub."""
+
+    def __init__(self, wanted: CausalPreparation) -> None:
+        super().__init__(wanted)
         self._corpus = open_corpus(wanted.data, wanted.dataset_config, wanted.text_field)
         self.splits = self._corpus.splits
         self.hashes = self._corpus.hashes
@@ -100,7 +194,7 @@ class LmSource:
         if split != "train":
             return *overlap(tokens, length), 0
         blocks, leftover = pack(tokens, length)
-        return np.full(len(blocks), length), unpack(blocks), leftover
+        return np.full(len(blocks), length), blocks.reshape(-1), leftover
 
     def _tokens(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> list[Ids]:
         encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
@@ -121,31 +215,11 @@ class LmSource:
         return itertools.islice(self._corpus.documents(split), self._wanted.limit)
 
 
-def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of a thousand texts, or of fewer that are long: what is encoded at once stays in memory."""
-    chunk: list[str] = []
-    characters = 0
-    for text in texts:
-        chunk.append(text)
-        characters += len(text)
-        if len(chunk) == CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-# SQuAD as rows of a causal model: a question a row.
-
-
-CHUNK = 2_048
-
-
-class SquadSource:
+class SquadData(_CausalData):
     """The questions of a folder in SQuAD's layout."""
 
     def __init__(self, wanted: CausalPreparation) -> None:
-        self._wanted = wanted
+        super().__init__(wanted)
         self._folder = Path(wanted.data)
         if not self._folder.is_dir():
             raise UserError(f"{wanted.data}: no such folder; fetch SQuAD: zeropods data get squad --out DIR")
@@ -168,7 +242,7 @@ class SquadSource:
         """
         encoder = SquadEncoder(tokenizer, self._wanted.max_seq_length)
         examples, rows, lost = self._examples(split), list[SquadRow](), 0
-        while chunk := list(itertools.islice(examples, CHUNK)):
+        while chunk := list(itertools.islice(examples, CHUNK_QUESTIONS)):
             new = encoder.rows(chunk, keep_answer=split == "train")
             lost += _lost(chunk, new, tokenizer)
             rows += new
@@ -193,6 +267,20 @@ class SquadSource:
         return itertools.islice(read_squad(self._folder, split), self._wanted.limit)
 
 
+def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of a thousand texts, or of fewer that are long: what is encoded at once stays in memory."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += len(text)
+        if len(chunk) == CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
 def _labels(ids: np.ndarray, lengths: np.ndarray, labelled: np.ndarray) -> np.ndarray:
     """(tokens,) the ids of the last `labelled` tokens of each row, -100 before them."""
     ends = np.repeat(np.cumsum(lengths), lengths)
@@ -204,146 +292,4 @@ def _lost(examples: list[SquadExample], rows: list[SquadRow], tokenizer: PreTrai
     """Answers whose text does not come back from their tokens."""
     tokens = [row.ids[len(row.ids) - row.answer : -1].tolist() for row in rows]
     texts = tokenizer.backend_tokenizer.decode_batch(tokens, skip_special_tokens=True)
-    return sum(_folded(text) != _folded(e.answers[0]) for text, e in zip(texts, examples, strict=True))
-
-
-def _folded(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-# Raw questions or raw text -> a tokenized set for a causal model, with its tokenizer and manifest.
-
-TASKS = ("squad", "lm")
-LOSSES = ("answer", "all")
-FEWEST_TOKENS = 2
-"""A row of one token has nothing to predict."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalPreparation:
-    """What is asked of `prepare_causal`."""
-
-    task: str
-    """`squad` or `lm`."""
-    data: Path | str
-    """A folder; for `lm` also the id of a data set at the hub, which is streamed."""
-    tokenizer: str
-    """A hub id, a folder, or `gpt-tiny`: trained on the data."""
-    max_seq_length: int = 512
-    """squad: the most tokens of a row. lm: the tokens of a block."""
-    loss_on: str | None = None
-    """squad: `answer`, which is also meant by None, or `all`. lm: always `all`."""
-    limit: int | None = None
-    """Only the first N questions, or documents, of each split."""
-    dataset_config: str | None = None
-    """A configuration of a data set at the hub, as `en` of `allenai/c4`."""
-    text_field: str = "text"
-    """lm: the field of JSON lines, Parquet and data sets at the hub that holds the text."""
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UserError(f"task {self.task!r}; expected {' or '.join(TASKS)}")
-        if self.loss_on not in (None, *LOSSES):
-            raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
-        if self.task == "lm" and self.loss_on == "answer":
-            raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
-        if self.max_seq_length < FEWEST_TOKENS:
-            raise UserError(f"max_seq_length {self.max_seq_length}; expected at least {FEWEST_TOKENS}")
-        if self.task == "squad" and self.dataset_config is not None:
-            raise UserError(f"dataset_config {self.dataset_config!r}: SQuAD is read from a folder; leave it out")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"limit {self.limit}; expected at least 1")
-
-    @property
-    def loss(self) -> str:
-        """Which tokens carry a loss: `answer` or `all`."""
-        return self.loss_on or ("answer" if self.task == "squad" else "all")
-
-
-def prepare_causal(
-    wanted: CausalPreparation, out: Path, progress: Progress = lambda rows: None
-) -> tuple[Manifest, bool]:
-    """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
-
-    Every split is a folder of the columns `input_ids` and `labels`: lists of int32, in each row of the
-    same length, -100 where there is no loss. The first label of a row is -100 always: nothing predicts it.
-    `progress` is called with the number of questions, or documents, done since the last call.
-    """
-    source = _source(wanted)
-    key = content_key(wanted, source.hashes)
-    return build_once(Path(out), key, lambda folder: _build(wanted, source, key, folder, progress))
-
-
-def key_of_preparation(wanted: CausalPreparation, made: Manifest) -> str:
-    """The content key of the set that `prepare_causal` would make; `made` is one that it has made.
-
-    Raw data that are gone, or at a hub, which may not answer and whose revision moves on, count as they were then.
-    """
-    data = Path(wanted.data)
-    gone = not data.exists() and (isinstance(wanted.data, Path) or data.is_absolute())
-    of_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
-    hashes = made.source_sha256 if gone or of_hub else _source(wanted).hashes
-    return content_key(wanted, hashes)
-
-
-def content_key(wanted: CausalPreparation, hashes: dict[str, str]) -> str:
-    """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "sources": hashes,
-        "tokenizer": tokenizer_identity(wanted.tokenizer),
-        "task": wanted.task,
-        "max_seq_length": wanted.max_seq_length,
-        "loss_on": wanted.loss,
-        "limit": wanted.limit,
-        "text_field": wanted.text_field,
-        "versions": versions(),
-    }
-    return key_of(document)
-
-
-class CausalSource(Protocol):
-    """Raw data of a task, and how they become rows."""
-
-    splits: list[str]
-    hashes: dict[str, str]
-
-    def texts(self) -> Iterator[str]:
-        """What a tokenizer learns from."""
-
-    def build(
-        self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress
-    ) -> tuple[Dataset, SplitStatistics]:
-        """The rows of a split and their statistics."""
-
-
-def _source(wanted: CausalPreparation) -> CausalSource:
-    return SquadSource(wanted) if wanted.task == "squad" else LmSource(wanted)
-
-
-def _build(wanted: CausalPreparation, source: CausalSource, key: str, folder: Path, progress: Progress) -> Manifest:
-    if wanted.tokenizer == GPT_TINY:
-        tokenizer = train_byte_tokenizer(source.texts())
-    else:
-        tokenizer = load_causal_tokenizer(wanted.tokenizer)
-    built = {split: source.build(split, tokenizer, progress) for split in source.splits}
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        content_key=key,
-        task=wanted.task,
-        prompt=wanted.task,
-        tokenizer=wanted.tokenizer,
-        tokenizer_fingerprint=fingerprint(tokenizer),
-        vocabulary_size=len(tokenizer),
-        max_source_tokens=None,
-        max_target_tokens=None,
-        limit=wanted.limit,
-        source_sha256=source.hashes,
-        splits={split: statistics for split, (_, statistics) in built.items()},
-        versions=versions(),
-        max_seq_length=wanted.max_seq_length,
-        loss_on=wanted.loss,
-        pad_token=str(tokenizer.pad_token),
-    )
-    save_set(folder, {split: rows for split, (rows, _) in built.items()}, tokenizer, manifest)
-    return manifest
+    return sum(folded(text) != folded(e.answers[0]) for text, e in zip(texts, examples, strict=True))

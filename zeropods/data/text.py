@@ -380,11 +380,6 @@ def pack(tokens: Ids, length: int) -> tuple[Ids, int]:
     return tokens[: blocks * length].reshape(blocks, length), leftover
 
 
-def unpack(blocks: Ids) -> Ids:
-    """(tokens,) the tokens that were packed, without the leftover."""
-    return blocks.reshape(-1)
-
-
 def overlap(tokens: Ids, length: int) -> tuple[NDArray[np.int64], Ids]:
     """Blocks for evaluation: each starts with the last token of the one before, the last may be short.
 

@@ -146,7 +146,7 @@ def _prepared_rows(saved: SavedCausal, text: TextToScore) -> list[Row]:
 
 
 def _raw_rows(saved: SavedCausal, source: str | Path, text: TextToScore) -> list[Row]:
-    from zeropods.data.prepare_causal import CausalPreparation, LmSource
+    from zeropods.data.prepare_causal import CausalPreparation, TextData
     from zeropods.data.tokenizers import with_ends
 
     length = text.max_seq_length or trained_length(Path(source))
@@ -156,7 +156,7 @@ def _raw_rows(saved: SavedCausal, source: str | Path, text: TextToScore) -> list
         task="lm", data=text.data, tokenizer=str(source), max_seq_length=length, limit=text.limit,
         dataset_config=text.dataset_config, text_field=text.text_field,
     )  # fmt: skip
-    corpus = LmSource(wanted)
+    corpus = TextData(wanted)
     if text.split not in corpus.splits:
         raise UserError(_no_such_split(text, corpus.splits))
     blocks, _ = corpus.build(text.split, with_ends(str(source), saved.tokenizer), lambda documents: None)

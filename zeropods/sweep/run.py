@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
-from zeropods.data.prepare_causal import CausalPreparation, prepare_causal
+from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.files import folder_locked
@@ -55,7 +55,7 @@ def _prepare(matrix: Matrix, model: str, prompt: str, folder: Path, say: Callabl
     tokenizer = matrix.tokenizer.get(model, matrix.tokenizer.get(EACH, model))
     with progress("prepare", "rows") as bar:
         if arguments_of(matrix.script) is CausalArguments:
-            _, made = prepare_causal(_causal(matrix, tokenizer, prompt), folder, bar.update)
+            _, made = prepare(_causal(matrix, tokenizer, prompt), folder, bar.update)
         else:
             wanted = Preparation(data=Path(matrix.data), tokenizer=tokenizer, prompt=prompt)
             _, made = prepare(wanted, folder, bar.update)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from zeropods import files
 from zeropods.data.manifest import FILE, Manifest, read_manifest
-from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation, prepare_causal
+from zeropods.data.prepare import prepare
+from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.files import said_in_one_line
@@ -101,7 +102,7 @@ class CausalData:
         # This process holds the run's lock: what is half made was left by one that was killed.
         files.remove_unfinished(self.folder)
         with progress("prepare", "rows") as bar, said_in_one_line(self.folder, "the prepared data", REMEDY):
-            prepare_causal(self._wanted, self.folder, bar.update)
+            prepare(self._wanted, self.folder, bar.update)
 
     def read(self) -> Prepared:
         """The rows that the run trains on and evaluates."""

@@ -181,12 +181,12 @@ class CausalWorkshop:
 
     def prepare(self) -> Manifest:
         """Get and tokenize the data where that is not done yet."""
-        from zeropods.data.prepare_causal import prepare_causal
+        from zeropods.data.prepare import prepare
         from zeropods.tables import progress
 
         self.get_data()
         with progress("prepare", "rows") as bar:
-            manifest, _ = prepare_causal(self.preparation, self.prepared, bar.update)
+            manifest, _ = prepare(self.preparation, self.prepared, bar.update)
         return manifest
 
     def _divided(self, technique: str, processes: int, where: str) -> dict[str, Any]:
