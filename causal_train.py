@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 
 from zeropods.errors import guarded
-from zeropods.train.arguments import CausalArguments
+from zeropods.train.causal import Causal
 from zeropods.train.run import run_script
 
 
 def main() -> int:
     """Train; the exit status says whether all went well."""
-    return run_script(CausalArguments)
+    return run_script(Causal)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from __future__ import annotations
 import sys
 
 from zeropods.errors import guarded
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.run import run_script
+from zeropods.train.text2sql import TextToSQL
 
 
 def main() -> int:
     """Train; the exit status says whether all went well."""
-    return run_script(TextToSQLArguments)
+    return run_script(TextToSQL)
 
 
 if __name__ == "__main__":

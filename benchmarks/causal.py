@@ -112,7 +112,7 @@ def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,
         args=_arguments(work),
-        recipe=Causal(CausalArguments(data=str(data.folder))),
+        task=Causal(CausalArguments(data=str(data.folder))),
         data=data,
     )
     optimizer = MasterAdamW if masters else torch.optim.AdamW

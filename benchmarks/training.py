@@ -88,7 +88,7 @@ def _ours(data: Prepared, precision: str) -> Trainer:
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,
         args=_arguments(),
-        recipe=TextToSQL(TextToSQLArguments()),
+        task=TextToSQL(TextToSQLArguments()),
         data=data,
     )
     optimizer = MasterAdamW if masters else torch.optim.AdamW

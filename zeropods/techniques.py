@@ -1,15 +1,21 @@
-"""The techniques that are compared, and the keys of a DeepSpeed configuration that tell them apart."""
+"""The techniques that are compared, each one value here, and the keys of a DeepSpeed configuration behind them.
+
+A new technique is a value of `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
 
-# The techniques that a plan compares, by what they share out and what they put into host memory.
+DSCONFIG = Path(__file__).resolve().parents[1] / "dsconfig"
+CUSTOM = "custom"
+"""Name of a configuration that is none of the techniques."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,31 +27,57 @@ class Technique:
     """ZeRO's: 1 shares optimizer states, 2 gradients too, 3 parameters too; 0 is no DeepSpeed at all."""
     offloads: bool = False
     """Optimizer states, and with stage 3 the parameters too, lie in host memory; the processor steps."""
+    profiled: str | None = None
+    """The file in `dsconfig/` that is the same with DeepSpeed's flops profiler switched on."""
 
     @property
     def is_alone(self) -> bool:
         """Whether it is one process, however many pods there are."""
         return self.name == "none"
 
+    @property
+    def file(self) -> Path | None:
+        """The file in `dsconfig/`; None for training without DeepSpeed."""
+        return DSCONFIG / f"{self.name}.json" if self.stage else None
+
+    def is_of(self, config: Mapping[str, Any]) -> bool:
+        """Whether a DeepSpeed configuration is of this technique."""
+        zero = _object(config, "zero_optimization")
+        optimizer, parameters = _is_offloaded(zero, "offload_optimizer"), _is_offloaded(zero, "offload_param")
+        expected = (self.stage, self.offloads, self.offloads and self.stage == 3)
+        return self.stage > 0 and (zero.get("stage", 0), optimizer, parameters) == expected
+
 
 TECHNIQUES = (
     Technique(name="none"),
     Technique(name="ddp"),
-    Technique(name="zero1", stage=1),
+    Technique(name="zero1", stage=1, profiled="zero1profiler"),
     Technique(name="zero1_offload", stage=1, offloads=True),
-    Technique(name="zero2", stage=2),
+    Technique(name="zero2", stage=2, profiled="zero2profiler"),
     Technique(name="zero2_offload", stage=2, offloads=True),
     Technique(name="zero3", stage=3),
-    Technique(name="zero3_offload", stage=3, offloads=True),
+    Technique(name="zero3_offload", stage=3, offloads=True, profiled="zero3profiler"),
 )
+NAMES = tuple(technique.name for technique in TECHNIQUES)
 
 
 def technique_named(name: str) -> Technique:
     """The technique of that name; `UserError` where there is none."""
     found = next((technique for technique in TECHNIQUES if technique.name == name), None)
     if found is None:
-        raise UserError(f"technique {name!r}; expected one of {', '.join(t.name for t in TECHNIQUES)}")
+        raise UserError(f"technique {name!r}; expected one of {', '.join(NAMES)}")
     return found
+
+
+def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:
+    """Name of the technique of a run with this effective DeepSpeed configuration, or none; else `custom`."""
+    if config is None:
+        return "none" if world_size == 1 else "ddp"
+    return next((technique.name for technique in TECHNIQUES if technique.is_of(config)), CUSTOM)
+
+
+def _is_offloaded(zero: Mapping[str, Any], key: str) -> bool:
+    return _object(zero, key).get("device", "none") != "none"
 
 
 # The keys of a DeepSpeed configuration that its memory and traffic depend on.

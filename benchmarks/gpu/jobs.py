@@ -121,10 +121,10 @@ def _train(flags: list[str], without: str | None) -> int:
         from benchmarks.gpu.without import train_without
 
         return train_without(without, flags)
-    from zeropods.train.arguments import TextToSQLArguments
     from zeropods.train.run import run_parsed
+    from zeropods.train.text2sql import TextToSQL
 
-    return run_parsed(TextToSQLArguments, [SCRIPT, *flags])
+    return run_parsed(TextToSQL, [SCRIPT, *flags])
 
 
 def _module(module: str, words: list[str]) -> int:

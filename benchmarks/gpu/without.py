@@ -16,9 +16,8 @@ from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
 from zeropods.train import attempt, run
-from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.run import run_parsed
-from zeropods.train.text2sql import T5ForTextToSQL
+from zeropods.train.text2sql import T5ForTextToSQL, TextToSQL
 
 SCRIPT = "textsql_train.py"
 
@@ -28,7 +27,7 @@ def train_without(measure: str, flags: Sequence[str]) -> int:
     if measure not in TAKEN:
         raise UserError(f"{measure!r}: no measure; expected {', '.join(TAKEN)}")
     TAKEN[measure]()
-    return run_parsed(TextToSQLArguments, [SCRIPT, *flags])
+    return run_parsed(TextToSQL, [SCRIPT, *flags])
 
 
 def whole_logits(

@@ -16,19 +16,19 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from zeropods import files
 from zeropods.measure.record import RankMeasurement
 from zeropods.train import processes
-from zeropods.train.arguments import parse_arguments
+from zeropods.train.arguments import TextToSQLArguments, parse_flags
 from zeropods.train.attempt import _trainer, check_call
 from zeropods.train.cpu import suit_cpu
 from zeropods.train.meter import Meter
 from zeropods.train.run import training_arguments
 from zeropods.train.sampler import collate
+from zeropods.train.text2sql import TextToSQL
 
 ROWS = 8
 
 
 def main() -> None:
-    arguments = parse_arguments(sys.argv[1:])
-    job = check_call(arguments)
+    job = check_call(TextToSQL(parse_flags(TextToSQLArguments, sys.argv[1:])))
     settings = training_arguments(job)
     (job.folder / "tensorboard").mkdir(parents=True, exist_ok=True)
     measured = RankMeasurement(rank=processes.rank(), host="here")

@@ -17,24 +17,19 @@ from zeropods.errors import guarded
 from zeropods.programs import free_port, wait_passively
 
 if TYPE_CHECKING:
-    from zeropods.train.arguments import RunArguments
+    from zeropods.train.tasks import Task
 
 TEXT_TO_SQL = "textsql_train.py"
 
 
 def main() -> int:
     wait_passively()
-    import deepspeed  # noqa: F401
-
-    from zeropods.train.arguments import SCRIPTS
-    from zeropods.train.run import fine_tune  # noqa: F401
+    from zeropods.launch.forks import task_of
 
     words = sys.argv[1:]
-    kind = SCRIPTS[TEXT_TO_SQL if words[0].startswith("--") else words.pop(0)]
-    if kind.script != TEXT_TO_SQL:
-        import zeropods.train.causal  # noqa: F401
+    task = task_of(TEXT_TO_SQL if words[0].startswith("--") else words.pop(0), with_deepspeed=True)
     common, *runs = parts(words)
-    return max(run(int(ranks), kind, [*common, "--outputdir", folder, *flags]) for ranks, folder, *flags in runs)
+    return max(run(int(ranks), task, [*common, "--outputdir", folder, *flags]) for ranks, folder, *flags in runs)
 
 
 def parts(words: list[str]) -> list[list[str]]:
@@ -48,13 +43,13 @@ def parts(words: list[str]) -> list[list[str]]:
     return found
 
 
-def run(ranks: int, kind: type[RunArguments], argv: list[str]) -> int:
+def run(ranks: int, task: type[Task], argv: list[str]) -> int:
     """Fork the ranks of a run and wait for them; one that fails ends the others.
 
     Returns the highest exit status; that of a rank that was killed is below zero, which is for the tests that kill.
     """
     port = free_port()
-    children = {fork(rank, ranks, port, kind, argv) for rank in range(ranks)}
+    children = {fork(rank, ranks, port, task, argv) for rank in range(ranks)}
     statuses = []
     while children:
         child, status = os.wait()
@@ -67,7 +62,7 @@ def run(ranks: int, kind: type[RunArguments], argv: list[str]) -> int:
     return max(statuses)
 
 
-def fork(rank: int, ranks: int, port: int, kind: type[RunArguments], argv: list[str]) -> int:
+def fork(rank: int, ranks: int, port: int, task: type[Task], argv: list[str]) -> int:
     child = os.fork()
     if child:
         return child
@@ -80,7 +75,7 @@ def fork(rank: int, ranks: int, port: int, kind: type[RunArguments], argv: list[
     from zeropods.train.run import fine_tune
 
     def trained() -> None:
-        fine_tune(parse_flags(kind, argv, script=kind.script, description=kind.description), argv)
+        fine_tune(task(parse_flags(task.flags, argv)), argv)
 
     status = guarded(trained)
     sys.stderr.flush()

@@ -21,7 +21,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.without import TAKEN, whole_logits
 from tests.full.conftest import ROOT
 from zeropods.errors import UserError
-from zeropods.train.arguments import parse_arguments
+from zeropods.train.arguments import TextToSQLArguments, parse_flags
 from zeropods.train.compiled import check_compiled
 from zeropods.train.sampler import collate
 from zeropods.train.text2sql import random_t5, whole_masks
@@ -125,7 +125,7 @@ def test_a_loss_over_all_positions_is_the_same_loss(tiny_batch: list) -> None:
 
 def test_graphs_and_accumulated_gradients_are_refused() -> None:
     with pytest.raises(UserError, match="--compile graphs --gradient_accumulation_steps 2"):
-        parse_arguments(["--compile", "graphs", "--gradient_accumulation_steps", "2"])
+        parse_flags(TextToSQLArguments, ["--compile", "graphs", "--gradient_accumulation_steps", "2"])
 
 
 def test_each_ablated_cell_has_words_and_takes_away_what_is_known() -> None:

@@ -23,8 +23,10 @@ from zeropods.data.prepare import content_key, prepare
 from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
 from zeropods.errors import guarded
 from zeropods.measure.record import read_record
-from zeropods.train.arguments import parse_causal_arguments
+from zeropods.train.arguments import CausalArguments, TextToSQLArguments, parse_flags
+from zeropods.train.causal import Causal
 from zeropods.train.run import fine_tune
+from zeropods.train.text2sql import TextToSQL
 
 SECONDS = 240.0
 TINY = [
@@ -39,7 +41,7 @@ WHOLE = [*CURVE, "--per_device_train_batch_size", "12", "--gradient_accumulation
 def train(folder: Path, data: Path, *flags: object) -> dict[str, Any]:
     """Train in this process and return the record."""
     argv = [*TINY, "--data", str(data), "--outputdir", str(folder), *map(str, flags)]
-    fine_tune(parse_causal_arguments(argv), argv)
+    fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)
     return read_record(folder)
 
 
@@ -47,7 +49,7 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
     """The one line that a call says before it ends with status 1."""
     capsys.readouterr()
     argv = [*TINY, *map(str, flags)]
-    assert guarded(lambda: fine_tune(parse_causal_arguments(argv), argv)) == 1
+    assert guarded(lambda: fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
     assert len(lines) == 1, lines
     return lines[0]
@@ -306,11 +308,9 @@ def test_a_text_longer_than_the_models_positions_is_refused_with_both(
 def test_a_set_of_another_task_is_refused_by_each_script(
     capsys: pytest.CaptureFixture[str], questions: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    from zeropods.train.arguments import parse_arguments as parse_text_to_sql
-
     assert "prepared for text2sql" in refused(capsys, "--data", prepared, "--outputdir", tmp_path / "a")
     argv = ["--dataset_path", str(questions), "--outputdir", str(tmp_path / "b")]
-    assert guarded(lambda: fine_tune(parse_text_to_sql(argv), argv)) == 1
+    assert guarded(lambda: fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)) == 1
     assert "prepared for squad; causal_train.py trains on it" in capsys.readouterr().err
 
 

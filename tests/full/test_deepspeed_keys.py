@@ -1,28 +1,17 @@
-"""The table of keys against what the installed DeepSpeed itself knows and asks for."""
+"""The keys of a DeepSpeed configuration against what the installed DeepSpeed itself knows and refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from deepspeed.monitor.config import TensorBoardConfig
-from deepspeed.profiling import constants as profiler
 from deepspeed.runtime import config as runtime
-from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 
-from zeropods.train.deepspeed import BLOCKS, TOP_LEVEL
+from zeropods.errors import UserError
+from zeropods.train.deepspeed import TOP_LEVEL, check_blocks, read_config
 
-MODELS = {
-    "zero_optimization": DeepSpeedZeroConfig,
-    "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
-    "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
-    "bf16": DeepSpeedBF16Config,
-    "fp16": DeepSpeedFP16Config,
-    "tensorboard": TensorBoardConfig,
-}
+DSCONFIG = Path(__file__).resolve().parents[2] / "dsconfig"
 
 
 class Asked(dict[str, Any]):
@@ -43,29 +32,34 @@ class Asked(dict[str, Any]):
     def keys(self) -> Any:
         return self
 
-    def __iter__(self) -> Iterator[str]:
-        return super().__iter__()
-
     def __copy__(self) -> Asked:
         return Asked(self.items(), asked=self.asked)
-
-
-@pytest.mark.parametrize("block", MODELS)
-def test_a_block_has_the_fields_of_deepspeeds_model(block: str) -> None:
-    fields = MODELS[block].model_fields
-    assert BLOCKS[block] == set(fields) | {field.alias for field in fields.values() if field.alias}
-
-
-def test_the_profilers_block_has_deepspeeds_constants() -> None:
-    keys = {
-        value
-        for name, value in vars(profiler).items()
-        if name.startswith("FLOPS_PROFILER_") and not name.endswith(("_DEFAULT", "_FORMAT"))
-    }
-    assert BLOCKS["flops_profiler"] == keys
 
 
 def test_the_top_level_has_what_deepspeed_asks_for_and_does_not_refuse() -> None:
     asked: set[str] = set()
     runtime.DeepSpeedConfig(Asked(train_batch_size=1, train_micro_batch_size_per_gpu=1, asked=asked))
     assert asked - set(runtime._REMOVED_TOP_LEVEL_CONFIG_KEYS) == TOP_LEVEL
+
+
+@pytest.mark.parametrize("path", sorted(DSCONFIG.glob("*.json")), ids=lambda path: path.stem)
+def test_deepspeeds_own_models_take_the_files_of_the_project(path: Path) -> None:
+    check_blocks(read_config(path), path)
+
+
+@pytest.mark.parametrize(
+    ("block", "values", "said"),
+    [
+        ("zero_optimization", {"reduce_bucket_sise": 1}, "did you mean reduce_bucket_size?"),
+        ("zero_optimization", {"stage3_max_live_parameter": 1}, "did you mean stage3_max_live_parameters?"),
+        ("zero_optimization", {"offload_param": {"device": "gpu"}}, "zero_optimization.offload_param.device: Input"),
+        ("zero_optimization", {"offload_optimizer": {"pinned": 1}}, "offload_optimizer.pinned: unknown to DeepSpeed"),
+        ("bf16", {"enable": True}, "bf16.enable: unknown to DeepSpeed; did you mean enabled?"),
+        ("tensorboard", {"jobname": "x"}, "tensorboard.jobname: unknown to DeepSpeed; did you mean job_name?"),
+    ],
+)
+def test_what_deepspeeds_own_models_refuse_is_said_in_one_line(block: str, values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        check_blocks({block: values}, "some.json")
+    assert str(refused.value).startswith(f"--deepspeed some.json: {block}.") and said in str(refused.value)
+    assert "\n" not in str(refused.value)

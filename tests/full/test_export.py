@@ -117,7 +117,8 @@ def test_masters_of_bf16_weights_are_exported_and_the_best_step_where_the_run_en
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A causal run of two steps on a line of text said again and again."""
-    from zeropods.train.arguments import parse_causal_arguments
+    from zeropods.train.arguments import CausalArguments, parse_flags
+    from zeropods.train.causal import Causal
     from zeropods.train.run import fine_tune
 
     folder = tmp_path_factory.mktemp("causal")
@@ -130,7 +131,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--per_device_train_batch_size", "2", "--threads", "1", "--precision", "fp32", "--eval_steps", "0",
         "--max_eval_steps", "1", "--outputdir", str(folder / "run"),
     ]  # fmt: skip
-    fine_tune(parse_causal_arguments(argv), argv)
+    fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)
     return folder / "run"
 
 

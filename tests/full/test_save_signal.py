@@ -16,9 +16,10 @@ from tests.full.conftest import TINY
 from tests.full.test_train import refused, train
 from zeropods.errors import guarded
 from zeropods.measure.record import read_record
-from zeropods.train.arguments import parse_arguments
+from zeropods.train.arguments import TextToSQLArguments, parse_flags
 from zeropods.train.checkpoint_files import fault
 from zeropods.train.run import fine_tune
+from zeropods.train.text2sql import TextToSQL
 
 STEPS = [
     "--max_steps", "9", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--threads", "1",
@@ -58,7 +59,7 @@ def signals_from(run: Path, sent: signal.Signals, moment: str) -> Iterator[None]
 def status_of(run: Path, prepared: Path, *flags: str) -> int:
     """Train in this process; returns the exit status that the script would end with."""
     argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(run), *flags]
-    return guarded(lambda: fine_tune(parse_arguments(argv), argv))
+    return guarded(lambda: fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv))
 
 
 def weights(run: Path) -> bytes:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,9 @@ from zeropods.errors import guarded
 from zeropods.measure.record import read_record
 from zeropods.measure.run_folder import locked
 from zeropods.programs import free_port
-from zeropods.train.arguments import parse_arguments, read_text2sql_flags
+from zeropods.train.arguments import TextToSQLArguments, parse_flags
 from zeropods.train.run import fine_tune
+from zeropods.train.text2sql import TextToSQL
 
 TWO_EPOCHS = ["--max_steps", "10", "--eval_steps", "0", "--per_device_train_batch_size", "6", "--save_steps", "8"]
 
@@ -30,7 +30,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """The one line that a call says before it ends with status 1."""
     capsys.readouterr()
     argv = [*TINY, *map(str, arguments)]
-    assert guarded(lambda: fine_tune(parse_arguments(argv), argv)) == 1
+    assert guarded(lambda: fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)) == 1
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("zeropods: ")]
     assert len(lines) == 1, lines
     return lines[0]
@@ -39,7 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def train(folder: Path, prepared: Path, *arguments: object) -> dict[str, Any]:
     """Train in this process and return the record."""
     argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(folder), *map(str, arguments)]
-    fine_tune(parse_arguments(argv), argv)
+    fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)
     return read_record(folder)
 
 
@@ -251,36 +251,15 @@ def test_the_deepspeed_launcher_trains_with_any_configuration(prepared: Path, tm
     assert losses(record) == pytest.approx(losses(plain), rel=1e-4)
 
 
-def test_flags_are_read_for_a_launch_as_the_script_reads_them() -> None:
-    argv = [
-        "--model_id",
-        "t5-tiny",
-        "--scaled_rates",
-        "True",
-        "--dropout=0.2",
-        "--max_steps",
-        "5",
-        "--eval_steps",
-        "3",
-        "--epochs",
-        "2",
-    ]
-    assert read_text2sql_flags(argv) == asdict(parse_arguments(argv))
-
-
-@pytest.mark.parametrize("flag", ["--epoch", "--learning_rat", "--nonsense"])
-def test_abbreviated_and_unknown_flags_fail(flag: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_arguments([flag, "3"])
-    assert ended.value.code == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--precision", "fp16"), "overflow"),
+        (("--learning_rat", 3), "--learning_rat: no flag of textsql_train.py; --learning_rate?"),
+        (("--nonsense", 3), "--nonsense: no flag of textsql_train.py; --help lists them"),
+        (("--seed", "x"), "--seed: 'x'; expected a whole number"),
         (("--max_steps", 0), "--max_steps 0; expected at least 1"),
-        (("--memory_interval", "nan"), "--memory_interval nan; expected a number of at least 0"),
+        (("--memory_interval", "nan"), "--memory_interval nan; expected a finite number, at least 0"),
         (("--dropout", 1.5), "--dropout 1.5"),
         (("--deepspeed", "nowhere.json"), "nowhere.json: no such file"),
         (("--deepspeed", __file__), "not JSON"),

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -295,11 +295,11 @@ class Batch:
 def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
     """The batch of a call; None for another's script that is not told it by both flags."""
 
-    from zeropods.train.arguments import arguments_of, read_flags
+    from zeropods.train.arguments import arguments_of, parse_flags
 
     kind = arguments_of(script)
-    words = [_plain(word) for word in arguments]
-    said: Mapping[str, Any] = typed(flag_values(words)) if kind is None else read_flags(kind, words)
+    said: Mapping[str, Any]
+    said = typed(flag_values(arguments)) if kind is None else asdict(parse_flags(kind, arguments))
     rows, passes = said.get(ROWS), said.get(PASSES)
     known = isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0
     return Batch(rows, passes) if known else None  # type: ignore[arg-type]
@@ -318,9 +318,3 @@ def with_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> tuple[str,
 def _name(word: str) -> str | None:
     """Of a flag, as a script's dataclass has it; None of another word."""
     return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else None
-
-
-def _plain(word: str) -> str:
-    """A flag under the name that its dataclass has."""
-    name = _name(word)
-    return word if name is None else f"--{name}{word[len(name) + 2 :]}"

@@ -27,7 +27,7 @@ from zeropods.programs import free_port, own_programs_first, use_own_cache, wait
 from zeropods.train.run import run_parsed
 
 if TYPE_CHECKING:
-    from zeropods.train.arguments import RunArguments
+    from zeropods.train.tasks import Task
 
 
 FORK = multiprocessing.get_context("fork")
@@ -41,32 +41,33 @@ def main() -> int:
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     script, *words = sys.argv[1:]
-    kind = _imported(script, with_deepspeed="--deepspeed" in words)
+    task = task_of(script, with_deepspeed="--deepspeed" in words)
     with ending_in_order():
         for processes, folder, *flags in _parts(words):
             standstill = watched(Path(folder))
-            ended = to_end(partial(_run, kind, [script, *flags], int(processes), standstill), Path(folder))
+            ended = to_end(partial(_run, task, [script, *flags], int(processes), standstill), Path(folder))
             print("\n".join(ended.lines), flush=True)
             if ended.record is None and ended.status != 0:
                 return 1
     return 0
 
 
-def _imported(script: str, *, with_deepspeed: bool) -> type[RunArguments]:
-    """Import what a run needs; returns the script's kind of flags."""
-    from zeropods.train.arguments import arguments_of
+def task_of(script: str, *, with_deepspeed: bool) -> type[Task]:
+    """The task of one of our scripts, with all that a run of it needs imported."""
+    from zeropods.train.arguments import CausalArguments, arguments_of
 
     kind = arguments_of(script)
     if kind is None:
         raise UserError(f"{script}: runs by forks are for this project's own training scripts")
     if with_deepspeed:
         import deepspeed  # noqa: F401
+    if kind is CausalArguments:
+        from zeropods.train.causal import Causal
 
-    from zeropods.train.run import fine_tune  # noqa: F401
-    from zeropods.train.tasks import recipe_of
+        return Causal
+    from zeropods.train.text2sql import TextToSQL
 
-    recipe_of(kind())
-    return kind
+    return TextToSQL
 
 
 def _parts(words: Sequence[str]) -> Iterator[list[str]]:
@@ -76,11 +77,11 @@ def _parts(words: Sequence[str]) -> Iterator[list[str]]:
         yield list(words[start + 1 : end])
 
 
-def _run(kind: type[RunArguments], argv: list[str], processes: int, standstill: Standstill, output: IO[bytes]) -> int:
+def _run(task: type[Task], argv: list[str], processes: int, standstill: Standstill, output: IO[bytes]) -> int:
     """Fork the ranks of a run and wait for them; returns the status of the first that failed, else 0."""
     port = free_port()
     ranks = [
-        FORK.Process(target=_rank, args=(kind, argv, _variables(rank, processes, port), output), name=f"rank {rank}")
+        FORK.Process(target=_rank, args=(task, argv, _variables(rank, processes, port), output), name=f"rank {rank}")
         for rank in range(processes)
     ]
     with deferred():
@@ -124,12 +125,12 @@ def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
     return {**own, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
-def _rank(kind: type[RunArguments], argv: list[str], variables: dict[str, str], output: IO[bytes]) -> None:
+def _rank(task: type[Task], argv: list[str], variables: dict[str, str], output: IO[bytes]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     os.environ.update(variables)
-    sys.exit(guarded(lambda: run_parsed(kind, argv)))
+    sys.exit(guarded(lambda: run_parsed(task, argv)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,10 @@ from zeropods.measure.run_folder import RECORD
 from zeropods.pods.hostfile import Host
 from zeropods.pods.this_pod import slots
 from zeropods.programs import free_port
+from zeropods.techniques import technique_of
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
-    from zeropods.train.arguments import RunArguments
 
 
 # A launch made from what a user asks for; everything that can be known to be wrong is refused here.
@@ -87,7 +87,7 @@ def plan_alone(script: str | Path, arguments: Sequence[str]) -> Launch:
 
 def check_arguments(planned: Launch) -> None:
     """Refuse what can be seen to be wrong before anything starts."""
-    from zeropods.train.arguments import arguments_of, read_flags
+    from zeropods.train.arguments import arguments_of, parse_flags
     from zeropods.train.deepspeed import check_config, read_config
 
     check_plain("script", planned.script)
@@ -95,26 +95,14 @@ def check_arguments(planned: Launch) -> None:
         raise UserError(f"{planned.folder}: is a file; choose another --outputdir")
     flags = flag_values(planned.arguments)
     kind = arguments_of(planned.script)
-    if kind is not None:
-        _check_names(kind, flags)
+    # Our own script would refuse its flags itself, after half a minute on every pod.
+    known = typed(flags) if kind is None else asdict(parse_flags(kind, planned.arguments))
     if flags.get("deepspeed") == "":
         raise UserError("--deepspeed: no value; expected a file like dsconfig/zero1.json")
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
-        known = typed(flags) if kind is None else read_flags(kind, planned.arguments)
         fp16_fault = None if kind is None else kind.fp16_fault
         check_config(read_config(path), path, {**known, "world_size": planned.world_size}, fp16_fault)
-
-
-def _check_names(kind: type[RunArguments], flags: dict[str, str]) -> None:
-    """Refuse a flag that our own script does not know; it would say so itself, after half a minute on every pod."""
-    from zeropods.train.arguments import unknown_flag
-
-    known = [field.name for field in fields(kind)]
-    for name in flags:
-        fault = unknown_flag(kind, name.replace("-", "_"), known)
-        if fault is not None:
-            raise UserError(f"--{name}: {fault}")
 
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:
@@ -136,9 +124,9 @@ def check_pods(planned: Launch, cluster: Cluster) -> None:
 
 def uses_offload(config: str | None) -> bool:
     """Whether a DeepSpeed configuration keeps something in main memory, for which CPU Adam is needed."""
-    from zeropods.train.deepspeed import read_config, technique
+    from zeropods.train.deepspeed import read_config
 
-    return config is not None and technique(read_config(Path(config)), 1).endswith("_offload")
+    return config is not None and technique_of(read_config(Path(config)), 1).endswith("_offload")
 
 
 def _fixed(cluster: Cluster, ranks: int) -> dict[str, str]:

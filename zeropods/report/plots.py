@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.report.entry import Entry
 from zeropods.report.rows import GIB, MIB, Values
+from zeropods.techniques import NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 SHOWN_LETTERS = 40
 """Of a run's name."""
-TECHNIQUES = ("none", "ddp", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def literal(name: str) -> str:
 
 def technique_color(technique: str) -> str:
     """The same in every plot; grey for a technique of the user's own."""
-    return f"C{TECHNIQUES.index(technique)}" if technique in TECHNIQUES else "0.6"
+    return f"C{NAMES.index(technique)}" if technique in NAMES else "0.6"
 
 
 def beside_legend(labels: Sequence[str]) -> Margins:

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CAUSAL_SHAPES, causal_shape, t5_shape
 from zeropods.sweep.matrix import AXES, SCRIPT, TECHNIQUES, Axes, Cell, Matrix, combinations, matches
-from zeropods.train.arguments import (
-    READERS,
-    SCRIPTS,
-    RunArguments,
-    TextToSQLArguments,
-    arguments_of,
-    types_of,
-    unknown_flag,
-)
+from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, parse_flags
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -108,24 +100,14 @@ def flag_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _of_ours(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
-    types = types_of(kind)
-    known = [name for name in types if name not in SET_BY] + [EFFECTIVE]
-    values: dict[str, Any] = {}
-    for name, value in matrix.flags.items():
-        fault = unknown_flag(kind, name, known)
-        if fault is not None:
-            yield f"flags.{name}: {fault}"
-        elif name != EFFECTIVE:
-            try:
-                values[name] = READERS[types[name]](str(value))
-            except (KeyError, ValueError):
-                yield f"flags.{name}: {value!r}; expected {types[name].__name__}"
+    words = [word for name, value in matrix.flags.items() if name != EFFECTIVE for word in (f"--{name}", str(value))]
     try:
-        kind(**values)
+        flags = parse_flags(kind, words)
     except UserError as error:
         yield f"flags: {error}"
-    if values.get("max_train_seconds") and any(matrix.processes(cell) > 1 for cell in matrix.cells):
-        yield f"flags.max_train_seconds: {values['max_train_seconds']:g}; clocks of processes differ; give max_steps"
+        return
+    if flags.max_train_seconds and any(matrix.processes(cell) > 1 for cell in matrix.cells):
+        yield f"flags.max_train_seconds: {flags.max_train_seconds:g}; clocks of processes differ; give max_steps"
 
 
 # What can be seen to be wrong with a matrix before anything starts.

@@ -23,19 +23,20 @@ from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.record import SCHEMA_VERSION, RankMeasurement, compose_record, write_record
 from zeropods.measure.run_folder import Opening
+from zeropods.techniques import technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoint_files import Origin, digest
 from zeropods.train.checkpoints import Checkpoints, SamePatience, has_waited, resumption
 from zeropods.train.compiled import compile_model
 from zeropods.train.cpu import suit_cpu
-from zeropods.train.deepspeed import Config, check_config, effective_config, read_config, technique, without_batch
+from zeropods.train.deepspeed import Config, check_blocks, check_config, effective_config, read_config, without_batch
 from zeropods.train.device import matmul_flops_per_second, resolve_precision
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.sampler import TokenizedSplit
 from zeropods.train.signals import SavedOnSignalError, SaveSignal, heard_while_waiting, save_on_signal
-from zeropods.train.tasks import Prepared, Recipe, recipe_of
+from zeropods.train.tasks import Prepared, Task
 from zeropods.train.text2sql import parameters_of
 from zeropods.train.trainer import MeasuredTrainer, TimeLimit
 
@@ -123,13 +124,17 @@ DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
 class Job:
     """A checked call: everything that can be known before processes meet."""
 
-    arguments: RunArguments
-    recipe: Recipe
+    task: Task
     precision: str
     template: Config | None
     """The DeepSpeed configuration as it was read."""
     data: Prepared | None
     """None for raw data that the run itself is going to prepare."""
+
+    @property
+    def arguments(self) -> RunArguments:
+        """The flags of the call."""
+        return self.task.arguments
 
     @property
     def folder(self) -> Path:
@@ -178,7 +183,7 @@ class Job:
 
         On another number of processes the same rows a step are divided otherwise: that is the same run.
         """
-        flags = {key: value for key, value in self.recipe.settings(self.prepared).items() if key not in DIVISION}
+        flags = {key: value for key, value in self.task.settings(self.prepared).items() if key not in DIVISION}
         return {
             **flags,
             "effective_batch_size": self.effective_batch_size(),
@@ -190,25 +195,26 @@ class Job:
         """The call with its data, prepared by rank 0 where they are raw, and checked against the flags."""
         job = self
         if job.data is None:
-            processes.on_rank_zero(self.recipe.prepare)
-            job = replace(self, data=self.recipe.prepared())
+            processes.on_rank_zero(self.task.prepare)
+            job = replace(self, data=self.task.data())
         processes.on_rank_zero(lambda: _check_data(job))
         return job
 
 
-def check_call(arguments: RunArguments) -> Job:
-    """Read what the arguments name, and refuse what contradicts itself."""
+def check_call(task: Task) -> Job:
+    """Read what the flags of a task name, and refuse what contradicts itself."""
+    arguments = task.arguments
     precision = resolve_precision(arguments.precision, arguments.fp16_fault, arguments.model_id)
     processes_asked = int(os.environ.get("WORLD_SIZE", "1"))
     config = None
     if arguments.deepspeed is not None:
         config = read_config(Path(arguments.deepspeed))
         check_config(config, arguments.deepspeed, _flags(arguments, precision, processes_asked), arguments.fp16_fault)
+        check_blocks(config, arguments.deepspeed)
     if arguments.max_train_seconds and processes_asked > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
-    recipe = recipe_of(arguments)
-    recipe.check(precision)
-    return Job(arguments, recipe, precision, config, recipe.found())
+    task.check(precision)
+    return Job(task, precision, config, task.data() if task.is_prepared else None)
 
 
 def _flags(arguments: RunArguments, precision: str, ranks: int) -> dict[str, Any]:
@@ -242,7 +248,7 @@ def run_config(job: Job, argv: list[str], opening: Opening, hosts: list[str]) ->
         "task": job.manifest.task,
         "model_id": arguments.model_id,
         "init": arguments.init,
-        "technique": technique(job.deepspeed, ranks),
+        "technique": technique_of(job.deepspeed, ranks),
         "pods": ranks // slots,
         "slots": slots,
         "world_size": ranks,
@@ -331,21 +337,21 @@ def _train(
     if job.dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
     trainer.save_model(str(job.folder / "model"))
-    job.recipe.conclude(trainer, job.prepared, job.folder)
+    job.task.score(trainer, job.prepared, job.folder)
 
 
 def _trainer(job: Job, settings: TrainingArguments, measured: RankMeasurement, meter: Meter) -> MeasuredTrainer:
     arguments = job.arguments
-    model = job.recipe.model(job.prepared, job.precision)
+    model = job.task.model(job.prepared, job.precision)
     if not torch.cuda.is_available():
         suit_cpu(model)
     compile_model(model, arguments.compile)
-    measured.parameters, measured.shape = parameters_of(model), job.recipe.shape(model)
+    measured.parameters, measured.shape = parameters_of(model), job.task.shape(model)
     masters = job.precision == "bf16" and job.deepspeed is None
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,
         args=settings,
-        recipe=job.recipe,
+        task=job.task,
         data=job.prepared,
         recorder=Recorder(measured, meter),
         seconds=arguments.max_train_seconds,
@@ -372,7 +378,7 @@ def _callbacks(job: Job, trainer: MeasuredTrainer, measured: RankMeasurement, me
     arguments = job.arguments
     yield LiveBytesRecorder(measured, trainer.engine)
     if processes.rank() == 0:
-        yield Curves(job.folder / "tensorboard", meter, job.effective_batch_size(), joint=job.recipe.joint)
+        yield Curves(job.folder / "tensorboard", meter, job.effective_batch_size(), joint=job.task.joint)
     if arguments.max_train_seconds:
         yield TimeLimit(trainer, measured)
     if arguments.early_stopping_patience:
@@ -386,7 +392,7 @@ def _origin(job: Job, opening: Opening, measured: RankMeasurement) -> Origin:
         **(measured.shape or {}),
         "parameters": measured.parameters,
         "precision": job.precision,
-        "deepspeed": technique(job.deepspeed, ranks) if job.deepspeed else None,
+        "deepspeed": technique_of(job.deepspeed, ranks) if job.deepspeed else None,
     }
     return Origin(run_id=opening.run_id, settings=digest(job.identity()), model=model, world_size=ranks)
 

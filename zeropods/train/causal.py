@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from zeropods.files import said_in_one_line
 from zeropods.plan.shapes import CAUSAL_SHAPES
 from zeropods.tables import progress
 from zeropods.train import processes
-from zeropods.train.arguments import MAX_SEQ_LENGTH, TASKS, CausalArguments
+from zeropods.train.arguments import MAX_SEQ_LENGTH, TASKS, CausalArguments, RunArguments
 from zeropods.train.causal_models import check_attention, load_causal, positions_of, shape_of
 from zeropods.train.sampler import Row, load_split, padded
 from zeropods.train.tasks import Prepared
@@ -183,30 +183,32 @@ GENERATED = "generated.json"
 
 
 class Causal:
-    """Causal language modelling, as `recipe.Recipe` has it."""
+    """Causal language modelling, as `tasks.Task` has it."""
 
-    joint = True
+    flags: ClassVar[type[RunArguments]] = CausalArguments
+    joint: ClassVar[bool] = True
 
     def __init__(self, arguments: CausalArguments) -> None:
         self.arguments = arguments
-        self.data = CausalData(arguments)
+        self.source = CausalData(arguments)
 
     def check(self, precision: str) -> None:
         """Refuse an attention that cannot run, and data that are not there."""
         check_attention(self.arguments.attn_implementation, precision)
-        self.data.check()
+        self.source.check()
 
-    def found(self) -> Prepared | None:
-        """The set at `--data`; None where that is raw data."""
-        return self.data.read() if self.data.is_prepared else None
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `--data` is a prepared set."""
+        return self.source.is_prepared
 
     def prepare(self) -> None:
         """Make `data/` of the run folder from raw data."""
-        self.data.prepare()
+        self.source.prepare()
 
-    def prepared(self) -> Prepared:
+    def data(self) -> Prepared:
         """The set at `--data`, or the one that was made of it."""
-        return self.data.read()
+        return self.source.read()
 
     def settings(self, data: Prepared) -> dict[str, Any]:
         """The flags, with the data's own in the place of those that the data decide."""
@@ -225,15 +227,11 @@ class Causal:
         """The numbers of `plan.causal_shapes.CausalShape`."""
         return shape_of(model.config)
 
-    def collate(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """Rows padded to the longest."""
         return collate_causal(rows, data.tokenizer.pad_token_id)
 
-    def architecture(self, model: PreTrainedModel) -> str:
-        """The model's class, of which ours differs in its loss alone."""
-        return type(model).__name__
-
-    def conclude(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
         """Write the perplexity of text, and what the model goes on with after a prompt."""
         if data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
             _write_perplexities(trainer, data, folder)

@@ -20,13 +20,13 @@ from zeropods.measure import environment
 from zeropods.measure.record import read_json
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
 from zeropods.programs import compile_in_turns, own_programs_first, use_own_cache, wait_passively
+from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
-from zeropods.train.arguments import RunArguments
 from zeropods.train.attempt import Job, attempt, check_call, run_config
 from zeropods.train.compiled import spare_compiler, spare_shared_memory
-from zeropods.train.deepspeed import technique
 from zeropods.train.device import choose_tf32
 from zeropods.train.signals import SaveSignal, save_signal_heard, terminable
+from zeropods.train.tasks import Task
 
 # Our arguments in the words of transformers.
 
@@ -129,7 +129,7 @@ def _strategy(steps: int | None) -> str:
 
 # Whether a call may go on with the run in its folder on this number of processes.
 
-UNDIVIDED = ("none", "ddp")
+UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
 """Techniques that keep the same files."""
 
 
@@ -141,12 +141,12 @@ def check_same_run(job: Job) -> None:
     if job.arguments.resume == "never" or not (job.folder / CONFIG).is_file():
         return
     before = read_json(job.folder / CONFIG)
-    _check_technique(job, before)
+    _check_technique_of(job, before)
     _check_batch(job, before)
 
 
-def _check_technique(job: Job, before: dict[str, Any]) -> None:
-    was, now = before["technique"], technique(job.deepspeed, processes.world_size())
+def _check_technique_of(job: Job, before: dict[str, Any]) -> None:
+    was, now = before["technique"], technique_of(job.deepspeed, processes.world_size())
     if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
         raise UserError(
             f"{job.folder}: holds a run of technique {was}, this call is of {now}; give the run's own --deepspeed, "
@@ -184,21 +184,22 @@ def fitting(effective: int, rows: int, ranks: int) -> str:
 # One run of a training script, from its flags to its record.
 
 
-def fine_tune(arguments: RunArguments, argv: list[str], age_seconds: float = 0.0) -> None:
+def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
     """Train, evaluate, save, and leave a record; `UserError` and Ctrl-C leave one too.
 
     Args:
+        argv: the call, for `config.json`.
         age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
     """
     with save_signal_heard() as asked:
-        _fine_tune(arguments, argv, age_seconds, asked)
+        _fine_tune(task, argv, age_seconds, asked)
 
 
-def _fine_tune(arguments: RunArguments, argv: list[str], age_seconds: float, asked: SaveSignal) -> None:
-    began = time.monotonic() - age_seconds
+def _fine_tune(task: Task, argv: list[str], age_seconds: float, asked: SaveSignal) -> None:
+    began, arguments = time.monotonic() - age_seconds, task.arguments
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    job = check_call(arguments)
+    job = check_call(task)
     choose_tf32(arguments.tf32)
     settings = training_arguments(job)
     try:
@@ -235,17 +236,17 @@ def _open(job: Job, argv: list[str], hosts: list[str]) -> Opening:
 # What a training script does: parse the flags, run, and say nothing more.
 
 
-def run_script(kind: type[RunArguments]) -> int:
+def run_script(task: type[Task]) -> int:
     """Run a script of the project with this process's arguments; returns the exit status."""
     wait_passively()
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     from zeropods.measure.environment import process_age_seconds
 
-    return run_parsed(kind, sys.argv, process_age_seconds)
+    return run_parsed(task, sys.argv, process_age_seconds)
 
 
-def run_parsed(kind: type[RunArguments], argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
+def run_parsed(task: type[Task], argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:
     """Train as `argv` says, the script's name first; an error that all ranks share is said by one of them.
 
     Args:
@@ -255,8 +256,7 @@ def run_parsed(kind: type[RunArguments], argv: Sequence[str], age_seconds: Calla
     from zeropods.train.processes import SharedError
 
     try:
-        flags = parse_flags(kind, argv[1:], script=kind.script, description=kind.description)
-        fine_tune(flags, list(argv), age_seconds())
+        fine_tune(task(parse_flags(task.flags, argv[1:])), list(argv), age_seconds())
     except SharedError as error:
         if os.environ.get("RANK", "0") == "0":
             raise

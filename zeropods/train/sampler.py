@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,15 +103,6 @@ def load_split(folder: Path, split: str) -> TokenizedSplit | None:
         return TokenizedSplit(_rows(table, "input_ids"), _rows(table, "labels"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / split}: cannot be read ({error}); prepare the data set again") from None
-
-
-def load_prepared(folder: Path) -> tuple[Manifest, TokenizedSplit, TokenizedSplit | None]:
-    """Manifest, train split and, where there is one, dev split."""
-    manifest = read_manifest(folder)
-    train = load_split(folder, "train")
-    if train is None:
-        raise UserError(f"{folder}: has no train split; prepare the data set again")
-    return manifest, train, load_split(folder, "dev")
 
 
 def collate(rows: list[Row], pad: int = 0, multiple: int = 1) -> dict[str, Tensor]:

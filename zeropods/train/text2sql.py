@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from zeropods.data.tokenizers import hub_options, load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import T5Shape, t5_shape
-from zeropods.train.arguments import TextToSQLArguments
+from zeropods.train.arguments import RunArguments, TextToSQLArguments
 from zeropods.train.compiled import check_compiled
 from zeropods.train.device import check_tf32
 from zeropods.train.pretrained import check_folder, check_same_ids, load_weights
@@ -200,9 +199,10 @@ TASK = "text2sql"
 
 
 class TextToSQL:
-    """Text-to-SQL with T5, as `recipe.Recipe` has it."""
+    """Text-to-SQL with T5, as `tasks.Task` has it."""
 
-    joint = False
+    flags: ClassVar[type[RunArguments]] = TextToSQLArguments
+    joint: ClassVar[bool] = False
 
     def __init__(self, arguments: TextToSQLArguments) -> None:
         self.arguments = arguments
@@ -212,16 +212,10 @@ class TextToSQL:
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         check_tf32(self.arguments.tf32)
 
-    def found(self) -> Prepared | None:
-        """The set at `--dataset_path`."""
-        return self._data
+    is_prepared = True
 
     def prepare(self) -> None:
         """Nothing: `zeropods prepare` has done it."""
-
-    def prepared(self) -> Prepared:
-        """The set at `--dataset_path`."""
-        return self._data
 
     def settings(self, data: Prepared) -> dict[str, Any]:
         """The flags, with the data's content in the place of their path."""
@@ -235,19 +229,15 @@ class TextToSQL:
         """The numbers of `plan.shapes.T5Shape`."""
         return shape_of(model.config)
 
-    def collate(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """Sources and targets, each padded to the longest."""
         return collate(rows, multiple=self.arguments.pad_to_multiple_of)
 
-    def architecture(self, model: PreTrainedModel) -> str:
-        """T5 as transformers has it."""
-        return "T5ForConditionalGeneration"
-
-    def conclude(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
         """Nothing: predictions are made with constrained decoding, by `zeropods predict`."""
 
-    @cached_property
-    def _data(self) -> Prepared:
+    def data(self) -> Prepared:
+        """The set at `--dataset_path`."""
         place = self.arguments.dataset_path
         data = Prepared.read(Path(place))
         if data.manifest.task != TASK:

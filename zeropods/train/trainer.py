@@ -22,7 +22,7 @@ from zeropods.train.compiled import step_begins, uncompiled
 from zeropods.train.meter import Recorder, TokenCount
 from zeropods.train.optimizer import MasterAdamW, load_masters, rate_groups
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
-from zeropods.train.tasks import Prepared, Recipe
+from zeropods.train.tasks import Prepared, Task
 
 # How a trainer's epochs begin, and when it must stop.
 
@@ -194,7 +194,7 @@ class MeasuredTrainer(ResumingTrainer):
 
     def __init__(
         self,
-        recipe: Recipe,
+        task: Task,
         data: Prepared,
         recorder: Recorder | None = None,
         seconds: float = 0.0,
@@ -202,10 +202,10 @@ class MeasuredTrainer(ResumingTrainer):
         compiled: str = "off",
         **kwargs: Any,
     ) -> None:
-        """`Trainer` over the rows of `data`, with its tokenizer and the recipe's batches.
+        """`Trainer` over the rows of `data`, with its tokenizer and the task's batches.
 
         Args:
-            recipe: what a script's runs have of their own.
+            task: what a script's runs have of their own.
             data: rows to train on and to evaluate.
             recorder: measures the run; it takes this trainer's tokens.
             seconds: training time by which the learning rate reaches 0; 0: by the last step.
@@ -215,11 +215,11 @@ class MeasuredTrainer(ResumingTrainer):
         super().__init__(
             train_dataset=data.train,
             eval_dataset=data.dev,
-            data_collator=partial(recipe.collate, data),
+            data_collator=partial(task.batch, data),
             processing_class=data.tokenizer,
             **kwargs,
         )
-        self.recipe = recipe
+        self.task = task
         self.seconds = seconds
         self.scaled_rates = scaled_rates
         self.compiled = compiled
@@ -230,7 +230,7 @@ class MeasuredTrainer(ResumingTrainer):
         self.evaluated: tuple[float, int] | None = None
         """Summed loss and label tokens of the last evaluation."""
         self.add_callback(EpochOrder(self))
-        self.tokens = TokenCount(recipe.joint)
+        self.tokens = TokenCount(task.joint)
         self.recorder = recorder
         if recorder is not None:
             recorder.tokens = self.tokens
@@ -351,7 +351,9 @@ class MeasuredTrainer(ResumingTrainer):
             state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            self.model.config.architectures = [self.recipe.architecture(self.model)]
+            # Our classes differ from transformers' in their loss alone.
+            bases = (base for base in type(self.model).__mro__ if base.__module__.startswith("transformers."))
+            self.model.config.architectures = [next(bases).__name__]
             self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
             self.model.config.save_pretrained(output_dir or self.args.output_dir)
 

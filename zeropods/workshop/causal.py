@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods import techniques
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.workshop.recipes import ROOT, RUNS, SAMPLE, Recipe, at_ease, recipe, setting
@@ -34,7 +35,7 @@ FLAGS = {
 }
 """Settings that are flags of the script."""
 SCRIPT = ROOT / "causal_train.py"
-TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
+TECHNIQUES = tuple(each.name for each in techniques.TECHNIQUES if each.is_alone or each.stage)
 
 
 def _of_causal(name: str, default: Any, read: Any = str) -> Any:

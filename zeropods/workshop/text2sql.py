@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.techniques import technique_named
 from zeropods.workshop.recipes import ROOT, RUNS, SAMPLE, at_ease, setting
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ TINY_ON_PODS: dict[str, Any] = {"max_steps": 40, "max_train_seconds": None, "eva
 MEASURED: dict[str, Any] = {"max_steps": 30, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
 """A run of the matrix: long enough for a rate."""
 MATRIX_PODS, MATRIX_SECONDS = 2, 600
-PROFILED = {"zero1": "zero1profiler", "zero2": "zero2profiler", "zero3_offload": "zero3profiler"}
-"""Configurations with the flops profiler, by technique."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +164,7 @@ class Workshop:
         return {
             **flags,
             "pods": pods,
-            "deepspeed": ROOT / "dsconfig" / f"{PROFILED[technique]}.json",
+            "deepspeed": ROOT / "dsconfig" / f"{technique_named(technique).profiled}.json",
             "outputdir": folder,
         }
 

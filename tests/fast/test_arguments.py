@@ -1,0 +1,123 @@
+"""The flags of the training scripts, as the scripts, a launch and a sweep read them: without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from zeropods.errors import UserError
+from zeropods.launch.command import run_folder_of
+from zeropods.launch.planning import PROJECT, plan_alone
+from zeropods.train.arguments import SCRIPTS, CausalArguments, TextToSQLArguments, arguments_of, parse_flags
+
+ISSUED = """
+    model_name_or_path tokenizer_name init task data dataset_config max_seq_length per_device_train_batch_size
+    per_device_eval_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type weight_decay num_train_epochs
+    max_train_steps max_eval_steps num_warmup_steps logging_steps save_steps save_total_limit precision
+    attn_implementation gradient_checkpointing dataloader_num_workers deepspeed outputdir seed resume subset loss_on
+    generation_prompt
+"""
+T5, CAUSAL = TextToSQLArguments, CausalArguments
+
+
+def test_every_flag_that_was_asked_for_is_there() -> None:
+    assert set(ISSUED.split()) <= {field.name for field in fields(CausalArguments)}
+
+
+def test_without_flags_it_is_the_workshop() -> None:
+    a = parse_flags(CausalArguments, [])
+    assert (a.model_id, a.per_device_train_batch_size, a.gradient_accumulation_steps) == ("bigscience/bloom-560m", 4, 4)
+    assert (a.epochs, a.learning_rate, a.weight_decay, a.gradient_checkpointing) == (3.0, 5e-5, 0.01, False)
+
+
+def test_flags_are_read_in_every_form() -> None:
+    argv = ["--model_id", "a", "--max-steps=5", "--dropout=0.2", "--scaled_rates", "false", "--load_best_model"]
+    read = parse_flags(TextToSQLArguments, [*argv, "--local_rank=0", "--max_steps", "-1"])
+    assert (read.model_id, read.max_steps, read.dropout) == ("a", -1, 0.2)
+    assert (read.scaled_rates, read.load_best_model, read.seed) == (False, True, 42)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "said"),
+    [
+        (T5, "--epoch 3", "--epoch: no flag of textsql_train.py; --epochs?"),
+        (T5, "--nonsense=3", "--nonsense: no flag of textsql_train.py; --help lists them"),
+        (T5, "stray", "stray: no flag of textsql_train.py"),
+        (T5, "--seed", "--seed: expected one argument"),
+        (T5, "--seed 1.5", "--seed: '1.5'; expected a whole number"),
+        (T5, "--learning_rate fast", "--learning_rate: 'fast'; expected a number"),
+        (T5, "--tf32 maybe", "--tf32: 'maybe'; expected True or False"),
+        (T5, "--early_stopping_patience 2 --eval_steps 5", "give both the same value"),
+        (T5, "--compile graphs --gradient_accumulation_steps 2", "take 1 pass, or --compile blocks"),
+        (T5, "--compile graphs --deepspeed a.json", "--deepspeed a.json: cannot be recorded as a graph"),
+        (CAUSAL, "--task text2sql", "--task 'text2sql'; expected squad, lm"),
+        (CAUSAL, "--task lm --loss_on answer", "--loss_on answer: the text of --task lm has no answers"),
+        (CAUSAL, "--max_seq_length 1", "--max_seq_length 1; expected at least 2"),
+        (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
+        (CAUSAL, "--num_train_epochs 0", "--num_train_epochs 0.0; expected more than 0"),
+        (CAUSAL, "--num_train_epochs inf", "--num_train_epochs inf; expected a finite number, more than 0"),
+        (CAUSAL, "--weight_decay -1", "--weight_decay -1.0; expected at least 0"),
+        (CAUSAL, "--max_grad_norm nan", "--max_grad_norm nan; expected a finite number, at least 0"),
+        (CAUSAL, "--seed -1", "--seed -1; expected 0 to 4294967295"),
+        (CAUSAL, "--adam_beta2 1", "--adam_beta2 1.0; expected at least 0, and less than 1"),
+        (CAUSAL, "--precision fp8", "--precision 'fp8'; expected auto, fp32, bf16, fp16"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(kind: type[T5 | CAUSAL], words: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_flags(kind, words.split())
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", SCRIPTS.values())
+def test_where_a_run_is_written_is_no_setting_of_it(kind: type[T5 | CAUSAL]) -> None:
+    there = kind(outputdir="there", resume="never", save_total_limit=2, memory_interval=0.0)
+    assert there.comparable() == kind().comparable()
+
+
+def test_both_scripts_are_known_by_name_and_by_place(tmp_path: Path) -> None:
+    assert arguments_of("causal_train.py") is arguments_of(PROJECT / "causal_train.py") is CausalArguments
+    assert arguments_of(PROJECT / "textsql_train.py") is TextToSQLArguments
+    assert arguments_of(tmp_path / "causal_train.py") is None
+    assert all((PROJECT / name).is_file() for name in SCRIPTS)
+    assert run_folder_of([], tmp_path, "causal_train.py") == tmp_path / CausalArguments().outputdir
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max_steps", "3"], "--max_steps: no flag of causal_train.py"),
+        (["--max_train_steps", "0"], "--max_train_steps 0; expected at least 1"),
+        (["--deepspeed", "causal_zero2_offload.json"], "give --lr_scheduler_type cosine"),
+        (["--deepspeed", "zero1.json", "--max_grad_norm", "0.5", "--bogus=1"], "--bogus: no flag of causal_train.py"),
+    ],
+)
+def test_a_launch_is_refused_by_the_flags_of_its_script(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT / "dsconfig")
+    with pytest.raises(UserError) as refused:
+        plan_alone("causal_train.py", arguments)
+    assert said in str(refused.value)
+
+
+def test_fp16_may_be_launched_for_a_causal_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT / "dsconfig")
+    planned = plan_alone("causal_train.py", ["--deepspeed", "zero1.json", "--precision", "fp16"])
+    assert planned.script == PROJECT / "causal_train.py"
+
+
+def test_reading_flags_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\n"
+        "from zeropods.train.arguments import CausalArguments, parse_flags\n"
+        "import zeropods.train.deepspeed\n"
+        "parse_flags(CausalArguments, [])\n"
+        "sys.exit(bool({'torch', 'transformers', 'deepspeed'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
