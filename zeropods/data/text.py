@@ -1,4 +1,8 @@
-"""Plain text for the task `lm`: documents of a folder or of a data set at the hub, packed into rows without padding."""
+"""Plain text for the task `lm`: documents of a folder or of a data set at the hub, packed into rows without padding.
+
+A document is an article of WikiText, a text file, a JSON line, or a row of Parquet. The split of a document is told by
+the name of its file; where no name tells one, by the hash of its text.
+"""
 
 from __future__ import annotations
 
@@ -11,134 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zeropods.data.tokenizers import ANSWER_SECONDS
+from zeropods.data.tokenizers import ANSWER_SECONDS, Ids
 from zeropods.errors import UserError
-from zeropods.files import encodable, json_lines, sha256
+from zeropods.files import encodable, first_line, json_lines, sha256
 
 if TYPE_CHECKING:
     import pyarrow
     from datasets import IterableDataset
-
-
-# WikiText's lines as articles, without losing a character.
-
-TITLE = re.compile(r" = (?!= ).*(?<! =) = ?\n?")
-"""` = Title = `, and not ` = = Section = = `."""
-
-
-def articles(lines: Iterable[str]) -> Iterator[str]:
-    """The articles of a split, each from its title to the next; joined they are the lines again.
-
-    A title stands between blank lines: some 30 lines of WikiText-2 look like one and are rows of a table.
-    """
-    article: list[str] = []
-    title_before = False
-    blank_before = True
-    for line in lines:
-        blank = not line.strip()
-        if title_before and blank and len(article) > 1:
-            title = article.pop()
-            if any(part.strip() for part in article):
-                yield "".join(article)
-                article = []
-            article.append(title)
-        article.append(line)
-        title_before = blank_before and TITLE.fullmatch(line) is not None
-        blank_before = blank
-    if article:
-        yield "".join(article)
-
-
-# Documents of a file: an article of WikiText, a text file, a JSON line, or a row of Parquet.
-
-WIKITEXT = re.compile(r"(wiki\.)?(train|valid|test)\.(txt|tokens|raw)")
-WIKITEXT_KINDS = ("*.tokens", "*.raw")
-"""Text where WikiText's files are named so, and anything elsewhere."""
-BATCH = 1_024
-
-
-def kind_of(path: Path) -> str | None:
-    """A key of `READERS`; None for what is no file of text, which is left alone."""
-    kind = f"*{path.suffix}"
-    if kind not in READERS or not path.is_file():
-        return None
-    return kind if kind not in WIKITEXT_KINDS or WIKITEXT.fullmatch(path.name) else None
-
-
-def read_documents(path: Path, field: str) -> Iterator[str]:
-    """The documents of a file in their order, those without a word left out; `UserError` at the first fault."""
-    return (text for text in READERS[str(kind_of(path))](path, field) if text.strip())
-
-
-def _text(path: Path, field: str) -> Iterator[str]:
-    if WIKITEXT.fullmatch(path.name):
-        return articles(_lines(path))
-    return iter(["".join(_lines(path))])
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Lines with their ends as they are."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}:{number}: byte {line[error.start]:#04x} is not UTF-8; convert the file"
-                ) from None
-
-
-def _json(path: Path, field: str) -> Iterator[str]:
-    for number, document in json_lines(path):
-        place = f"{path}:{number}"
-        if not isinstance(document.get(field), str):
-            raise UserError(f"{place}: {_without(field, list(document))}")
-        yield encodable(place, field, document[field])
-
-
-def _parquet(path: Path, field: str) -> Iterator[str]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if field not in columns or not _is_text(file.schema_arrow.field(field).type):
-                raise UserError(f"{path}: {_without(field, columns)}")
-            for batch in file.iter_batches(BATCH, columns=[field]):
-                yield from _cells(path, field, batch)
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(
-            f"{path}: no Parquet can be read there ({str(error).splitlines()[0]}); fetch it again"
-        ) from None
-
-
-def _cells(path: Path, field: str, batch: pyarrow.RecordBatch) -> Iterator[str]:
-    for text in batch.column(0).to_pylist():
-        if text is None:
-            raise UserError(f"{path}: a row without {field!r}; leave that row out")
-        yield text
-
-
-def _is_text(type_: pyarrow.DataType) -> bool:
-    from pyarrow import types
-
-    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
-
-
-def _without(field: str, there: list[str]) -> str:
-    return f"no text in {field!r}; name the field that holds it (--text-field), of {', '.join(map(repr, there))}"
-
-
-READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    "*.txt": _text,
-    **dict.fromkeys(WIKITEXT_KINDS, _text),
-    "*.jsonl": _json,
-    "*.parquet": _parquet,
-}
-
-
-# Which split a text belongs to: by the name of its file, or by its hash.
 
 SPLITS = ("train", "dev", "test")
 DEV_SHARE = 20
@@ -153,41 +36,15 @@ WORDS = {
     "eval": "dev",
     "test": "test",
 }
-"""As it stands in `train.txt`, `wiki.valid.tokens`, `c4-train.00000-of-01024.jsonl` or `test/1.txt`."""
-
-
-def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """The files of each split; nothing where no name tells one."""
-    splits: dict[str, list[Path]] = {}
-    for path in files:
-        splits.setdefault(_split_of(path.relative_to(folder)), []).append(path)
-    unnamed = splits.pop("", [])
-    if not splits:
-        return {}
-    named = next(iter(splits.values()))[0]
-    if unnamed:
-        raise UserError(f"{unnamed[0]}: no split in its name, but one in {named.name}; expected train, valid or test")
-    if "train" not in splits:
-        raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
-    return splits
-
-
-def split_by_hash(text: str) -> str:
-    """`dev` for one document in twenty by the SHA-256 of its text, else `train`.
-
-    The same text is always on the same side: a document that stands there twice is not in both.
-    """
-    return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
-
-
-def _split_of(name: Path) -> str:
-    found = {WORDS[word] for word in re.findall(r"[a-z]+", str(name).lower()) if word in WORDS}
-    if len(found) > 1:
-        raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
-    return "".join(found)
-
-
-# Plain text for the task `lm`: documents of a folder, or of a data set at the hub.
+"""Words for splits, as in `train.txt`, `wiki.valid.tokens`, `c4-train.00000-of-01024.jsonl` or `test/1.txt`."""
+TITLE = re.compile(r" = (?!= ).*(?<! =) = ?\n?")
+"""` = Title = `, and not ` = = Section = = `."""
+WIKITEXT = re.compile(r"(wiki\.)?(train|valid|test)\.(txt|tokens|raw)")
+WIKITEXT_KINDS = ("*.tokens", "*.raw")
+"""Text where WikiText's files are named so, and anything elsewhere."""
+ROWS_AT_ONCE = 1_024
+BY_LINE = "wikitext"
+"""The data set at the hub whose rows are lines, blank ones without their ` \\n`, as in the published files."""
 
 
 class Corpus(Protocol):
@@ -256,12 +113,6 @@ def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-# Text of a data set at the hub, streamed: nothing is downloaded before it is read.
-
-BY_LINE = "wikitext"
-"""The data set whose rows are lines, blank ones without their ` \\n`, as they stood in the published files."""
-
-
 def hub_name(name: str, config: str | None) -> str:
     """What a manifest calls a data set at the hub."""
     return f"{name} {config or ''}".strip()
@@ -276,9 +127,9 @@ def open_hub(name: str, config: str | None, field: str) -> HubCorpus:
     try:
         revision = HfApi().dataset_info(name, timeout=ANSWER_SECONDS).sha
     except (httpx2.TransportError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"{_nowhere(name)} cannot be reached ({_first_line(error)}); name a folder of text") from None
+        raise UserError(f"{_nowhere(name)} cannot be reached ({first_line(error)}); name a folder of text") from None
     except (HfHubHTTPError, HFValidationError) as error:
-        raise UserError(f"{_nowhere(name)} did not give it ({_first_line(error)}); name a folder of text") from None
+        raise UserError(f"{_nowhere(name)} did not give it ({first_line(error)}); name a folder of text") from None
     return HubCorpus(name, config, field, revision)
 
 
@@ -305,7 +156,7 @@ class HubCorpus:
                     yield text
         except (httpx2.HTTPError, HfHubHTTPError, ConnectionError, TimeoutError) as error:
             raise UserError(
-                f"data set {self._name!r}: the hub stopped answering ({_first_line(error)}); try again"
+                f"data set {self._name!r}: the hub stopped answering ({first_line(error)}); try again"
             ) from None
 
     def _documents(self, split: str) -> Iterator[str]:
@@ -339,23 +190,152 @@ class HubCorpus:
             names: list[Any] = datasets.get_dataset_split_names(self._name, self._config, revision=self._revision)
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
             raise UserError(
-                f"data set {self._name!r}, configuration {self._config!r}: {_first_line(error)}; "
+                f"data set {self._name!r}, configuration {self._config!r}: {first_line(error)}; "
                 "name a configuration that it has (--dataset-config)"
             ) from None
         return {WORDS[name]: name for name in map(str, names) if name in WORDS}
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """The articles of a split, each from its title to the next; joined they are the lines again.
+
+    A title stands between blank lines: some 30 lines of WikiText-2 look like one and are rows of a table.
+    """
+    article: list[str] = []
+    title_before = False
+    blank_before = True
+    for line in lines:
+        blank = not line.strip()
+        if title_before and blank and len(article) > 1:
+            title = article.pop()
+            if any(part.strip() for part in article):
+                yield "".join(article)
+                article = []
+            article.append(title)
+        article.append(line)
+        title_before = blank_before and TITLE.fullmatch(line) is not None
+        blank_before = blank
+    if article:
+        yield "".join(article)
+
+
+def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """The files of each split; nothing where no name tells one."""
+    splits: dict[str, list[Path]] = {}
+    for path in files:
+        splits.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+    unnamed = splits.pop("", [])
+    if not splits:
+        return {}
+    named = next(iter(splits.values()))[0]
+    if unnamed:
+        raise UserError(f"{unnamed[0]}: no split in its name, but one in {named.name}; expected train, valid or test")
+    if "train" not in splits:
+        raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
+    return splits
+
+
+def split_by_hash(text: str) -> str:
+    """`dev` for one document in twenty by the SHA-256 of its text, else `train`.
+
+    The same text is always on the same side: a document that stands there twice is not in both.
+    """
+    return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
+
+
+def _split_of(name: Path) -> str:
+    found = {WORDS[word] for word in re.findall(r"[a-z]+", str(name).lower()) if word in WORDS}
+    if len(found) > 1:
+        raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
+    return "".join(found)
+
+
+def kind_of(path: Path) -> str | None:
+    """A key of `READERS`; None for what is no file of text, which is left alone."""
+    kind = f"*{path.suffix}"
+    if kind not in READERS or not path.is_file():
+        return None
+    return kind if kind not in WIKITEXT_KINDS or WIKITEXT.fullmatch(path.name) else None
+
+
+def read_documents(path: Path, field: str) -> Iterator[str]:
+    """The documents of a file in their order, those without a word left out; `UserError` at the first fault."""
+    return (text for text in READERS[str(kind_of(path))](path, field) if text.strip())
+
+
+def _text(path: Path, field: str) -> Iterator[str]:
+    if WIKITEXT.fullmatch(path.name):
+        return articles(_lines(path))
+    return iter(["".join(_lines(path))])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Lines with their ends as they are."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}:{number}: byte {line[error.start]:#04x} is not UTF-8; convert the file"
+                ) from None
+
+
+def _json(path: Path, field: str) -> Iterator[str]:
+    for number, document in json_lines(path):
+        place = f"{path}:{number}"
+        if not isinstance(document.get(field), str):
+            raise UserError(f"{place}: {_without(field, list(document))}")
+        yield encodable(place, field, document[field])
+
+
+def _parquet(path: Path, field: str) -> Iterator[str]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if field not in columns or not _is_text(file.schema_arrow.field(field).type):
+                raise UserError(f"{path}: {_without(field, columns)}")
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[field]):
+                yield from _cells(path, field, batch)
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(
+            f"{path}: no Parquet can be read there ({str(error).splitlines()[0]}); fetch it again"
+        ) from None
+
+
+def _cells(path: Path, field: str, batch: pyarrow.RecordBatch) -> Iterator[str]:
+    for text in batch.column(0).to_pylist():
+        if text is None:
+            raise UserError(f"{path}: a row without {field!r}; leave that row out")
+        yield text
+
+
+def _is_text(type_: pyarrow.DataType) -> bool:
+    from pyarrow import types
+
+    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
+
+
+def _without(field: str, there: list[str]) -> str:
+    return f"no text in {field!r}; name the field that holds it (--text-field), of {', '.join(map(repr, there))}"
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    "*.txt": _text,
+    **dict.fromkeys(WIKITEXT_KINDS, _text),
+    "*.jsonl": _json,
+    "*.parquet": _parquet,
+}
 
 
 def _nowhere(name: str) -> str:
     return f"data {name!r}: no such folder, and the hub of data sets"
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
-
-
 # Documents as one row of tokens, cut into blocks without padding.
-
-Ids = NDArray[np.int32]
 
 
 def join(documents: Sequence[Ids], end: int) -> Ids:

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeropods.errors import UserError
+from zeropods.files import first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
-# Whether the model hub answers, asked once and quickly.
+# The model hub.
 
 ANSWER_SECONDS = 10.0
 
@@ -47,7 +48,7 @@ def hub_options(name: str) -> dict[str, bool]:
     return {}
 
 
-# Tokenizers for T5: from a hub, a folder, a bare spiece.model, or trained on the spot.
+# Tokenizers for T5.
 
 TINY = "t5-tiny"
 TINY_VOCABULARY = 1_000
@@ -168,7 +169,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(folder)
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UserError(
-            f"{folder}: no tokenizer can be read there ({_first_line(error)}); "
+            f"{folder}: no tokenizer can be read there ({first_line(error)}); "
             "expected a spiece.model or a folder with tokenizer.json"
         ) from None
 
@@ -181,15 +182,11 @@ def _from_hub(name: str, instead: str) -> PreTrainedTokenizerBase:
     except (ValueError, OSError) as error:
         raise UserError(
             f"tokenizer {name!r} is neither a file nor a folder, and the hub did not give it "
-            f"({_first_line(error)}); name a local folder or {instead}"
+            f"({first_line(error)}); name a local folder or {instead}"
         ) from None
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
-
-
-# A byte-level BPE tokenizer of GPT-2's kind, trained on the spot.
+# A byte-level BPE tokenizer of GPT-2's kind.
 
 GPT_TINY = "gpt-tiny"
 VOCABULARY = 1_024
@@ -230,7 +227,7 @@ def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
             return
 
 
-# Tokenizers for causal models: from a hub, from a folder, or trained on the spot.
+# Tokenizers for causal models.
 
 BARE = ("vocab.json", "merges.txt")
 """GPT-2's files as they were published; a folder may hold no others."""
@@ -322,7 +319,7 @@ def _is_merge(parts: list[str], pieces: dict[str, int]) -> bool:
     return len(parts) == 2 and all(piece in pieces for piece in (*parts, "".join(parts)))
 
 
-# Token ids of many texts, word by word.
+# Token ids of many texts.
 
 Ids = NDArray[np.int32]
 
