@@ -8,9 +8,10 @@ from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import SPLITS, Example, read_split
-from zeropods.evaluate.generate import Answerer, Generation
-from zeropods.evaluate.predict import predict
-from zeropods.evaluate.score import Score, interval, score_predictions
+from zeropods.evaluate.generate import Generation, QueryAnswerer
+from zeropods.evaluate.score import interval, score
+from zeropods.evaluate.score_file import QueryScore
+from zeropods.evaluate.tasks import predict
 from zeropods.launch.local import train
 from zeropods.sql.execute import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING
@@ -26,7 +27,9 @@ def measure(work: Path) -> list[Figure]:
     train(model_id=TINY, dataset_path=work / "tiny", outputdir=work / "run", **flags)
     answers = work / "run" / "predictions.test.jsonl"
     speed = predict(work / "run", work / "sample", "test", answers, Generation())
-    groups = score_predictions(answers, work / "sample", "test").groups or {}
+    scored = score(answers, work / "sample", "test")
+    assert isinstance(scored, QueryScore)
+    groups = scored.groups or {}
     name = f"embedded job, {SECONDS} s of training, execution accuracy over "
     return [
         _accuracy(name + "known tables", groups["known_tables"], "at least 0.90"),
@@ -48,7 +51,7 @@ def _fresh(work: Path, name: str) -> Figure:
     known = {e.table.id for e in read_split(work / "sample", "train")}
     drawn = [e for split in ("dev", "test") for e in read_split(work / "fresh", split)]
     examples = [e for e in drawn if e.table.id in known and _words(e) not in seen]
-    answers = Answerer.load(work / "run").answer(examples, Generation())
+    answers = QueryAnswerer.load(work / "run").answer(examples, Generation())
     pairs = zip(answers, examples, strict=True)
     right = sum(a.query is not None and execute(a.query, e.table) == execute(e.query, e.table) for a, e in pairs)
     share = right / len(examples)
@@ -59,6 +62,6 @@ def _words(example: Example) -> str:
     return example.question.lower().rstrip("?.")
 
 
-def _accuracy(name: str, score: Score, asked: str) -> Figure:
-    span = score.intervals["execution_accuracy"]
-    return Figure(name=name, value=score.execution_accuracy, unit="", asked=asked, interval=span)
+def _accuracy(name: str, group: QueryScore, asked: str) -> Figure:
+    span = group.intervals["execution_accuracy"]
+    return Figure(name=name, value=group.execution_accuracy, unit="", asked=asked, interval=span)

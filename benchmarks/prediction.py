@@ -12,7 +12,7 @@ from benchmarks.data import prepared_questions, raw_wikisql
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16
 from zeropods.data.wikisql import Example, read_split
-from zeropods.evaluate.generate import Answerer, Generation
+from zeropods.evaluate.generate import Generation, QueryAnswerer
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.device import multiplies_bf16
 from zeropods.train.text2sql import random_t5
@@ -27,12 +27,12 @@ def measure(work: Path) -> list[Figure]:
     examples = list(itertools.islice(read_split(raw, "dev"), BATCH))
     _save_random_model(folder, work / "model")
     single, batched, halves = [], [], []
-    answerer = Answerer.load(work / "model")
+    answerer = QueryAnswerer.load(work / "model")
     for _ in range(ROUNDS):
         single.append(_seconds(answerer, examples[:8], 1))
         batched.append(_seconds(answerer, examples, BATCH))
         if multiplies_bf16():
-            halves.append(_seconds(Answerer.load(work / "model", "bf16"), examples, BATCH))
+            halves.append(_seconds(QueryAnswerer.load(work / "model", "bf16"), examples, BATCH))
     figures = [ratio("prediction, FP32 in batches of 64 against one at a time", single, batched, "10", what)]
     figures.append(_identical(answerer, examples))
     name = "prediction, BF16 in batches of 64 against one at a time in FP32"
@@ -50,7 +50,7 @@ def _save_random_model(prepared: Path, out: Path) -> None:
     AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(out)
 
 
-def _seconds(answerer: Answerer, examples: list[Example], batch: int, constrained: bool = False) -> float:
+def _seconds(answerer: QueryAnswerer, examples: list[Example], batch: int, constrained: bool = False) -> float:
     """Seconds a question, with every answer exactly as long."""
     how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=not constrained)
     began = time.perf_counter()
@@ -58,7 +58,7 @@ def _seconds(answerer: Answerer, examples: list[Example], batch: int, constraine
     return (time.perf_counter() - began) / len(examples)
 
 
-def _identical(answerer: Answerer, examples: list[Example]) -> Figure:
+def _identical(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
     def texts(batch: int) -> list[str | None]:
         how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=False, fixed_length=True)
         return [answer.text for answer in answerer.answer(examples[:16], how)]
@@ -67,7 +67,7 @@ def _identical(answerer: Answerer, examples: list[Example]) -> Figure:
     return Figure(name="answers in batches identical to those one at a time", value=same, unit="", asked="1")
 
 
-def _constraint(answerer: Answerer, examples: list[Example]) -> Figure:
+def _constraint(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
     """Constrained over unconstrained seconds a question; random weights use up the token limit in both."""
     plain, constrained = [], []
     for _ in range(ROUNDS):

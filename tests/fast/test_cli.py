@@ -56,6 +56,6 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_data_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.jsonl").write_text("nonsense\n")
+    (tmp_path / "p.jsonl").write_text('{"query": null}\n')
     assert main(["score", str(tmp_path / "p.jsonl"), "--data", str(tmp_path), "--split", "dev"]) == 1
     assert "dev.tables.jsonl: no such file" in capsys.readouterr().err

@@ -56,10 +56,10 @@ def test_training_refuses_a_folder_with_pickled_weights_only(
 
 
 def test_prediction_refuses_a_folder_with_pickled_weights_only(model: Path, sprung: Path) -> None:
-    from zeropods.evaluate.generate import Answerer
+    from zeropods.evaluate.generate import QueryAnswerer
 
     with pytest.raises(UserError, match="no trained model"):
-        Answerer.load(model)
+        QueryAnswerer.load(model)
     assert not sprung.exists()
 
 

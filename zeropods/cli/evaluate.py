@@ -13,17 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.cli.progress import progress
-from zeropods.errors import UserError
 
 Result = dict[str, Any]
-MAX_NEW_TOKENS = {"text2sql": 96, "squad": 32}
-BATCH_SIZE = {"text2sql": 64, "squad": 16}
-"""Questions at once; a causal model keeps keys and values of all of a context."""
-ONLY = {
-    "text2sql": {"prompt": "--prompt", "unconstrained": "--unconstrained", "rouge": "--rouge"},
-    "squad": {"max_seq_length": "--max-seq-length"},
-}
-"""Flags of one task alone."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -39,7 +30,7 @@ def _predict(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--data", type=Path, required=True)
     verb.add_argument("--split", required=True)
     verb.add_argument("--out", type=Path, required=True, help="prediction file")
-    verb.add_argument("--task", choices=list(MAX_NEW_TOKENS), help="for a model that does not say its own")
+    verb.add_argument("--task", choices=["text2sql", "squad"], help="for a model that does not say its own")
     verb.add_argument("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
     verb.add_argument("--max-seq-length", type=int, help="squad: tokens of prompt and answer; as trained if not given")
     verb.add_argument("--num-beams", type=int, default=1)
@@ -51,30 +42,19 @@ def _predict(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_predict(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.saved import task_of
+    from zeropods.evaluate.tasks import ANSWER_TASKS, answer_task, predict
 
-    asked = arguments.task or ("text2sql" if arguments.prompt else None)
-    task = task_of(arguments.model, asked)
-    if task not in MAX_NEW_TOKENS:
-        raise UserError(f"{arguments.model}: trained on text, it answers nothing; see zeropods perplexity, or --task")
-    _refuse_flags_of_others(arguments, task)
-
-    from zeropods.evaluate.generate import Generation
-    from zeropods.evaluate.predict import predict, predict_answers
-
-    how = Generation(
-        max_new_tokens=_given(arguments.max_new_tokens, MAX_NEW_TOKENS[task]),
-        num_beams=arguments.num_beams,
-        batch_size=_given(arguments.batch_size, BATCH_SIZE[task]),
-        constrained=not arguments.unconstrained,
-    )
-    call = (arguments.model, arguments.data, arguments.split, arguments.out, how)
-    shared: dict[str, Any] = {"precision": arguments.precision, "limit": arguments.limit}
+    task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
+    how = ANSWER_TASKS[task].generation(
+        arguments.max_new_tokens, arguments.batch_size,
+        num_beams=arguments.num_beams, constrained=not arguments.unconstrained,
+    )  # fmt: skip
+    names = ("precision", "limit", "prompt", "max_seq_length")
+    options = {name: getattr(arguments, name) for name in names}
     with progress("predict", "questions") as tick:
-        if task == "squad":
-            speed = predict_answers(*call, max_seq_length=arguments.max_seq_length, progress=tick, **shared)
-        else:
-            speed = predict(*call, prompt=arguments.prompt, progress=tick, **shared)
+        speed = predict(
+            arguments.model, arguments.data, arguments.split, arguments.out, how, task=task, progress=tick, **options
+        )
     return {"out": str(arguments.out), **speed.to_json()}
 
 
@@ -91,19 +71,11 @@ def _score(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_score(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.predictions import holds_answers
-    from zeropods.evaluate.score import own_metric
+    from zeropods.evaluate.score import custom_metric, score
 
-    own = [own_metric(name) for name in arguments.metric]
-    if holds_answers(arguments.predictions):
-        from zeropods.evaluate.squad import score_answers
-
-        _refuse_flags_of_others(arguments, "squad")
-        return score_answers(arguments.predictions, arguments.data, arguments.split, own=own).to_json()
-    from zeropods.evaluate.score import score_predictions
-
+    metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
-    return score_predictions(*call, rouge=arguments.rouge, own=own).to_json()
+    return score(*call, rouge=arguments.rouge, metrics=metrics).to_json()
 
 
 def _perplexity(verbs: Any, add: Callable[..., Any]) -> None:
@@ -122,23 +94,11 @@ def _perplexity(verbs: Any, add: Callable[..., Any]) -> None:
 
 def _run_perplexity(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.perplexity import TextToScore, text_perplexity
-    from zeropods.files import write_json
 
     text = TextToScore(**{field.name: getattr(arguments, field.name) for field in fields(TextToScore)})
     how = {"batch_size": arguments.batch_size, "precision": arguments.precision}
     with progress("perplexity", "blocks") as tick:
         score = text_perplexity(arguments.model, text, progress=tick, **how)
     if arguments.out is not None:
-        write_json(arguments.out / f"score.{arguments.split}.json", score.to_json())
+        score.write(arguments.out, arguments.split)
     return score.to_json()
-
-
-def _given(value: int | None, default: int) -> int:
-    return default if value is None else value
-
-
-def _refuse_flags_of_others(arguments: argparse.Namespace, task: str) -> None:
-    for other, flags in ONLY.items():
-        given = next((flag for name, flag in flags.items() if getattr(arguments, name, None)), None)
-        if given and other != task:
-            raise UserError(f"{given}: is for {other}, this is {task}; leave it out")

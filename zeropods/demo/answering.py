@@ -16,14 +16,14 @@ from zeropods.data.manifest import read_manifest
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
 from zeropods.data.wikisql import Cell, Example, Table
 from zeropods.errors import UserError
-from zeropods.evaluate.saved import model_folder, task_of
+from zeropods.evaluate.models import model_folder, task_of
 from zeropods.measure.record import read_json
 from zeropods.report.entry import Entry, find_runs, read_entry
 from zeropods.sql.execute import Execution, Rows, is_usable
 from zeropods.sql.query import AGGREGATES, Query
 
 if TYPE_CHECKING:
-    from zeropods.evaluate.generate import Answerer
+    from zeropods.evaluate.generate import QueryAnswerer
 
 
 # A visitor's query: on one table in memory that it can only read, for a limited time.
@@ -254,7 +254,7 @@ def checked(question: str | None) -> str:
 
 
 @lru_cache(maxsize=LOADED)
-def loaded(model: TrainedModel) -> Answerer:
+def loaded(model: TrainedModel) -> QueryAnswerer:
     """A model in memory, warmed up; the one that was not asked for longest makes room.
 
     Raises:
@@ -262,10 +262,10 @@ def loaded(model: TrainedModel) -> Answerer:
     """
     from safetensors import SafetensorError
 
-    from zeropods.evaluate.generate import Answerer
+    from zeropods.evaluate.generate import QueryAnswerer
 
     try:
-        answerer = Answerer.load(model.folder)
+        answerer = QueryAnswerer.load(model.folder)
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         why = str(error).strip().split("\n")[0][:200]
         raise UserError(f"{model.folder}: the model cannot be read ({why}); export or train it again") from None
@@ -288,7 +288,7 @@ def run_query(query: Query, table: Table) -> Found:
     return Found(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
 
 
-def _generated(answerer: Answerer, table: Table, question: str) -> Query:
+def _generated(answerer: QueryAnswerer, table: Table, question: str) -> Query:
     from zeropods.evaluate.generate import Generation
 
     example = Example(0, question, table, Query(0, 0))
@@ -301,7 +301,7 @@ def _generated(answerer: Answerer, table: Table, question: str) -> Query:
     return prediction.query
 
 
-def _check_length(answerer: Answerer, model: TrainedModel, table: Table, question: str) -> None:
+def _check_length(answerer: QueryAnswerer, model: TrainedModel, table: Table, question: str) -> None:
     source = source_text(answerer.prompt, question, table.header, table.types)
     tokens = len(answerer.tokenizer.backend_tokenizer.encode(source).ids)
     if tokens > model.source_limit:

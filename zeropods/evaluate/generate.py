@@ -1,38 +1,173 @@
-"""Batched generation: a trained model answers questions about tables, free or constrained by the grammar."""
+"""Batched generation: queries of a T5, constrained by the grammar or free, answers of a causal model, and samples."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from transformers import (
-    AutoTokenizer,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-    T5ForConditionalGeneration,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from zeropods.data.prompts import PROMPTS, source_text
+from zeropods.data.prompts import PROMPTS, answer_in, source_text
+from zeropods.data.squad import SquadEncoder, SquadExample
+from zeropods.data.tokenizers import first_tokens
 from zeropods.data.wikisql import Example
 from zeropods.errors import UserError
+from zeropods.evaluate.models import SavedModel, load_causal_lm, load_t5, model_folder, trained_length
 from zeropods.evaluate.predictions import Prediction
-from zeropods.evaluate.saved import model_folder
 from zeropods.measure.record import read_json
-from zeropods.sql.grammar import QueryAutomaton, State, Vocabulary
+from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
+from zeropods.sql.query import Query
 from zeropods.sql.text import format_query, parse_query
 
-# Constrained decoding: only tokens that lead to a query on the question's table keep their score.
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
+Progress = Callable[[int], object]
+"""Takes how many examples were answered since its last call."""
+DEFAULT_LENGTH = 512
+"""Tokens of a prompt and its answer, for a model that does not say what it was trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """How answers are generated."""
+
+    max_new_tokens: int = 96
+    num_beams: int = 1
+    batch_size: int = 64
+    """Number of questions at once."""
+    constrained: bool = True
+    """Whether only tokens are allowed that lead to a query on the question's table."""
+    fixed_length: bool = False
+    """Always `max_new_tokens`: random weights never stop, and speeds are compared at equal lengths."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "num_beams", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}; expected at least 1")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What transformers' `generate` is given."""
+        shortest = {"min_new_tokens": self.max_new_tokens} if self.fixed_length else {}
+        lengths = {"max_new_tokens": self.max_new_tokens, **shortest}
+        return {**lengths, "num_beams": self.num_beams, "do_sample": False}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How long the answers took, loading left out."""
+
+    examples: int
+    seconds: float
+
+    def to_json(self) -> dict[str, float | int | None]:
+        """The keys that `zeropods predict --json` prints."""
+        rate = self.examples / self.seconds if self.seconds else None
+        return {"examples": self.examples, "seconds": self.seconds, "questions_per_second": rate}
+
+
+@dataclass(frozen=True)
+class Answerer(Generic[Asked, Answered]):
+    """A trained model that answers the questions of one task."""
+
+    saved: SavedModel
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.saved.model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.saved.tokenizer
+
+    def answer(
+        self, examples: Sequence[Asked], how: Generation, progress: Progress = lambda rows: None
+    ) -> list[Answered]:
+        """An answer to each example, in their order; batches are of similar length."""
+        ids = self._encoded(examples, how)
+        order = sorted(range(len(examples)), key=lambda i: len(ids[i]))
+        answers: dict[int, Answered] = {}
+        for start in range(0, len(order), how.batch_size):
+            rows = order[start : start + how.batch_size]
+            with torch.inference_mode():
+                batch = self._batch([examples[i] for i in rows], [ids[i] for i in rows], how)
+            answers.update(zip(rows, batch, strict=True))
+            progress(len(rows))
+        return [answers[i] for i in range(len(examples))]
+
+    def timed(
+        self, examples: Sequence[Asked], how: Generation, progress: Progress = lambda rows: None
+    ) -> tuple[list[Answered], Speed]:
+        """Answers, and the wall time from the first question to the last answer."""
+        began = time.perf_counter()
+        answers = self.answer(examples, how, progress)
+        return answers, Speed(len(examples), time.perf_counter() - began)
+
+    @abstractmethod
+    def _encoded(self, examples: Sequence[Asked], how: Generation) -> Sequence[Any]:
+        """Token ids of each prompt, a sequence per prompt."""
+
+    @abstractmethod
+    def _batch(self, examples: list[Asked], ids: list[Any], how: Generation) -> list[Answered]:
+        """Answers to one batch of prompts."""
+
+
+# Queries of a T5.
+
+
+@dataclass(frozen=True)
+class QueryAnswerer(Answerer[Example, Prediction]):
+    """A T5 that writes queries on tables."""
+
+    prompt: str
+
+    @classmethod
+    def load(cls, folder: Path, precision: str = "fp32", prompt: str | None = None) -> QueryAnswerer:
+        """From a run folder or a model folder; the prompt is what the model was trained with."""
+        within = model_folder(folder)
+        prompt = prompt or read_json(within / "config.json").get("prompt")
+        if prompt not in PROMPTS:
+            raise UserError(f"{within}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}")
+        return cls(load_t5(folder, precision), prompt)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's pieces, as the grammar reads them."""
+        return Vocabulary.of(self.tokenizer)
+
+    def _encoded(self, examples: Sequence[Example], how: Generation) -> list[list[int]]:
+        sources = [source_text(self.prompt, e.question, e.table.header, e.table.types) for e in examples]
+        return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(sources)]
+
+    def _batch(self, examples: list[Example], ids: list[Any], how: Generation) -> list[Prediction]:
+        automata = [QueryAutomaton(self.vocabulary, e.table.header, e.question) for e in examples]
+        constraint = [ConstrainedSQL(automata)] if how.constrained else []
+        batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.model.device)
+        generated: torch.Tensor = self.model.generate(
+            **batch, logits_processor=LogitsProcessorList(constraint), **how.options
+        )
+        predictions = []
+        for example, automaton, row in zip(examples, automata, generated[:, 1:].tolist(), strict=True):
+            query: Query | None
+            if how.constrained:
+                query = automaton.finish(row)
+                text = format_query(query, example.table.header)
+            else:
+                text = self.tokenizer.decode(row, skip_special_tokens=True)
+                query = parse_query(text, example.table.header)
+            predictions.append(Prediction(index=example.index, question=example.question, text=text, query=query))
+        return predictions
 
 
 class ConstrainedSQL(LogitsProcessor):
-    """Scores of what the grammar does not allow become minus infinity. For greedy search and beams.
+    """Scores of what the grammar does not allow become minus infinity, in greedy search and with beams.
 
     States are found again from the ids at each step, through remembered transitions, so beams may be
     reordered at will. Rows that have ended are left alone, and so are rows that left the grammar: beam
@@ -43,10 +178,10 @@ class ConstrainedSQL(LogitsProcessor):
         """Constrain one batch.
 
         Args:
-            automata: one for each question; all have the same number of neighbouring rows (beams).
+            automata: one per question; all have the same number of neighbouring rows (beams).
             begin: how many ids of a row come before the generated text (T5: `<pad>`).
         """
-        self._starts = [automaton.start for automaton in automata]
+        self._automata = automata
         self._begin = begin
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
@@ -69,162 +204,98 @@ class ConstrainedSQL(LogitsProcessor):
         scores[others] = left_alone
         return scores
 
-    def _states(self, rows: list[list[int]]) -> list[State | None]:
+    def _states(self, rows: list[list[int]]) -> list[GrammarState | None]:
         """The state of each row; None where it has ended or left the grammar."""
-        beams, rest = divmod(len(rows), len(self._starts))
+        beams, rest = divmod(len(rows), len(self._automata))
         if rest:
-            raise ValueError(f"{len(rows)} rows for {len(self._starts)} questions; expected a multiple")
-        return [_after(self._starts[number // beams], ids) for number, ids in enumerate(rows)]
+            raise ValueError(f"{len(rows)} rows for {len(self._automata)} questions; expected a multiple")
+        states = [self._automata[number // beams].follow(ids) for number, ids in enumerate(rows)]
+        return [None if state is None or state.ended else state for state in states]
 
 
-def _after(state: State | None, ids: list[int]) -> State | None:
-    for id_ in ids:
-        if state is None:
-            return None
-        state = state.next(id_)
-    return None if state is None or state.ended else state
+# Answers of a causal model to SQuAD's questions.
 
 
-# Batched generation: a trained model answers questions about tables.
+@dataclass(frozen=True)
+class QuestionAnswerer(Answerer[SquadExample, Prediction]):
+    """A causal model that answers questions about a text."""
 
-Question = TypeVar("Question", contravariant=True)
-Answer = TypeVar("Answer")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    max_seq_length: int
+    """The most tokens of prompt and answer together: no more than the model was trained on."""
+
+    @classmethod
+    def load(
+        cls, source: str | Path, precision: str = "fp32", max_seq_length: int | None = None
+    ) -> QuestionAnswerer:  # fmt: skip
+        """From a run folder, a model folder or a hub id; the length is what the run was trained on, else 512."""
+        saved = load_causal_lm(source, precision)
+        length = max_seq_length or trained_length(Path(source)) or DEFAULT_LENGTH
+        return cls(saved, min(length, saved.positions or length))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Tokens that end an answer: the end token, and every one with a line break in it."""
+        pieces = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(len(self.tokenizer))])
+        return sorted({self.tokenizer.eos_token_id, *(i for i, piece in enumerate(pieces) if "\n" in piece)})
+
+    def _encoded(self, examples: Sequence[SquadExample], how: Generation) -> Sequence[Any]:
+        """As in training: a context that is too long is cut, question and room for the answer stay."""
+        room = self.max_seq_length - how.max_new_tokens
+        if room < 1:
+            raise UserError(
+                f"--max-new-tokens {how.max_new_tokens}: no room for a prompt in the {self.max_seq_length} tokens that "
+                "the model was trained on; lower it"
+            )
+        return SquadEncoder(self.tokenizer, room).prompts(examples)
+
+    def _batch(self, examples: list[SquadExample], ids: list[Any], how: Generation) -> list[Prediction]:
+        new = self.saved.continued(ids, eos_token_id=self.ends, **how.options)
+        texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
+        return [
+            Prediction(index=example.index, id=example.id, question=example.question, text=answer_in(text))
+            for example, text in zip(examples, texts, strict=True)
+        ]
+
+
+# What a causal model writes after a few words: a sample for people to read.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
-    """How answers are generated."""
+class SampledText:
+    """A prompt and what a model wrote after it."""
 
-    max_new_tokens: int = 96
-    num_beams: int = 1
-    batch_size: int = 64
-    """Questions at once."""
-    constrained: bool = True
-    """Only tokens that lead to a query on the question's table."""
-    fixed_length: bool = False
-    """Always `max_new_tokens`: random weights never stop, and speeds are compared at equal lengths."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "num_beams", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}; expected at least 1")
-
-
-@dataclass(frozen=True)
-class Answerer:
-    """A trained model with what it needs to answer."""
-
-    model: T5ForConditionalGeneration
-    tokenizer: PreTrainedTokenizerBase
     prompt: str
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The tokenizer's pieces, as the grammar reads them."""
-        return Vocabulary.of(self.tokenizer)
-
-    @classmethod
-    def load(cls, folder: Path, precision: str = "fp32", prompt: str | None = None) -> Answerer:
-        """From a run folder or a model folder; the prompt is what the model was trained with.
-
-        Weights come from safetensors only.
-        """
-        within = model_folder(folder)
-        if precision not in DTYPES:
-            raise UserError(f"--precision {precision!r}; expected {' or '.join(DTYPES)}")
-        config = read_json(within / "config.json")
-        prompt = prompt or config.get("prompt")
-        if prompt not in PROMPTS:
-            raise UserError(f"{within}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}")
-        model = T5ForConditionalGeneration.from_pretrained(within, dtype=DTYPES[precision], use_safetensors=True)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.eval().to(device), AutoTokenizer.from_pretrained(within), prompt)
-
-    def answer(
-        self,
-        examples: Sequence[Example],
-        how: Generation,
-        progress: Callable[[int], object] = lambda rows: None,
-    ) -> list[Prediction]:
-        """A prediction for each example, in their order. Batches are of like length."""
-        sources = [source_text(self.prompt, e.question, e.table.header, e.table.types) for e in examples]
-        ids = (
-            [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(sources)]
-            if sources
-            else []
-        )
-        order = sorted(range(len(examples)), key=lambda i: len(ids[i]))
-        answers: dict[int, Prediction] = {}
-        for start in range(0, len(order), how.batch_size):
-            rows = order[start : start + how.batch_size]
-            batch = self._batch([examples[i] for i in rows], [ids[i] for i in rows], how)
-            answers.update(zip(rows, batch, strict=True))
-            progress(len(rows))
-        return [answers[i] for i in range(len(examples))]
-
-    def _batch(self, examples: list[Example], ids: list[list[int]], how: Generation) -> Iterator[Prediction]:
-        automata = self._automata(examples) if how.constrained else None
-        rows = self._generate(ids, automata, how)
-        for number, (example, row) in enumerate(zip(examples, rows, strict=True)):
-            header = example.table.header
-            if automata is None:
-                text = self.tokenizer.decode(row, skip_special_tokens=True)
-                query = parse_query(text, header)
-            else:
-                query = automata[number].finish(row)
-                text = format_query(query, header)
-            yield Prediction(index=example.index, question=example.question, text=text, query=query)
-
-    def _automata(self, examples: list[Example]) -> list[QueryAutomaton]:
-        return [QueryAutomaton(self.vocabulary, e.table.header, e.question) for e in examples]
-
-    @torch.inference_mode()
-    def _generate(
-        self, ids: list[list[int]], automata: list[QueryAutomaton] | None, how: Generation
-    ) -> list[list[int]]:
-        """New token ids of each row; the end token and pads may follow."""
-        batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.model.device)
-        processors = LogitsProcessorList([] if automata is None else [ConstrainedSQL(automata)])
-        options: dict[str, Any] = {"min_new_tokens": how.max_new_tokens} if how.fixed_length else {}
-        generated = self.model.generate(
-            **batch,
-            max_new_tokens=how.max_new_tokens,
-            num_beams=how.num_beams,
-            do_sample=False,
-            logits_processor=processors,
-            **options,
-        )
-        return generated[:, 1:].tolist()
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How long the answers took, loading left out."""
-
-    examples: int
+    text: str
+    """What followed the prompt, without it; the end token is not shown."""
+    new_tokens: int
     seconds: float
+    """Time of generation; loading left out."""
 
-    def to_json(self) -> dict[str, float | int | None]:
-        """The keys that `zeropods predict --json` prints."""
-        rate = self.examples / self.seconds if self.seconds else None
-        return {"examples": self.examples, "seconds": self.seconds, "questions_per_second": rate}
-
-
-class Answers(Protocol[Question, Answer]):
-    """A model that answers questions of one kind."""
-
-    def answer(self, examples: Sequence[Question], how: Generation, progress: Callable[[int], object]) -> list[Answer]:
-        """An answer to each example, in their order; `progress` takes how many were answered since its last call."""
+    def to_json(self) -> dict[str, Any]:
+        """What `generated.json` of a run holds."""
+        return asdict(self)
 
 
-def timed_answers(
-    answerer: Answers[Question, Answer],
-    examples: Sequence[Question],
-    how: Generation,
-    progress: Callable[[int], object],
-) -> tuple[list[Answer], Speed]:
-    """Answers and the wall time from the first question to the last answer."""
+def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) -> SampledText:
+    """Let a saved causal model go on from a prompt, with the likeliest token each time.
+
+    Args:
+        source: run folder, model folder or hub id.
+        max_new_tokens: at most; fewer where the model ends, or where its positions do.
+
+    Raises:
+        UserError: a prompt of no tokens or of more than the model has positions, or a model that cannot be loaded.
+    """
+    saved = load_causal_lm(source)
+    words = saved.tokenizer(prompt, add_special_tokens=False).input_ids
+    ids = [*first_tokens(saved.tokenizer), *words]
+    if not words:
+        raise UserError(f"prompt {prompt!r}: no tokens; give some words to go on from")
+    if saved.positions is not None and len(ids) >= saved.positions:
+        raise UserError(f"prompt of {len(ids)} tokens, the model has {saved.positions} positions; give a shorter one")
+    room = max_new_tokens if saved.positions is None else min(max_new_tokens, saved.positions - len(ids))
     began = time.perf_counter()
-    answers = answerer.answer(examples, how, progress)
-    return answers, Speed(len(examples), time.perf_counter() - began)
+    with torch.inference_mode():
+        new = saved.continued([ids], max_new_tokens=room, do_sample=False, eos_token_id=saved.tokenizer.eos_token_id)[0]
+    text = saved.tokenizer.decode(new, skip_special_tokens=True)
+    return SampledText(prompt=prompt, text=text, new_tokens=len(new), seconds=time.perf_counter() - began)

@@ -1,82 +1,158 @@
-"""A prediction file against its split: accuracy, its intervals, and ROUGE if asked for."""
+"""A prediction file against its split: accuracy through the metrics of `metric/`, with 95 % intervals."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.wikisql import Example, read_split, read_tables
 from zeropods.errors import UserError
-from zeropods.evaluate.intervals import Interval, interval, mean_interval
 from zeropods.evaluate.predictions import Prediction, read_predictions
-from zeropods.files import write_json
-from zeropods.sql.execute import Execution, is_usable
-from zeropods.sql.query import Query
+from zeropods.evaluate.score_file import Interval, QueryScore, SquadScore
 from zeropods.sql.text import format_query
 
-# Each prediction against its example, by the rules of WikiSQL's official evaluator.
-#
-# `evaluate.py` and `lib/query.py` of github.com/salesforce/WikiSQL.
+if TYPE_CHECKING:
+    from evaluate import EvaluationModule
 
-Pair = tuple[Prediction, Example]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grade:
-    """What is right about one prediction."""
-
-    table_id: str
-    predicted_text: str
-    """The model's own text; in the official form, which has none, the query's text or nothing."""
-    gold_text: str
-    parsed: bool
-    logical_form: bool
-    execution: bool | None
-    """None where the gold query finds nothing on the rows at hand."""
-    rouge: dict[str, float] | None = None
-    """F1 by name; None where it was not asked for."""
+AnyExample = TypeVar("AnyExample", Example, SquadExample)
+Graded = dict[str, list[Any]]
+"""Lists by the names of a metric, one value per prediction; None where it could not be measured."""
+METRICS = Path(__file__).parent / "metric"
+Z = 1.959963984540054
+"""The normal distribution's 97.5 % quantile."""
+RESAMPLES, SEED = 9_999, 42
 
 
-def grades(pairs: Iterable[Pair]) -> Iterator[Grade]:
-    """Grade predictions table by table, so that each table is loaded once."""
-    ordered = sorted(pairs, key=lambda pair: pair[1].table.id)
-    for _, group in groupby(ordered, key=lambda pair: pair[1].table.id):
-        yield from _grades_on_one_table(list(group))
+def score(
+    predictions: Path, data: Path, split: str, *, rouge: bool = False, metrics: Sequence[CustomMetric] = ()
+) -> QueryScore | SquadScore:
+    """Score a file of either task and write `score.SPLIT.json` beside it.
+
+    The file may hold a part of the split: examples without a prediction are not counted.
+
+    Raises:
+        UserError: predictions and data do not fit together, or `rouge` is asked for SQuAD's answers.
+    """
+    found = read_predictions(predictions)
+    if found[0].id is None:
+        query_pairs = list(_paired(predictions, split, found, read_split(data, split)))
+        known = read_tables(tables) if (tables := Path(data) / "train.tables.jsonl").is_file() else {}
+        result: QueryScore | SquadScore = _query_score(
+            query_pairs, set(known) if split != "train" else set(), rouge, metrics
+        )
+    elif rouge:
+        raise UserError("--rouge: is for text2sql, this is squad; leave it out")
+    else:
+        result = _squad_score(list(_paired(predictions, split, found, read_squad(data, split))), metrics)
+    result.write(Path(predictions).parent, split)
+    return result
 
 
-def same_logical_form(predicted: Query | None, gold: Query) -> bool:
-    """Whether column, aggregate and the set of conditions agree; values as text in lower case."""
-    return predicted is not None and _logical_form(predicted) == _logical_form(gold)
+def load_metric(name: str) -> EvaluationModule:
+    """A metric of `zeropods/evaluate/metric/`, by `evaluate.load`."""
+    import evaluate
+
+    return evaluate.load(str(METRICS / name), keep_in_memory=True)
 
 
-def _logical_form(query: Query) -> tuple[int, int, frozenset[tuple[int, int, str]]]:
-    conditions = frozenset((column, operator, value.lower()) for column, operator, value in query.conds)
-    return query.sel, query.agg, conditions
-
-
-def _grades_on_one_table(pairs: list[Pair]) -> Iterator[Grade]:
-    table = pairs[0][1].table
-    with closing(Execution(table)) if table.rows else nullcontext() as execution:
-        for prediction, example in pairs:
-            yield Grade(
-                table_id=example.table.id,
-                predicted_text=_predicted_text(prediction, example),
-                gold_text=format_query(example.query, example.table.header),
-                parsed=prediction.query is not None,
-                logical_form=same_logical_form(prediction.query, example.query),
-                execution=_same_result(prediction.query, example, execution),
+def _paired(
+    path: Path, split: str, predictions: Sequence[Prediction], examples: Iterable[AnyExample]
+) -> Iterator[tuple[Prediction, AnyExample]]:
+    """Each prediction beside its example."""
+    by_index = {example.index: example for example in examples}
+    for number, prediction in enumerate(predictions, 1):
+        example, place = by_index.get(prediction.index), f"{path}:{number}"
+        if example is None:
+            last = len(by_index) - 1
+            raise UserError(f"{place}: index {prediction.index}; the examples of {split} are 0 to {last}")
+        id_ = getattr(example, "id", None)
+        if prediction.question not in (None, example.question) or prediction.id != id_:
+            named = "" if id_ is None else f" of id {prediction.id!r:.60}"
+            raise UserError(
+                f"{place}: question {prediction.question!r:.60}{named}, but example {example.index} of {split} asks "
+                f"{example.question!r:.60}; score the file against the split and data it was made from"
             )
+        yield prediction, example
 
 
-def _predicted_text(prediction: Prediction, example: Example) -> str:
+def _query_score(
+    pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, metrics: Sequence[CustomMetric]
+) -> QueryScore:
+    """The score of text-to-SQL; `known` are the tables of train."""
+    texts = [_text(*pair) for pair in pairs]
+    gold = [format_query(example.query, example.table.header) for _, example in pairs]
+    graded: Graded = load_metric("query_accuracy").compute(
+        predictions=_storable(texts),
+        references=[{"query": json.dumps(e.query.to_json()), "header": _storable(e.table.header)} for _, e in pairs],
+        queries=[prediction.query for prediction, _ in pairs],
+        tables=[example.table for _, example in pairs],
+        average=False,
+    )
+    if rouge:
+        rouge_f1 = load_metric("rouge_f1")
+        graded |= rouge_f1.compute(predictions=_storable(texts), references=_storable(gold), average=False)
+    groups = {
+        "known_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id in known],
+        "unseen_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id not in known],
+    }
+    whole = _accuracies(graded, range(len(pairs)))
+    means, intervals = custom_scores(metrics, [(text, (right,)) for text, right in zip(texts, gold, strict=True)])
+    return replace(
+        whole,
+        intervals={**whole.intervals, **intervals},
+        own_metrics=means,
+        groups={name: _accuracies(graded, rows) for name, rows in groups.items()} if all(groups.values()) else None,
+    )
+
+
+def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
+    """The score of some of the graded predictions, at least one."""
+    chosen = {name: [values[i] for i in rows if values[i] is not None] for name, values in graded.items()}
+    executed = chosen["execution_accuracy"]
+    return QueryScore(
+        examples=len(rows),
+        exact_match=fmean(chosen["exact_match"]),
+        logical_form_accuracy=fmean(chosen["logical_form_accuracy"]),
+        execution_accuracy=fmean(executed) if executed else None,
+        executable=len(executed),
+        unparseable=sum(chosen["unparseable"]),
+        intervals={
+            name: interval(sum(chosen[name]), len(chosen[name]))
+            for name in ("exact_match", "logical_form_accuracy", "execution_accuracy")
+        },
+        rouge={name: fmean(values) for name, values in chosen.items() if name.startswith("rouge")} or None,
+    )
+
+
+def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequence[CustomMetric]) -> SquadScore:
+    answered = [(answer.text or "", example.answers) for answer, example in pairs]
+    graded: Graded = load_metric("squad_accuracy").compute(
+        predictions=_storable(text for text, _ in answered),
+        references=[_storable(right) for _, right in answered],
+        average=False,
+    )
+    exact, f1 = graded["exact_match"], graded["f1"]
+    means, intervals = custom_scores(metrics, answered)
+    return SquadScore(
+        examples=len(pairs),
+        exact_match=fmean(exact),
+        f1=fmean(f1),
+        intervals={"exact_match": interval(sum(exact), len(exact)), "f1": mean_interval(f1), **intervals},
+        own_metrics=means,
+    )
+
+
+def _text(prediction: Prediction, example: Example) -> str:
+    """The model's own text; in the official form, which has none, the query's text or nothing."""
     if prediction.text is not None:
         return prediction.text
     try:
@@ -85,16 +161,12 @@ def _predicted_text(prediction: Prediction, example: Example) -> str:
         return ""
 
 
-def _same_result(predicted: Query | None, example: Example, execution: Execution | None) -> bool | None:
-    if execution is None:
-        return None
-    gold = execution.execute(example.query)
-    if not is_usable(example.query, gold):
-        return None
-    return predicted is not None and execution.execute(predicted) == gold
+def _storable(texts: Iterable[str]) -> list[str]:
+    """Texts without lone surrogates, which JSON allows and Arrow, where metrics keep them, refuses."""
+    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
 
 
-# A metric of one's own: one function, in one place, named on the command line.
+# Custom metrics: one function each, named on the command line.
 #
 #     # lengths.py
 #     def short(prediction: str, answers: Sequence[str]) -> float:
@@ -103,22 +175,21 @@ def _same_result(predicted: Query | None, example: Example, execution: Execution
 #
 #     zeropods score predictions.dev.jsonl --data squad --split dev --metric lengths:short
 #
-# It is called once for each example, with the model's text and every right answer (of text-to-SQL: the gold query's
-# text). The mean of what it returns stands in the score file under the function's name, with its 95 % interval.
+# The function is called once per example, with the model's text and every right answer (of text-to-SQL: the gold
+# query's text). The mean of what it returns is in the score file under the function's name, with its 95 % interval.
 
-Metric = Callable[[str, Sequence[str]], float]
 Answered = tuple[str, Sequence[str]]
 """A prediction and the right answers."""
 
 
 @dataclass(frozen=True)
-class OwnMetric:
-    """A metric by its name."""
+class CustomMetric:
+    """A metric of the user's, by its function's name."""
 
     name: str
-    function: Metric
+    function: Callable[[str, Sequence[str]], float]
 
-    def values(self, answered: Sequence[Answered]) -> list[float]:
+    def values(self, answered: Iterable[Answered]) -> list[float]:
         """Its value for each example; `UserError` names the first that is no finite number."""
         found = []
         for number, (prediction, answers) in enumerate(answered):
@@ -132,7 +203,7 @@ class OwnMetric:
         return found
 
 
-def own_metric(named: str) -> OwnMetric:
+def custom_metric(named: str) -> CustomMetric:
     """The metric that `module:function` names; modules are also looked for in the working folder.
 
     Raises:
@@ -149,20 +220,18 @@ def own_metric(named: str) -> OwnMetric:
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"--metric {named}: {module_name} has no function {name}; expected one (prediction, answers)")
-    return OwnMetric(name, function)
+    return CustomMetric(name, function)
 
 
-def own_scores(
-    metrics: Sequence[OwnMetric], answered: Sequence[Answered]
+def custom_scores(
+    metrics: Sequence[CustomMetric], answered: Sequence[Answered]
 ) -> tuple[dict[str, float], dict[str, Interval | None]]:
     """Means and their intervals by name; two metrics of one name are refused."""
     names = [metric.name for metric in metrics]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"--metric: two functions are called {twice}; rename one")
     values = {metric.name: metric.values(answered) for metric in metrics}
-    means = {name: fmean(of_all) for name, of_all in values.items()}
-    return means, {name: mean_interval(of_all) for name, of_all in values.items()}
+    return {name: fmean(v) for name, v in values.items()}, {name: mean_interval(v) for name, v in values.items()}
 
 
 @contextmanager
@@ -175,110 +244,56 @@ def _working_folder_first() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-# A prediction file against its split: accuracy, its intervals, and ROUGE if asked for.
-#
-# `exact_match` compares the text, `logical_form_accuracy` the parts, `execution_accuracy` the results, the last
-# over the `executable` examples: those whose gold query finds something on the rows at hand.
+# 95 % intervals of shares and of means.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """Shares are of 1, not per cent; what could not be measured is None."""
+def interval(correct: int, examples: int) -> Interval | None:
+    """The 95 % interval of a share; None for none of none.
 
-    examples: int
-    exact_match: float
-    logical_form_accuracy: float
-    execution_accuracy: float | None
-    executable: int
-    unparseable: int
-    intervals: dict[str, Interval | None]
-    """Of the three accuracies: 95 %, by `interval`; of metrics of one's own: by `mean_interval`."""
-    rouge: dict[str, float] | None
-    """Mean F1 of rouge1, rouge2, rougeL, rougeLsum."""
-    groups: dict[str, Score] | None = None
-    """`known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
-    own_metrics: dict[str, float] = field(default_factory=dict)
-    """Means of metrics of one's own, by name; of all examples, not of groups."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"task": "text2sql", **asdict(self)}
-
-
-def score_predictions(
-    predictions: Path, data_folder: Path, split: str, *, rouge: bool = False, own: Sequence[OwnMetric] = ()
-) -> Score:
-    """Score a file and write `score.SPLIT.json` beside it; `UserError` where the two do not fit together."""
-    graded = list(grades(_pairs(predictions, data_folder, split)))
-    if rouge:
-        graded = list(_with_rouge(graded))
-    score = replace(_with_own(_score(graded), graded, own), groups=_groups(graded, data_folder, split))
-    write_json(predictions.parent / f"score.{split}.json", score.to_json())
-    return score
-
-
-def _pairs(path: Path, data_folder: Path, split: str) -> Iterator[Pair]:
-    examples = {example.index: example for example in read_split(data_folder, split)}
-    for number, prediction in enumerate(read_predictions(path), 1):
-        example = examples.get(prediction.index)
-        place = f"{path}:{number}"
-        if example is None:
-            last = len(examples) - 1
-            raise UserError(f"{place}: index {prediction.index}; the examples of {split} are 0 to {last}")
-        if prediction.question not in (None, example.question):
-            raise UserError(
-                f"{place}: question {prediction.question!r}, but example {example.index} of {split} asks "
-                f"{example.question!r}; score the file against the split and data it was made from"
-            )
-        yield prediction, example
-
-
-def _score(graded: Sequence[Grade]) -> Score:
-    executed = [grade.execution for grade in graded if grade.execution is not None]
-    exact = sum(grade.predicted_text == grade.gold_text for grade in graded)
-    logical_form = sum(grade.logical_form for grade in graded)
-    return Score(
-        examples=len(graded),
-        exact_match=exact / len(graded),
-        logical_form_accuracy=logical_form / len(graded),
-        execution_accuracy=fmean(executed) if executed else None,
-        executable=len(executed),
-        unparseable=sum(not grade.parsed for grade in graded),
-        intervals={
-            "exact_match": interval(exact, len(graded)),
-            "logical_form_accuracy": interval(logical_form, len(graded)),
-            "execution_accuracy": interval(sum(executed), len(executed)),
-        },
-        rouge=_mean_rouge([grade.rouge for grade in graded if grade.rouge is not None]),
-    )
-
-
-def _with_own(score: Score, graded: Sequence[Grade], own: Sequence[OwnMetric]) -> Score:
-    means, intervals = own_scores(own, [(grade.predicted_text, (grade.gold_text,)) for grade in graded])
-    return replace(score, intervals={**score.intervals, **intervals}, own_metrics=means)
-
-
-def _groups(graded: Sequence[Grade], data_folder: Path, split: str) -> dict[str, Score] | None:
-    """Scores by whether train has the table; None where there is no train file, or only one kind."""
-    tables = Path(data_folder) / "train.tables.jsonl"
-    if split == "train" or not tables.is_file():
+    Between 0 and 1 it is the percentile bootstrap's. A resample of `examples` zeros and ones holds
+    Binomial(examples, share) ones, so the percentiles of endlessly many resamples are that distribution's:
+    `scipy.stats.bootstrap` without its noise and its seed. All resamples of a share of 0 or 1 are equal, which
+    would claim certainty from any number of examples: there it is Wilson's interval.
+    """
+    if not examples:
         return None
-    known = read_tables(tables).keys()
-    parts = {
-        "known_tables": [grade for grade in graded if grade.table_id in known],
-        "unseen_tables": [grade for grade in graded if grade.table_id not in known],
-    }
-    return {name: _score(part) for name, part in parts.items()} if all(parts.values()) else None
+    if correct in (0, examples):
+        return _wilson(correct / examples, examples)
+    from scipy.stats import binom
+
+    low, high = binom.ppf((0.025, 0.975), examples, correct / examples)
+    return int(low) / examples, int(high) / examples
 
 
-def _with_rouge(graded: Sequence[Grade]) -> Iterator[Grade]:
-    import evaluate
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """The 95 % percentile bootstrap interval of a mean of scores, the same each time.
 
-    metric = evaluate.load(str(Path(__file__).parent / "metric" / "rouge_f1"), keep_in_memory=True)
-    predicted, gold = [grade.predicted_text for grade in graded], [grade.gold_text for grade in graded]
-    lists = metric.compute(predictions=predicted, references=gold, average=False)
-    for grade, *values in zip(graded, *lists.values(), strict=True):
-        yield replace(grade, rouge=dict(zip(lists, values, strict=True)))
+    How often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values:
+    with the few values that F1 takes, ten thousand resamples of ten thousand scores need a moment. Scores that are
+    all equal have no spread to resample; if they are from 0 to 1 they get Wilson's interval, which holds for the
+    widest spread that such a mean leaves room for.
+
+    Returns:
+        Its ends; None for no scores, and for equal ones outside of 0 to 1.
+    """
+    if not values:
+        return None
+    import numpy as np
+
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    if len(distinct) == 1:
+        only = float(distinct[0])
+        return _wilson(only, len(values)) if 0 <= only <= 1 else None
+    drawn = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), size=RESAMPLES)
+    low, high = np.quantile(drawn @ distinct / len(values), (0.025, 0.975))
+    return float(low), float(high)
 
 
-def _mean_rouge(rouges: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    return {name: fmean(rouge[name] for rouge in rouges) for name in rouges[0]} if rouges else None
+def _wilson(share: float, examples: int) -> Interval:
+    """The 95 % score interval of Wilson (1927): never empty, never outside of 0 to 1."""
+    middle = share + Z * Z / (2 * examples)
+    half = Z * math.sqrt(share * (1 - share) / examples + Z * Z / (4 * examples * examples))
+    whole = 1 + Z * Z / examples
+    # Exactly 0 and 1 at the ends, where rounding would leave a little.
+    low, high = (middle - half) / whole, (middle + half) / whole
+    return (0.0 if share == 0 else max(0.0, low)), (1.0 if share == 1 else min(1.0, high))

@@ -1,81 +1,109 @@
-"""Score files of every task, read strictly."""
+"""Scores of every task, and `score.SPLIT.json`, which holds one and is read back strictly."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final, Literal
 
 from zeropods.errors import UserError
+from zeropods.files import write_json
 from zeropods.measure.record import read_json
 
-ScoreFacts = dict[str, Any]
+TEXT2SQL: Final = "text2sql"
+SQUAD: Final = "squad"
+LM: Final = "lm"
 
-TEXT2SQL, SQUAD, LM = "text2sql", "squad", "lm"
-_NUMBER = (int, float)
-_ABSENT = type(None)
-KINDS: dict[str, dict[str, tuple[type, ...]]] = {
-    TEXT2SQL: {
-        "examples": (int,),
-        "executable": (int,),
-        "exact_match": _NUMBER,
-        "logical_form_accuracy": _NUMBER,
-        "execution_accuracy": (*_NUMBER, _ABSENT),
-        "intervals": (dict,),
-    },
-    SQUAD: {"examples": (int,), "exact_match": _NUMBER, "f1": _NUMBER, "intervals": (dict,)},
-    LM: {"tokens": (int,), "loss": _NUMBER, "perplexity": _NUMBER},
-}
-"""What a score of each task holds, and of which kinds; a file may hold more."""
+Interval = tuple[float, float]
+"""The ends of a 95 % interval."""
 
 
-def read_score(path: Path) -> ScoreFacts:
-    """The score in `score.SPLIT.json`. One without `task` is of text-to-SQL: files were written so before there were
-    other tasks.
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """What the scores of all tasks have in common: a file may hold more keys, but none of another type."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of a score file."""
+        return asdict(self)
+
+    def write(self, folder: Path, split: str) -> None:
+        """Write `score.SPLIT.json`; it appears whole."""
+        write_json(Path(folder) / f"score.{split}.json", self.to_json())
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScore(TaskScore):
+    """Accuracy of queries. Shares are of 1, not per cent; what could not be measured is None."""
+
+    task: Literal["text2sql"] = TEXT2SQL
+    examples: int
+    exact_match: float
+    """Share of predictions whose text is that of the gold query."""
+    logical_form_accuracy: float
+    """Share of predictions with the gold query's column, aggregate and conditions."""
+    execution_accuracy: float | None
+    """Share of the `executable` examples whose prediction finds what the gold query finds."""
+    executable: int
+    """Number of examples whose gold query finds something on the rows at hand."""
+    unparseable: int | None = None
+    intervals: dict[str, Interval | None]
+    """95 % intervals of the three accuracies and of custom metrics, by name."""
+    rouge: dict[str, float] | None = None
+    """Mean F1 of rouge1, rouge2, rougeL and rougeLsum."""
+    groups: dict[str, QueryScore] | None = None
+    """`known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
+    own_metrics: dict[str, float] = field(default_factory=dict)
+    """Means of custom metrics by name, over all examples; groups have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquadScore(TaskScore):
+    """Means over the answered questions, of 1 and not of 100."""
+
+    task: Literal["squad"] = SQUAD
+    examples: int
+    exact_match: float
+    f1: float
+    intervals: dict[str, Interval | None]
+    own_metrics: dict[str, float] = field(default_factory=dict)
+    """Means of custom metrics by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextScore(TaskScore):
+    """How well a text is predicted, token by token."""
+
+    task: Literal["lm"] = LM
+    tokens: int
+    """Number of tokens that were predicted: all of a dev or test split but the first."""
+    loss: float
+    """Mean loss in nats per token."""
+    perplexity: float
+    """exp(loss): as unsure as a choice among so many equally likely tokens. Models with different tokenizers cannot be
+    compared by it."""
+
+
+Score = QueryScore | SquadScore | TextScore
+SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: TextScore}
+
+
+def read_score(path: Path) -> Score:
+    """The score in `score.SPLIT.json`; a file without `task` is of text-to-SQL, as older ones are.
 
     Raises:
-        UserError: a file that is damaged, or the first value that is missing or of another kind.
+        UserError: a file that is damaged, or the first value that is missing or of another type.
     """
-    score = read_json(path)
-    task = score.setdefault("task", TEXT2SQL)
-    if task not in KINDS:
-        raise UserError(f"{path}: task is {task!r:.60}; expected one of {', '.join(KINDS)}: measure again")
-    groups = score.get("groups") or {}
-    if not isinstance(groups, dict):
-        raise UserError(f"{path}: groups is {groups!r:.60}; expected an object: measure again")
-    for part in (score, *groups.values()):
-        _check(path, task, part)
-    _check_own(path, score.get("own_metrics") or {})
-    return score
+    from pydantic import TypeAdapter, ValidationError
 
-
-def _check(path: Path, task: str, score: Any) -> None:
-    kinds = KINDS[task]
-    if not isinstance(score, dict):
-        raise UserError(f"{path}: {score!r:.60}; expected an object with {', '.join(kinds)}")
-    for key, expected in kinds.items():
-        value = score.get(key, "missing")
-        if key not in score or not isinstance(value, expected) or not _is_sound(value):
-            names = " or ".join("null" if kind is _ABSENT else kind.__name__ for kind in expected)
-            raise UserError(f"{path}: {key} is {value!r:.60}; expected {names}: measure again")
-    for key, span in score.get("intervals", {}).items():
-        # Where nothing could be measured there is no interval either.
-        if span is not None and not _is_interval(span):
-            raise UserError(f"{path}: intervals.{key} is {span!r:.60}; expected two numbers: measure again")
-
-
-def _check_own(path: Path, values: Any) -> None:
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: own_metrics is {values!r:.60}; expected an object: measure again")
-    for name, value in values.items():
-        if not isinstance(value, _NUMBER) or not _is_sound(value):
-            raise UserError(f"{path}: own_metrics.{name} is {value!r:.60}; expected a number: measure again")
-
-
-def _is_interval(span: object) -> bool:
-    return isinstance(span, list) and len(span) == 2 and all(isinstance(end, _NUMBER) for end in span)
-
-
-def _is_sound(value: object) -> bool:
-    """JSON has no NaN, but Python's reader takes it; to Python, true is a number."""
-    return not isinstance(value, bool) and (not isinstance(value, float) or math.isfinite(value))
+    task = read_json(path).get("task", TEXT2SQL)
+    if task not in SCORES:
+        raise UserError(f"{path}: task is {task!r:.60}; expected one of {', '.join(SCORES)}: measure again")
+    try:
+        return TypeAdapter(SCORES[task]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        key, wrong = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
+        value = "missing" if first["type"] == "missing" else repr(first["input"])
+        raise UserError(f"{path}: {key} is {value:.60}; {wrong}: measure again") from None

@@ -118,7 +118,7 @@ def _score(folder: Path) -> tuple[str | None, Facts | None]:
     for split in SCORED_SPLITS:
         path = folder / f"score.{split}.json"
         if path.is_file():
-            return split, read_score(path)
+            return split, read_score(path).to_json()
     return None, None
 
 

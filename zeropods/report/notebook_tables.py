@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Cell, Example, read_split
 from zeropods.errors import UserError
-from zeropods.evaluate.causal_generate import sample_text
+from zeropods.evaluate.generate import sample_text
 from zeropods.evaluate.perplexity import TextToScore, text_perplexity
-from zeropods.evaluate.predictions import SquadAnswer, read_answers
-from zeropods.evaluate.score_file import read_score
-from zeropods.evaluate.squad import exact_match, f1
+from zeropods.evaluate.predictions import Prediction, read_predictions
+from zeropods.evaluate.score import load_metric
+from zeropods.evaluate.score_file import Score, TextScore, read_score
 from zeropods.measure.record import read_json
 from zeropods.plan.parameters import BYTES, t5_parameters
 from zeropods.plan.shapes import T5_SHAPES
@@ -50,13 +50,6 @@ from zeropods.sql.execute import Execution, Rows, execute
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query
 from zeropods.tables import Table, progress
-
-if TYPE_CHECKING:
-    from zeropods.evaluate.perplexity import TextScore
-    from zeropods.evaluate.predictions import Prediction
-    from zeropods.evaluate.score import Score as QueryScore
-    from zeropods.evaluate.squad import SquadScore
-
 
 # Techniques against a baseline: memory, speed, and whether the losses are the same.
 
@@ -290,11 +283,11 @@ def question_table(data: Path, split: str = "train", count: int = 3) -> Table:
 
 def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> Table:
     """`answered_table` of a prediction file and the split that it answers."""
-    answers = read_answers(predictions)
+    answers = read_predictions(predictions)
     return answered_table(answers, list(islice(read_squad(data, split), answers[-1].index + 1)), count)
 
 
-def answered_table(answers: Sequence[SquadAnswer], examples: Sequence[SquadExample], count: int = 8) -> Table:
+def answered_table(answers: Sequence[Prediction], examples: Sequence[SquadExample], count: int = 8) -> Table:
     """Question, prediction and expected answer side by side, with exact match and F1.
 
     Args:
@@ -303,17 +296,20 @@ def answered_table(answers: Sequence[SquadAnswer], examples: Sequence[SquadExamp
     """
     by_index = {example.index: example for example in examples}
     chosen = answers[:: max(1, len(answers) // count)][:count]
-    return Table.of(_line_squad_tables(answer, by_index[answer.index]) for answer in chosen)
-
-
-def _line_squad_tables(answer: SquadAnswer, example: SquadExample) -> dict[str, str]:
-    return {
-        "question": example.question,
-        "prediction": answer.text or "(nothing)",
-        "expected": " | ".join(dict.fromkeys(example.answers)),
-        "exact match": "yes" if exact_match(answer.text, example.answers) else "no",
-        "F1": f"{f1(answer.text, example.answers):.2f}",
-    }
+    pairs = [(answer.text or "", by_index[answer.index]) for answer in chosen]
+    scores = load_metric("squad_accuracy").compute(
+        predictions=[text for text, _ in pairs], references=[list(e.answers) for _, e in pairs], average=False
+    )
+    return Table.of(
+        {
+            "question": example.question,
+            "prediction": text or "(nothing)",
+            "expected": " | ".join(dict.fromkeys(example.answers)),
+            "exact match": "yes" if exact else "no",
+            "F1": f"{f1:.2f}",
+        }
+        for (text, example), exact, f1 in zip(pairs, scores["exact_match"], scores["f1"], strict=True)
+    )
 
 
 # A language model before and after training: what 14 shows.
@@ -340,13 +336,14 @@ def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[st
     with progress("perplexity", "blocks") as bar:
         first = text_perplexity(before, TextToScore(data=str(prepared), split=split), progress=bar.update)
     last = read_score(run.folder / f"score.{split}.json")
+    assert isinstance(last, TextScore)
     return {
         "split": split,
         "tokens": f"{first.tokens:,}",
         "loss before (nats a token)": f"{first.loss:.4f}",
-        "loss after": f"{last['loss']:.4f}",
+        "loss after": f"{last.loss:.4f}",
         "perplexity before": f"{first.perplexity:,.1f}",
-        "perplexity after": f"{last['perplexity']:,.1f}",
+        "perplexity after": f"{last.perplexity:,.1f}",
     }
 
 
@@ -370,7 +367,7 @@ def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example],
     return Table.of(_line_answers(prediction, by_index[prediction.index]) for prediction in chosen)
 
 
-def accuracy_table(score: QueryScore | SquadScore | TextScore, split: str) -> Table:
+def accuracy_table(score: Score, split: str) -> Table:
     """The measures of a score of any task, with their 95 % intervals where they have one.
 
     Of text-to-SQL a line for all tables, and one each for known and unseen ones.

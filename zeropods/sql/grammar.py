@@ -404,16 +404,16 @@ class QueryAutomaton:
         self._value = Part(Role.VALUE, values)
         self._has_values = bool(values.starts)
         beginning = Part(Role.BEGINNING, spelling(vocabulary, ""))
-        self.start = State(self, (Thread(beginning, BEGIN, 0, vocabulary.pad, None),))
+        self.start = GrammarState(self, (Thread(beginning, BEGIN, 0, vocabulary.pad, None),))
 
     @property
     def first_column(self) -> int:
         """The first column that has a name."""
         return self._followers[Role.AGGREGATE][0].index
 
-    def follow(self, ids: Iterable[int]) -> State | None:
+    def follow(self, ids: Iterable[int]) -> GrammarState | None:
         """The state after these ids from the start; None where one of them is not allowed."""
-        state: State | None = self.start
+        state: GrammarState | None = self.start
         for id_ in ids:
             if state is None:
                 return None
@@ -489,7 +489,7 @@ def _numbered(names: Iterable[str]) -> dict[str, int]:
     return numbers
 
 
-class State:
+class GrammarState:
     """All readings of one sequence of ids. Each state has at least one way on to a complete query."""
 
     __slots__ = ("_allowed", "_automaton", "_next", "_threads", "_ways", "ended")
@@ -497,7 +497,7 @@ class State:
     def __init__(self, automaton: QueryAutomaton, threads: tuple[Thread, ...], ended: bool = False) -> None:
         self._automaton = automaton
         self._threads = threads
-        self._next: dict[int, State | None] = {}
+        self._next: dict[int, GrammarState | None] = {}
         self._ways: list[tuple[Thread, list[Way]]] | None = None
         self._allowed: NDArray[np.int64] | None = None
         self.ended = ended
@@ -521,7 +521,7 @@ class State:
         complete = [thread for thread in self._threads if thread.ends_query]
         return Reading(preferred(complete)).query() if complete else None
 
-    def next(self, id_: int) -> State | None:
+    def next(self, id_: int) -> GrammarState | None:
         """The state after one more id; None where it is not allowed."""
         if id_ not in self._next:
             ends = id_ == self._automaton.vocabulary.eos
@@ -538,15 +538,15 @@ class State:
             self._ways = [(thread, list(self._automaton.ways(thread))) for thread in threads]
         return self._ways
 
-    def _last(self) -> State | None:
+    def _last(self) -> GrammarState | None:
         complete = () if self.ended else tuple(thread for thread in self._threads if thread.ends_query)
-        return State(self._automaton, complete, ended=True) if complete else None
+        return GrammarState(self._automaton, complete, ended=True) if complete else None
 
-    def _stepped(self, id_: int) -> State | None:
+    def _stepped(self, id_: int) -> GrammarState | None:
         threads: dict[tuple[Part, int, int], Thread] = {}
         for thread, ways in self._found_ways():
             for part, depth, steps in ways:
                 for end in steps.get(id_, ()):
                     key, step = (part, end, depth), Thread(part, end, depth, id_, thread)
                     threads[key] = preferred((threads[key], step)) if key in threads else step
-        return State(self._automaton, tuple(threads.values())) if threads else None
+        return GrammarState(self._automaton, tuple(threads.values())) if threads else None

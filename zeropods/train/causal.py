@@ -236,8 +236,8 @@ class Causal:
         if data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
             _write_perplexities(trainer, data, folder)
         if self.arguments.generation_prompt is not None:
-            prompt, seed = self.arguments.generation_prompt, self.arguments.seed
-            processes.on_rank_zero(lambda: _write_sample(folder, prompt, seed))
+            prompt = self.arguments.generation_prompt
+            processes.on_rank_zero(lambda: _write_sample(folder, prompt))
 
     def _said_by(self, data: Prepared) -> CausalArguments:
         """The flags, with those filled in that a prepared set decides."""
@@ -264,14 +264,14 @@ def _write_perplexities(trainer: MeasuredTrainer, data: Prepared, folder: Path) 
 
 
 def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> None:
-    from zeropods.evaluate.perplexity import write_perplexity
+    from zeropods.evaluate.perplexity import text_score
 
     for split, found in sums.items():
         if found is not None:
-            write_perplexity(folder, split, loss_sum=found[0], tokens=found[1])
+            text_score(*found).write(folder, split)
 
 
-def _write_sample(folder: Path, prompt: str, seed: int) -> None:
-    from zeropods.evaluate.causal_generate import sample_text
+def _write_sample(folder: Path, prompt: str) -> None:
+    from zeropods.evaluate.generate import sample_text
 
-    files.write_json(folder / GENERATED, sample_text(folder / "model", prompt, seed=seed).to_json())
+    files.write_json(folder / GENERATED, sample_text(folder / "model", prompt).to_json())

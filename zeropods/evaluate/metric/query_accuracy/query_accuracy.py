@@ -1,49 +1,103 @@
-"""Accuracy of WikiSQL queries for `evaluate.load`, from this folder and without a network."""
+"""Accuracy of WikiSQL queries for `evaluate.load`, from this folder and without a network.
+
+The rules are those of WikiSQL's official evaluator (`evaluate.py` and `lib/query.py` of github.com/salesforce/WikiSQL).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 import datasets
 import evaluate
 
-from zeropods.evaluate.score import same_logical_form
+from zeropods.data.wikisql import Table
+from zeropods.sql.execute import Execution, is_usable
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query, parse_query
+
+Values = list[bool | None]
 
 
 class QueryAccuracy(evaluate.Metric):
     """`compute(predictions=[text], references=[{"query": text, "header": [names]}])`.
 
     A query is its readable text or its JSON, `{"sel", "agg", "conds"}`, as text. The result holds the shares
-    `exact_match` and `logical_form_accuracy`, and the count `unparseable`. Execution accuracy needs the
-    tables' rows: `zeropods.evaluate.score` has it.
+    `exact_match` (of the text) and `logical_form_accuracy` (of the parts) and the count `unparseable`.
+
+    Further arguments, each with one entry per prediction:
+        tables: `zeropods.data.wikisql.Table`s; then the result also has `execution_accuracy`, over the `executable`
+            references, which are those that find something on the rows at hand.
+        queries: what each prediction means, where that is known; it is read from the text otherwise.
+        average: False for lists with one value per prediction, `execution_accuracy` None where it was not executable.
     """
 
     def _info(self) -> evaluate.MetricInfo:
         name = datasets.Value("string")
         reference = {"query": name, "header": datasets.Sequence(name)}
         return evaluate.MetricInfo(
-            description="Exact match and logical-form accuracy by WikiSQL's official rules.",
+            description="Exact match, logical-form and execution accuracy by WikiSQL's official rules.",
             citation="Zhong, Xiong, Socher, 2017: Seq2SQL",
             inputs_description="predictions: queries; references: queries with their table's header",
             features=datasets.Features({"predictions": name, "references": reference}),
         )
 
-    def _compute(self, predictions: list[str], references: list[dict[str, Any]]) -> dict[str, float]:
+    def _compute(
+        self,
+        predictions: list[str],
+        references: list[dict[str, Any]],
+        tables: Sequence[Table] | None = None,
+        queries: Sequence[Query | None] | None = None,
+        average: bool = True,
+    ) -> dict[str, Any]:
         headers = [reference["header"] for reference in references]
-        predicted = [_read(text, header) for text, header in zip(predictions, headers, strict=True)]
+        if queries is None:
+            queries = [_read(text, header) for text, header in zip(predictions, headers, strict=True)]
         gold = [_gold(reference) for reference in references]
-        texts = [format_query(query, header) for query, header in zip(gold, headers, strict=True)]
-        shown = [_shown(*each) for each in zip(predictions, predicted, headers, strict=True)]
-        return {
-            "exact_match": fmean(map(str.__eq__, shown, texts)),
-            "logical_form_accuracy": fmean(map(same_logical_form, predicted, gold)),
-            "unparseable": predicted.count(None),
+        texts = [_in_words(*each) for each in zip(predictions, queries, headers, strict=True)]
+        lists: dict[str, Values] = {
+            "exact_match": [text == format_query(*right) for text, *right in zip(texts, gold, headers, strict=True)],
+            "logical_form_accuracy": list(map(_same_logical_form, queries, gold)),
+            "unparseable": [query is None for query in queries],
         }
+        if tables is not None:
+            lists["execution_accuracy"] = _executed(queries, gold, tables)
+        return _averaged(lists) if average else lists
+
+
+def _averaged(lists: dict[str, Values]) -> dict[str, float | None]:
+    found = {name: [value for value in values if value is not None] for name, values in lists.items()}
+    shares = {name: fmean(values) if values else None for name, values in found.items()}
+    executable = {"executable": len(found["execution_accuracy"])} if "execution_accuracy" in found else {}
+    return {**shares, "unparseable": sum(found["unparseable"]), **executable}
+
+
+def _same_logical_form(predicted: Query | None, gold: Query) -> bool:
+    """Whether column, aggregate and the set of conditions agree; values as text in lower case."""
+    return predicted is not None and _logical_form(predicted) == _logical_form(gold)
+
+
+def _logical_form(query: Query) -> tuple[int, int, frozenset[tuple[int, int, str]]]:
+    conditions = frozenset((column, operator, value.lower()) for column, operator, value in query.conds)
+    return query.sel, query.agg, conditions
+
+
+def _executed(queries: Sequence[Query | None], gold: Sequence[Query], tables: Sequence[Table]) -> Values:
+    """Whether both queries find the same; None where the gold query finds nothing. Each table is loaded once."""
+    results: Values = [None] * len(gold)
+    order = sorted((i for i, table in enumerate(tables) if table.rows), key=lambda i: tables[i].id)
+    for _, places in groupby(order, key=lambda i: tables[i].id):
+        numbers = list(places)
+        with closing(Execution(tables[numbers[0]])) as execution:
+            for i in numbers:
+                right, predicted = execution.execute(gold[i]), queries[i]
+                if is_usable(gold[i], right):
+                    results[i] = predicted is not None and execution.execute(predicted) == right
+    return results
 
 
 def _read(text: str, header: Sequence[str]) -> Query | None:
@@ -62,6 +116,6 @@ def _gold(reference: dict[str, Any]) -> Query:
     return query
 
 
-def _shown(text: str, query: Query | None, header: Sequence[str]) -> str:
+def _in_words(text: str, query: Query | None, header: Sequence[str]) -> str:
     """The text that exact match compares: JSON is put into words first."""
     return format_query(query, header) if query is not None and text.startswith("{") else text

@@ -1,0 +1,151 @@
+"""Score files of every task read back, perplexity as a score, intervals and custom metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom, bootstrap
+
+from tests.made import a_score
+from zeropods.errors import UserError
+from zeropods.evaluate.perplexity import text_score
+from zeropods.evaluate.score import custom_metric, custom_scores, interval, mean_interval
+from zeropods.evaluate.score_file import Score, read_score
+
+
+def read(folder: Path, document: dict[str, Any]) -> Score:
+    (folder / "score.dev.json").write_text(json.dumps(document))
+    return read_score(folder / "score.dev.json")
+
+
+def test_a_score_that_does_not_say_its_task_is_of_text_to_sql(tmp_path: Path) -> None:
+    assert read(tmp_path, a_score()).task == "text2sql"
+
+
+SQUAD = {"task": "squad", "examples": 3, "exact_match": 0.5, "f1": 0.6, "intervals": {"f1": [0.5, 0.7]}}
+
+
+def test_an_interval_that_could_not_be_measured_is_no_fault(tmp_path: Path) -> None:
+    document = SQUAD | {"intervals": {"f1": None}, "own_metrics": {"words": 2}}
+    assert read(tmp_path, document).to_json() == document
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"task": "poetry"}, "task is 'poetry'; expected one of text2sql, squad, lm"),
+        (SQUAD | {"f1": None}, "f1 is None; input should be a valid number"),
+        (SQUAD | {"f1": True}, "f1 is True; input should be a valid number"),
+        (SQUAD | {"intervals": {"f1": [0.5]}}, r"intervals\.f1\.1 is missing"),
+        (SQUAD | {"intervals": 5}, "intervals is 5; input should be an object"),
+        (SQUAD | {"own_metrics": [1]}, r"own_metrics is \[1\]; input should be an object"),
+        (SQUAD | {"own_metrics": {"words": "two"}}, r"own_metrics\.words is 'two'; input should be a valid number"),
+        ({"task": "lm", "tokens": 4, "loss": 1.0}, "perplexity is missing"),
+        ({"task": "lm", "tokens": 4, "loss": 1.0, "perplexity": math.nan}, "perplexity is nan"),
+    ],
+)
+def test_a_value_of_another_type_is_named(tmp_path: Path, document: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=rf"score\.dev\.json: {said}.*: measure again"):
+        read(tmp_path, document)
+
+
+def test_perplexity_is_the_exponential_of_the_mean_loss(tmp_path: Path) -> None:
+    # 8 tokens, each as unsure as a choice among 4: 8 x ln 4 nats together.
+    score = text_score(8 * math.log(4), 8)
+    assert (score.tokens, score.loss, score.perplexity) == (8, pytest.approx(math.log(4)), pytest.approx(4.0))
+    score.write(tmp_path, "test")
+    assert read_score(tmp_path / "score.test.json") == score
+
+
+@pytest.mark.parametrize(
+    ("loss_sum", "tokens", "said"),
+    [
+        (0.0, 0, "perplexity of 0 tokens"),
+        (math.nan, 5, "a loss of nan nats a token over 5 tokens"),
+        (10_000.0, 5, "a loss of 2000 nats"),
+    ],
+)
+def test_what_is_no_perplexity_is_refused(loss_sum: float, tokens: int, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        text_score(loss_sum, tokens)
+
+
+@pytest.mark.parametrize(
+    ("correct", "examples", "expected"),
+    [
+        (0, 0, None),
+        (1, 2, (0.0, 1.0)),
+        (30, 100, (0.21, 0.39)),
+        # Wilson's ends for 0 and 5 of 5: z^2 / (n + z^2) = 3.84146 / 8.84146 = 0.43448, and 1 less that.
+        (0, 5, (0.0, 0.43448)),
+        (5, 5, (0.56552, 1.0)),
+    ],
+)
+def test_the_interval_of_a_share_is_the_hand_computed_one(
+    correct: int, examples: int, expected: tuple[float, float] | None
+) -> None:
+    assert interval(correct, examples) == (expected and pytest.approx(expected, abs=5e-6))
+
+
+@pytest.mark.parametrize(("correct", "examples"), [(3, 10), (1_500, 1_935), (8_000, 8_421), (1, 56_355)])
+def test_the_interval_of_a_share_is_that_of_the_binomial_distribution(correct: int, examples: int) -> None:
+    low, high = interval(correct, examples) or (0, 0)
+    at_most = binom(examples, correct / examples).cdf
+    for share, quantile in ((low, 0.025), (high, 0.975)):
+        count = round(share * examples)
+        assert at_most(count - 1) < quantile <= at_most(count)
+
+
+def test_the_interval_of_a_mean_agrees_with_the_drawn_bootstrap() -> None:
+    values = np.repeat([0.0, 0.4, 0.5, 1.0], [50, 20, 30, 100])
+    drawn = bootstrap((values,), np.mean, method="percentile", rng=0).confidence_interval
+    assert mean_interval(values.tolist()) == pytest.approx((drawn.low, drawn.high), abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([0.0] * 5, (0.0, 0.43448)), ([1.0] * 5, (0.56552, 1.0)), ([], None), ([7.0, 7.0], None)]
+)
+def test_equal_scores_have_an_interval_where_their_spread_is_bounded(
+    values: list[float], expected: tuple[float, float] | None
+) -> None:
+    assert mean_interval(values) == (expected and pytest.approx(expected, abs=5e-6))
+
+
+@pytest.fixture
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder with a module of metrics."""
+    (tmp_path / "fox_metrics.py").write_text(
+        "def words(prediction, answers):\n    return len(prediction.split())\n"
+        "def nothing(prediction, answers):\n    return None\n"
+        "NUMBER = 5\n"
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("working_folder")
+def test_a_custom_metric_has_a_mean_and_an_interval() -> None:
+    means, intervals = custom_scores([custom_metric("fox_metrics:words")], [("a red fox", ()), ("", ())])
+    assert means == {"words": 1.5} and intervals == {"words": (0.0, 3.0)}
+
+
+@pytest.mark.usefixtures("working_folder")
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["words"], "expected module:function"),
+        (["fox_metrics:two words"], "expected module:function"),
+        (["no_such_module:f"], "No module named 'no_such_module'"),
+        (["fox_metrics:none"], "fox_metrics has no function none"),
+        (["fox_metrics:NUMBER"], "fox_metrics has no function NUMBER"),
+        (["fox_metrics:nothing"], "--metric nothing: None for prediction 0, 'A fox'; expected a finite number"),
+        (["fox_metrics:words"] * 2, "two functions are called words"),
+    ],
+)
+def test_a_metric_that_cannot_be_used_is_named(named: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        custom_scores([custom_metric(one) for one in named], [("A fox", ("fox",))])

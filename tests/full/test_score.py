@@ -1,0 +1,282 @@
+"""Scores of prediction files, computed by hand and over the real dev splits, and the metrics that compute them."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods.cli import main
+from zeropods.data.squad import SquadExample, read_squad
+from zeropods.data.wikisql import read_split
+from zeropods.errors import UserError
+from zeropods.evaluate.predictions import Prediction, write_predictions
+from zeropods.evaluate.score import load_metric, score
+from zeropods.evaluate.score_file import QueryScore, read_score
+from zeropods.sql.query import Condition, Query
+from zeropods.sql.text import format_query, parse_query
+
+HEADER = ["Name", "Goals"]
+TABLES = [
+    {"id": "known", "header": HEADER, "types": ["text", "real"], "rows": [["Ann", 3], ["Bob", 3]]},
+    {"id": "new", "header": HEADER, "types": ["text", "text"], "rows": []},
+]
+GOLD = [
+    ("known", Query(0, 0, (Condition(1, 0, "3"),))),
+    ("known", Query(1, 0, (Condition(0, 0, "Ann"),))),
+    ("known", Query(0, 3)),
+    ("known", Query(0, 3, (Condition(1, 1, "9"),))),
+    ("new", Query(0, 0, (Condition(0, 0, "Ann"), Condition(1, 0, "3")))),
+]
+ANSWERS = [
+    "SELECT Name FROM table WHERE Goals > 2",
+    "SELECT Goals FROM table WHERE Name = ann",
+    "SELECT COUNT Name FROM",
+    "SELECT COUNT Name FROM table WHERE Goals > 9",
+    "SELECT Name FROM table WHERE Goals = 3 AND Name = Ann",
+]
+CONTEXT = "The red fox ran to the river, and a grey fox slept."
+QUESTIONS = [
+    ("Who ran?", ("The red fox", "red fox ran")),
+    ("Who slept?", ("a grey fox",)),
+    ("Where to?", ("the river",)),
+]
+
+
+def write_lines(path: Path, documents: Iterable[object]) -> Path:
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return path
+
+
+@pytest.fixture
+def wikisql(tmp_path: Path) -> Path:
+    """Five dev examples on two tables, one of which train has too; the first three gold queries find something."""
+    folder = tmp_path / "wikisql"
+    folder.mkdir()
+    write_lines(folder / "train.tables.jsonl", TABLES[:1])
+    write_lines(folder / "dev.tables.jsonl", TABLES)
+    examples = [
+        {"phase": 1, "table_id": table, "question": f"question {index}", "sql": query.to_json()}
+        for index, (table, query) in enumerate(GOLD)
+    ]
+    write_lines(folder / "dev.jsonl", examples)
+    return folder
+
+
+@pytest.fixture
+def squad(tmp_path: Path) -> Path:
+    """Three dev questions about one sentence."""
+    qas = [
+        {"id": f"q{i}", "question": q, "answers": [{"text": a, "answer_start": CONTEXT.index(a)} for a in answers]}
+        for i, (q, answers) in enumerate(QUESTIONS)
+    ]
+    article = {"title": "Foxes", "paragraphs": [{"context": CONTEXT, "qas": qas}]}
+    folder = tmp_path / "squad"
+    folder.mkdir()
+    (folder / "dev-v1.1.json").write_text(json.dumps({"version": "1.1", "data": [article]}))
+    return folder
+
+
+def queries(folder: Path, answers: Iterable[tuple[int, str]]) -> Path:
+    path = folder / "predictions.dev.jsonl"
+    write_predictions(
+        path,
+        [Prediction(index=i, question=f"question {i}", text=t, query=parse_query(t, HEADER)) for i, t in answers],
+    )
+    return path
+
+
+def answers(folder: Path, texts: dict[int, str]) -> Path:
+    path = folder / "predictions.dev.jsonl"
+    write_predictions(
+        path, [Prediction(index=i, id=f"q{i}", question=QUESTIONS[i][0], text=text) for i, text in texts.items()]
+    )
+    return path
+
+
+def query_score(predictions: Path, data: Path, **how: Any) -> QueryScore:
+    found = score(predictions, data, "dev", **how)
+    assert isinstance(found, QueryScore)
+    return found
+
+
+def test_queries_are_scored_as_by_hand(wikisql: Path, tmp_path: Path) -> None:
+    # Exact match compares the text, logical form neither order nor letter case, execution the usable results.
+    found = query_score(queries(tmp_path, enumerate(ANSWERS)), wikisql)
+    assert (found.examples, found.executable, found.unparseable) == (5, 3, 1)
+    assert (found.exact_match, found.logical_form_accuracy, found.execution_accuracy) == (1 / 5, 3 / 5, 2 / 3)
+    assert read_score(tmp_path / "score.dev.json") == found
+    assert found.groups is not None and list(found.groups) == ["known_tables", "unseen_tables"]
+    known, unseen = found.groups.values()
+    assert (known.examples, known.logical_form_accuracy) == (4, 2 / 4)
+    assert (unseen.examples, unseen.logical_form_accuracy, unseen.executable) == (1, 1.0, 0)
+    assert unseen.execution_accuracy is unseen.intervals["execution_accuracy"] is None
+
+
+def test_groups_are_null_where_there_is_one_kind_or_no_train_file(wikisql: Path, tmp_path: Path) -> None:
+    assert query_score(queries(tmp_path, [(0, ANSWERS[0])]), wikisql).groups is None
+    (wikisql / "train.tables.jsonl").unlink()
+    assert query_score(queries(tmp_path, enumerate(ANSWERS)), wikisql).groups is None
+
+
+def test_a_part_in_any_order_is_scored_by_index(wikisql: Path, tmp_path: Path) -> None:
+    found = query_score(queries(tmp_path, [(4, ANSWERS[4]), (1, ANSWERS[1])]), wikisql)
+    assert (found.examples, found.logical_form_accuracy, found.executable) == (2, 1.0, 1)
+
+
+def test_the_official_form_is_scored_by_the_formatted_query(wikisql: Path, tmp_path: Path) -> None:
+    lines = [{"query": GOLD[0][1].to_json()}, {"error": "?"}, {"query": {"sel": 9, "agg": 3, "conds": []}}]
+    found = query_score(write_lines(tmp_path / "official.jsonl", lines), wikisql)
+    assert (found.exact_match, found.logical_form_accuracy, found.execution_accuracy) == (1 / 3,) * 3
+    assert found.unparseable == 1
+
+
+@pytest.mark.parametrize("value", ["many", "\ud800"])
+def test_a_prediction_with_a_bad_value_is_wrong_and_no_error(wikisql: Path, tmp_path: Path, value: str) -> None:
+    path = queries(tmp_path, [(0, f"SELECT Name FROM table WHERE Goals = {value}")])
+    assert query_score(path, wikisql, rouge=True).execution_accuracy == 0.0
+
+
+def test_gold_queries_of_the_real_dev_split_are_all_right(shared_data: Path, tmp_path: Path) -> None:
+    gold = [(e, format_query(e.query, e.table.header)) for e in read_split(shared_data / "wikisql", "dev")]
+    path = tmp_path / "predictions.dev.jsonl"
+    write_predictions(path, [Prediction(index=e.index, question=e.question, text=t, query=e.query) for e, t in gold])
+    found = query_score(path, shared_data / "wikisql")
+    assert (found.examples, found.executable, found.unparseable) == (8_421, 1_935, 0)
+    assert (found.exact_match, found.logical_form_accuracy, found.execution_accuracy) == (1.0, 1.0, 1.0)
+
+
+def test_the_verb_scores_answers_with_custom_metrics(
+    squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    metric = "def starts(prediction, answers):\n    return float(any(a.startswith(prediction[:1]) for a in answers))\n"
+    (tmp_path / "start_metrics.py").write_text(metric)
+    path = answers(tmp_path, {0: "A red  fox.", 1: "grey wolf", 2: ""})
+    call = ["score", str(path), "--data", str(squad), "--split", "dev", "--json"]
+    assert main([*call, "--metric", "start_metrics:starts"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["task", "examples", "exact_match", "f1", "intervals", "own_metrics"]
+    # The first is right; "grey wolf" shares one of two words on each side; the last is empty.
+    assert (document["exact_match"], document["f1"]) == (pytest.approx(1 / 3), pytest.approx(0.5))
+    assert document["own_metrics"] == {"starts": pytest.approx(1 / 3)}
+    assert set(document["intervals"]) == {"exact_match", "f1", "starts"}
+    assert document == json.loads((tmp_path / "score.dev.json").read_text())
+    assert main([*call, "--rouge"]) == 1
+    assert capsys.readouterr().err == "zeropods: --rouge: is for text2sql, this is squad; leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"index": 5, "question": "x", "prediction": "", "query": None}, "2: index 5; the examples of dev are 0 to 4"),
+        ({"index": 1, "question": "Another?", "prediction": "", "query": None},
+         r"2: question 'Another\?', but example 1 of dev asks 'question 1'"),
+    ],
+)  # fmt: skip
+def test_predictions_of_another_split_are_refused(wikisql: Path, tmp_path: Path, line: object, said: str) -> None:
+    good = {"index": 0, "question": "question 0", "prediction": "", "query": None}
+    with pytest.raises(UserError, match=f"jsonl:{said}"):
+        score(write_lines(tmp_path / "p.jsonl", [good, line]), wikisql, "dev")
+
+
+@pytest.mark.parametrize("changed", [{"id": "other"}, {"question": "Who?"}, {"index": 1}])
+def test_answers_of_another_split_are_refused(squad: Path, tmp_path: Path, changed: dict[str, object]) -> None:
+    line = {"index": 0, "id": "q0", "question": "Who ran?", "prediction": "x", **changed}
+    with pytest.raises(UserError, match=r"jsonl:1: question 'Who.*', but example . of dev asks 'Who"):
+        score(write_lines(tmp_path / "p.jsonl", [line]), squad, "dev")
+
+
+# The metrics, as `evaluate.load` gives them.
+
+GOLD_QUERY = Query(0, 3, (Condition(1, 1, "3"), Condition(0, 0, "Ann")))
+REFERENCE = {"query": format_query(GOLD_QUERY, HEADER), "header": HEADER}
+JSON = json.dumps(GOLD_QUERY.to_json())
+
+
+def test_query_accuracy_reads_texts_and_json_on_both_sides() -> None:
+    accuracy = load_metric("query_accuracy")
+    texts = [
+        REFERENCE["query"],
+        "SELECT COUNT Name FROM table WHERE Name = ann AND Goals > 3",
+        "SELECT MAX Name FROM table",
+    ]
+    predictions = [*texts, "SELECT", JSON, '{"sel": 9, "agg": 0, "conds": []}', "{"]
+    references = [REFERENCE] * 5 + [REFERENCE | {"query": JSON}, REFERENCE]
+    assert accuracy.compute(predictions=predictions, references=references) == {
+        "exact_match": 2 / 7, "logical_form_accuracy": 3 / 7, "unparseable": 3,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="reference 'SELECT' is no query on the columns"):
+        accuracy.compute(predictions=["x"], references=[REFERENCE | {"query": "SELECT"}])
+
+
+def test_rouge_is_the_hand_computed_one() -> None:
+    """`a b c` against `a b d e`: 2 of 3 and 4 words in common, 1 of 2 and 3 pairs, F1 4/7 and 2/5."""
+    rouge = load_metric("rouge_f1")
+    result = rouge.compute(predictions=["a b c"], references=["a b d e"])
+    assert result == pytest.approx({"rouge1": 4 / 7, "rouge2": 2 / 5, "rougeL": 4 / 7, "rougeLsum": 4 / 7})
+    lists = rouge.compute(predictions=["a b", "a b"], references=["a b", "c d"], average=False)
+    assert lists["rouge2"] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "right", "exact", "f1"),
+    [
+        ("The  Cat!", ["wolf", "cat"], 1, 1.0),
+        ("an\tapple\n", ["apple"], 1, 1.0),
+        ("mother-in-law's", ["motherinlaws"], 1, 1.0),
+        ("U.S. the", ["«us»"], 0, 0.0),
+        # 2 of 3 words are right, and 2 of 2 are found: 2 x 2/3 x 1 / (5/3) = 0.8.
+        ("big red fox", ["bird", "red fox"], 0, 0.8),
+        # A word counts as often as both have it: 1 of 2 and 1 of 1.
+        ("fox fox", ["fox"], 0, 2 / 3),
+        ("", ["fox"], 0, 0.0),
+        ("the", ["a"], 1, 0.0),
+    ],
+)
+def test_squad_accuracy_is_the_hand_computed_one(prediction: str, right: list[str], exact: int, f1: float) -> None:
+    found = load_metric("squad_accuracy").compute(predictions=[prediction], references=[right])
+    assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
+
+
+def plainly_normalized(text: str) -> list[str]:
+    """The rules once more, letter by letter: an article is a whole run of letters, digits and underscores."""
+    done, run = "", ""
+    for letter in [letter for letter in text.lower() if letter not in string.punctuation] + [" "]:
+        if letter.isalnum() or letter == "_":
+            run += letter
+        else:
+            done, run = done + (" " if run in ("a", "an", "the") else run) + letter, ""
+    return done.split()
+
+
+def plain_f1(prediction: str, golds: Iterable[str]) -> float:
+    """Words are crossed out one by one."""
+    best = 0.0
+    for gold in golds:
+        predicted, left = plainly_normalized(prediction), plainly_normalized(gold)
+        total, shared = len(predicted) + len(left), 0
+        for word in predicted:
+            if word in left:
+                left.remove(word)
+                shared += 1
+        best = max(best, 2 * shared / total if shared else 0.0)
+    return best
+
+
+@pytest.mark.parametrize(
+    "predicted", [lambda e: e.context[:80], lambda e: e.answers[-1]], ids=["cut context", "an answer"]
+)
+def test_over_all_of_squads_dev_split_f1_is_that_of_another_count(
+    shared_data: Path, predicted: Callable[[SquadExample], str]
+) -> None:
+    dev = list(read_squad(shared_data / "squad", "dev"))
+    assert len(dev) == 10_570
+    found = load_metric("squad_accuracy").compute(
+        predictions=[predicted(e) for e in dev], references=[list(e.answers[:2]) for e in dev], average=False
+    )
+    assert found["f1"] == pytest.approx([plain_f1(predicted(e), e.answers[:2]) for e in dev])
