@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from zeropods.sql.grammar import MOST_CONDITIONS, QueryAutomaton, State, Vocabulary, fold
+from zeropods.sql.grammar import MOST_CONDITIONS, GrammarState, QueryAutomaton, Vocabulary, fold
 from zeropods.sql.query import AGGREGATES, Condition, Query
 from zeropods.sql.text import format_query, parse_query
 
@@ -39,7 +39,7 @@ def segmented(text: str, choose: random.Random) -> list[int]:
     return ids
 
 
-def after(header: list[str], question: str, text: str) -> State | None:
+def after(header: list[str], question: str, text: str) -> GrammarState | None:
     return QueryAutomaton(VOCABULARY, header, question).follow(segmented(text, random.Random(0)))
 
 
