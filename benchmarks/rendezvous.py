@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks.figure import Figure
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
-from zeropods.pods.registration import Registration, register
-from zeropods.pods.rendezvous import Answer, Rendezvous
+from zeropods.pods.rendezvous import Answer, Registration, Rendezvous, register
 from zeropods.pods.wire import allow_open_files
 
 WORKERS, ROUNDS = 1_000, 3

@@ -9,7 +9,7 @@ from benchmarks.reliability.scene import Scene
 from zeropods.launch import fault
 from zeropods.launch.fault import worker_of
 from zeropods.measure.heartbeat import read_beats
-from zeropods.pods.processes import Tree, send
+from zeropods.pods.processes import descendants, send
 
 
 def kill_rank(scene: Scene) -> str:
@@ -31,7 +31,7 @@ def kill_agent(scene: Scene) -> str:
     pod = scene.random.choice(scene.used)
     warden = worker_of(scene.cluster, pod)
     assert warden is not None
-    os.kill(Tree.read().children(warden.pid)[0].pid, signal.SIGKILL)
+    os.kill(warden.children()[0].pid, signal.SIGKILL)
     return pod
 
 
@@ -58,7 +58,7 @@ def kill_supervisor(scene: Scene) -> None:
 
 def kill_pdsh(scene: Scene) -> None:
     """SIGKILL for pdsh alone."""
-    for process in Tree.read().below(scene.launch):
+    for process in descendants(scene.launch):
         # Debian's `pdsh` is a script that becomes `pdsh.bin`.
-        if process.name.startswith("pdsh"):
+        if process.name().startswith("pdsh"):
             send(process, signal.SIGKILL)

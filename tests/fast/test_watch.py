@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from zeropods.pods.processes import read_process
+from zeropods.pods.processes import find_process, is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
@@ -63,7 +63,7 @@ def test_a_process_that_is_left_behind_is_named_and_killed(tmp_path: Path) -> No
     said = printed(begun(tmp_path, LEAVES))
     pid = int((tmp_path / "pid").read_text())
     assert f"LEFT BEHIND and killed: {pid} sleep 600" in said
-    assert until(lambda: (found := read_process(pid)) is None or found.zombie)
+    assert until(lambda: (found := find_process(pid)) is None or not is_alive(found))
 
 
 def test_a_test_that_hangs_fails_is_cleaned_up_after_and_others_go_on(tmp_path: Path) -> None:

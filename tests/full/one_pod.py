@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from zeropods.pods.control import AgentError, ask_all
-from zeropods.pods.processes import PROC, Process, Tree, is_there, read_process, send
-from zeropods.pods.registration import Answer, Registration
-from zeropods.pods.rendezvous import Rendezvous
+from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
+from zeropods.pods.rendezvous import Answer, Registration, Rendezvous
 from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
 from zeropods.pods.sshd import account, make_key
 from zeropods.programs import free_port
@@ -65,13 +66,13 @@ class OnePod:
     @property
     def agent(self) -> Process:
         """The agent: the warden's only child."""
-        (agent,) = Tree.read().children(self.warden.pid)
+        (agent,) = Process(self.warden.pid).children()
         return agent
 
     @property
     def sshd(self) -> Process:
         """The agent's own daemon."""
-        return next(child for child in Tree.read().children(self.agent.pid) if child.name == "sshd")
+        return next(child for child in self.agent.children() if child.name() == "sshd")
 
     @property
     def temporary(self) -> Path:
@@ -106,8 +107,8 @@ class OnePod:
 
     def processes(self) -> set[Process]:
         """Everything of this pod: below the warden, or with this pod's address in its environment."""
-        return set(Tree.read().below(self.warden.pid)) | {
-            process for process in Tree.read().table.values() if self._is_ours(process)
+        return set(descendants(self.warden.pid)) | {
+            process for process in psutil.process_iter() if self._is_ours(process)
         }
 
     def said(self) -> str:
@@ -167,12 +168,12 @@ def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> None
 
 def all_gone(processes: set[Process]) -> bool:
     """Whether none of them is there any more."""
-    return not any(map(is_there, processes))
+    return not any(map(is_alive, processes))
 
 
 def process_in(file: Path) -> Process:
     """The process that has written its number into a file, once it has."""
     until(lambda: file.is_file() and file.read_text().strip())
-    process = read_process(int(file.read_text()))
+    process = find_process(int(file.read_text()))
     assert process is not None, "it has ended already"
     return process

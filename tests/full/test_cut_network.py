@@ -54,7 +54,7 @@ def test_a_pod_that_is_cut_off_is_lost_and_does_not_come_back(cluster: Cluster, 
 
 def asked(cluster: Cluster, run: str) -> object:
     """What the pod that was cut off answers to a supervisor that wants to go on with the run."""
-    request = {"do": "renew_run", "run": run, "seconds": 10}
+    request = {"do": "renew", "run": run, "seconds": 10}
     (answer,) = ask_all(cluster.agents[:1], cluster.secret, request, 5.0)
     return answer
 

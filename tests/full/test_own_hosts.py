@@ -25,7 +25,7 @@ from zeropods.pods.backends.namespaces import Namespaces
 from zeropods.pods.cluster import sweep
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.probe import find_program
-from zeropods.pods.processes import Process, Tree
+from zeropods.pods.processes import Process, descendants
 from zeropods.pods.ssh import known_hosts_text
 from zeropods.pods.sshd import make_key
 from zeropods.pods.state import ROOT, names
@@ -64,7 +64,7 @@ class Own:
 
     def sessions(self, name: str) -> list[Process]:
         """What runs below the sshd of a host."""
-        return Tree.read().below(int((self.folder / name / "pid").read_text()))
+        return descendants(int((self.folder / name / "pid").read_text()))
 
     @contextmanager
     def serving(self, name: str, more: str = "") -> Iterator[None]:

@@ -13,7 +13,7 @@ from zeropods.errors import UserError
 from zeropods.pods.backends.local import RECORDS
 from zeropods.pods.backends.workers import WorkerRecords
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.processes import PROC, Process, Tree, from_record, read_process, send
+from zeropods.pods.processes import PROC, Process, descendants, find_process, from_record, is_alive, send
 from zeropods.train.checkpoint_files import POINTER
 
 FAULT = "fault.json"
@@ -73,7 +73,7 @@ def kill_pod(cluster: Cluster, name: str) -> None:
     warden = worker_of(cluster, name)
     if warden is None:
         return
-    for process in (warden, *Tree.read().below(warden.pid)):
+    for process in (warden, *descendants(warden.pid)):
         send(process, signal.SIGKILL)
 
 
@@ -87,8 +87,8 @@ def worker_of(cluster: Cluster, name: str) -> Process | None:
 def left_over(folder: Path) -> int:
     """How many processes of this machine name a run folder on their command lines: launchers, ssh, ranks."""
     found = (path for path in PROC.glob("[0-9]*/cmdline") if str(folder).encode() in _read(path))
-    processes = (read_process(int(path.parent.name)) for path in found)
-    return sum(process is not None and not process.zombie for process in processes)
+    processes = (find_process(int(path.parent.name)) for path in found)
+    return sum(process is not None and is_alive(process) for process in processes)
 
 
 def _read(path: Path) -> bytes:

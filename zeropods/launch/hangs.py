@@ -15,7 +15,7 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.launch.outcome import Verdict
 from zeropods.measure.heartbeat import Beat, read_beats
-from zeropods.pods.processes import Process, ask_for_stacks, is_stopped, read_process, variable
+from zeropods.pods.processes import Process, ask_for_stacks, descendants, find_process, is_stopped, variable
 
 # Whether a run stands still, by the beats of its ranks, and which of them holds the others up.
 
@@ -213,9 +213,7 @@ def save_stacks(
 
 def ask_below(pid: int) -> None:
     """Ask the processes below one of this machine."""
-    from zeropods.pods.processes import Tree
-
-    ask_for_stacks(Tree.read().below(pid))
+    ask_for_stacks(descendants(pid))
 
 
 def carries(run: str) -> Callable[[Process], bool]:
@@ -239,7 +237,7 @@ def _is_written(path: Path) -> bool:
 
 
 def _known_otherwise(beat: Beat, ours: Callable[[Process], bool]) -> str:
-    process = read_process(beat.pid)
+    process = find_process(beat.pid)
     here = process is not None and ours(process)
     how = "is stopped" if here and process is not None and is_stopped(process) else "does not answer"
     spied = _spied(beat.pid) if here else ""

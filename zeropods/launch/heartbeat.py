@@ -59,7 +59,8 @@ class Heartbeat:
         self._secret = secret
         self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
         self._errors: dict[str, str] = {}
-        self._oom_kills: dict[str, list[int]] = {}
+        self._oom_kills: dict[str, tuple[int, int]] = {}
+        """First and last count of each pod."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
@@ -100,7 +101,7 @@ class Heartbeat:
 
     def pods_out_of_memory(self) -> frozenset[str]:
         """Names of the pods where the kernel has ended a process for want of memory; known once the run is stopped."""
-        return frozenset(name for name, counts in self._oom_kills.items() if counts[-1] > counts[0])
+        return frozenset(name for name, (first, last) in self._oom_kills.items() if last > first)
 
     def _pulse(self, pod: Pod, now: float) -> Pulse:
         at, answer = self._answers[pod.name]
@@ -118,7 +119,6 @@ class Heartbeat:
     async def _open(self) -> None:
         clients = {pod.name: self._client(pod) for pod in self.pods}
         await asyncio.gather(*(self._renew(name, client, OPEN_SECONDS) for name, client in clients.items()))
-        await self._count_oom_kills()
         self._tasks = [self._loop.create_task(self._beat(name, client)) for name, client in clients.items()]
 
     async def _beat(self, name: str, client: AgentClient) -> None:
@@ -133,23 +133,25 @@ class Heartbeat:
         from zeropods.pods.control import AgentError
 
         try:
-            request = {"do": "renew_run", "run": self.run, "seconds": LEASE_SECONDS}
-            self._answers[name] = time.monotonic(), await client.ask(request, seconds)
+            request = {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS}
+            answer = await client.ask(request, seconds)
+            self._answers[name] = time.monotonic(), answer
+            self._note_oom_kills(name, answer)
             self._errors.pop(name, None)
         except AgentError as error:
             self._errors[name] = str(error)
 
     async def _stop_run(self, grace_seconds: float) -> dict[str, str]:
         await self._end_tasks()
-        request = {"do": "stop_run", "run": self.run, "grace_seconds": grace_seconds}
+        request = {"do": "end", "run": self.run, "grace_seconds": grace_seconds}
         reasons = await asyncio.gather(*(self._stop_on(pod, request, grace_seconds) for pod in self.pods))
-        await self._count_oom_kills()
         return {pod.name: why for pod, why in zip(self.pods, reasons, strict=True) if why is not None}
 
-    async def _count_oom_kills(self) -> None:
-        for name, answer in (await self._ask_all({"do": "oom_kills"})).items():
-            if answer["oom_kills"] is not None:
-                self._oom_kills.setdefault(name, []).append(answer["oom_kills"])
+    def _note_oom_kills(self, name: str, answer: dict[str, Any]) -> None:
+        count = answer["oom_kills"]
+        if count is not None:
+            first, _ = self._oom_kills.get(name, (count, count))
+            self._oom_kills[name] = first, count
 
     async def _ask_all(self, request: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """The answers of the pods that give one in time."""
@@ -176,7 +178,8 @@ class Heartbeat:
 
         client = self._client(pod)
         try:
-            await client.ask(request, ANSWER_SECONDS if self._is_silent(pod) else grace_seconds + STOP_SECONDS)
+            seconds = ANSWER_SECONDS if self._is_silent(pod) else grace_seconds + STOP_SECONDS
+            self._note_oom_kills(pod.name, await client.ask(request, seconds))
         except AgentError as error:
             return str(error)
         finally:

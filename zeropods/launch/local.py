@@ -30,7 +30,7 @@ from zeropods.launch.outcome import (
 )
 from zeropods.measure.record import compose_record, read_json, read_record, write_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, RECORD, locked
-from zeropods.pods.processes import Tree, ending_in_order, is_stopped, oom_kills, read_process, send
+from zeropods.pods.processes import descendants, ending_in_order, find_process, is_stopped, oom_kills, send
 from zeropods.report.run import Run
 from zeropods.tables import progress
 
@@ -160,7 +160,7 @@ def end_standstill(standstill: Standstill) -> None:
     found = standstill.look()
     if found is None:
         return
-    below = {process.pid for process in Tree.read().below(os.getpid())}
+    below = {process.pid for process in descendants(os.getpid())}
     save_stacks(
         standstill.folder, standstill.beats(), lambda: ask_below(os.getpid()), lambda process: process.pid in below
     )
@@ -170,7 +170,7 @@ def end_standstill(standstill: Standstill) -> None:
 
 def _let_write(standstill: Standstill, below: Collection[int]) -> None:
     """Ask the ranks themselves to end: what started them may pass nothing on. Those that wait then write."""
-    ranks = {rank: read_process(beat.pid) for rank, beat in standstill.beats().items() if beat.pid in below}
+    ranks = {rank: find_process(beat.pid) for rank, beat in standstill.beats().items() if beat.pid in below}
     waiting = {rank for rank, process in ranks.items() if process and send(process, signal.SIGTERM)}
     waiting -= {rank for rank, process in ranks.items() if process and is_stopped(process)}
     deadline = time.monotonic() + WRITE_SECONDS

@@ -29,7 +29,7 @@ from zeropods.launch.outcome import Ranks, Sight, UnopenedError, Verdict, judge,
 from zeropods.launch.planning import check_pods, plan_launch
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
-from zeropods.pods.processes import Tree, ending_in_order, read_process, send, variable
+from zeropods.pods.processes import descendants, ending_in_order, find_process, processes_with, send
 from zeropods.report.run import Run
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ def end_tree(pid: int) -> None:
 
     pdsh puts each ssh into a session of its own, so that a process group would not reach them.
     """
-    top = read_process(pid)
-    below = Tree.read().below(pid)
+    top = find_process(pid)
+    below = descendants(pid)
     for process in (*([] if top is None else [top]), *below):
         send(process, signal.SIGKILL)
 
@@ -178,9 +178,8 @@ def end_marked(run: str) -> None:
     For pods of this machine only. Their agents have ended the run; this is for a pod whose agent and
     warden were both killed, whose ranks nobody else would end.
     """
-    for process in Tree.read().table.values():
-        if variable(process, RUN) == run:
-            send(process, signal.SIGKILL)
+    for process in processes_with(RUN, run):
+        send(process, signal.SIGKILL)
 
 
 # The supervisor of a run on several pods: starts it, watches it, and leaves nothing of it behind.

@@ -1,10 +1,10 @@
-"""The agent of a pod: it registers, starts its sshd, and sleeps; whatever ran under it ends with it."""
+"""A pod: its agent registers, starts the pod's sshd and answers its master; its warden outlives the agent."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,24 +20,49 @@ from typing import Any, TypeVar
 from zeropods.errors import UserError
 from zeropods.files import POD, make_private_folder
 from zeropods.pods import this_pod
-from zeropods.pods.control import ControlServer
-from zeropods.pods.leases import IDLE, KERNEL, ClusterLease, Ending, Lifetime, send_all, takes_sigterm
-from zeropods.pods.processes import Tree, become_subreaper, end_descendants, end_with_parent, is_there, reap
-from zeropods.pods.registration import Registration, register
+from zeropods.pods.control import purpose
+from zeropods.pods.leases import HAS_ENDED, IDLE, KERNEL, Leases, RunEndedError, takes_sigterm
+from zeropods.pods.processes import (
+    ENDING,
+    become_subreaper,
+    descendants,
+    end_descendants,
+    end_with_parent,
+    is_alive,
+    oom_kills,
+    reap,
+    send,
+)
+from zeropods.pods.rendezvous import Registration, register
 from zeropods.pods.sshd import HOST_KEY, Sshd, find_sshd, make_key
+from zeropods.pods.wire import Channel, ChannelError, Listener, listening_socket
 from zeropods.programs import is_free
 
-# What a worker is told through its environment by whoever started it.
-
-T = TypeVar("T")
 SECRET_VARIABLE = "ZEROPODS_SECRET"
 SECRET_BYTES = 32
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
+GRACE_SECONDS = 2.0
+"""From SIGTERM to SIGKILL, when the pod ends."""
+KILL_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
+COUNT_SECONDS = 30.0
+AGENT_SECONDS = 10.0
+"""From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
+WARDEN_KILL_SECONDS = 30.0
+FOREVER_SECONDS = 86_400.0
+PROOF_SECONDS = 5.0
+SILENT_SECONDS = 120.0
+"""A connection on which nothing was asked for so long is closed; clients connect again."""
+MAX_UNPROVEN = 64
+MAX_SECONDS = 3_600.0
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """Where to report, as whom, and what to offer."""
+    """What a worker is told through its environment by whoever started it: where to report, and what to offer."""
 
     worker: str
     """Id of this worker with the backend that started it."""
@@ -51,38 +76,272 @@ class Orders:
     register_seconds: float
 
 
+def main() -> int:
+    """Be a pod until it ends; returns the exit status.
+
+    It splits in two before anything else is done: the parent, the warden, has nothing to do but to outlive the agent
+    and to end what the agent had under it.
+    """
+    orders = take_orders()
+    become_subreaper()
+    folder = make_private_folder(POD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
+    warden = os.getpid()
+    agent = os.fork()
+    if agent == 0:
+        return run_agent(orders, folder, warden)
+    return _guard(agent, orders, folder)
+
+
 def take_orders() -> Orders:
     """Read this process's environment, and take the secret out of it; `UserError` names a variable that is wrong."""
     return Orders(
-        secret=_value(SECRET_VARIABLE, _secret, f"{2 * SECRET_BYTES} hexadecimal digits", take_variable),
+        secret=_told(SECRET_VARIABLE, _secret, f"{2 * SECRET_BYTES} hexadecimal digits"),
         worker=next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}"),
         address=this_pod.address(),
-        master=_value("ZEROPODS_MASTER", _place, "ADDRESS:PORT"),
-        ssh_ports=_value("ZEROPODS_SSH_PORTS", _ports, "ports, like 2222,40123"),
-        slots=_value("ZEROPODS_SLOTS", _positive, "a number from 1") if os.environ.get("ZEROPODS_SLOTS") else None,
-        register_seconds=_value("ZEROPODS_REGISTER_SECONDS", _seconds, "seconds"),
+        master=_told("ZEROPODS_MASTER", _place, "ADDRESS:PORT"),
+        ssh_ports=_told("ZEROPODS_SSH_PORTS", _ports, "ports, like 2222,40123"),
+        slots=_told("ZEROPODS_SLOTS", _positive, "a number from 1") if os.environ.get("ZEROPODS_SLOTS") else None,
+        register_seconds=_told("ZEROPODS_REGISTER_SECONDS", float, "seconds"),
     )
 
 
-def take_variable(name: str) -> str | None:
-    """A variable's value, which is then gone: for children, and for readers of /proc/PID/environ."""
-    value = os.environ.get(name)
-    if value is None:
-        return None
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    place = libc.getenv(os.fsencode(name))
-    if place:
-        # /proc shows the memory in which the process was handed its environment; unsetting leaves that as it is.
-        ctypes.memset(place, ord("-"), len(os.fsencode(value)))
-    del os.environ[name]
-    return value
+def run_agent(orders: Orders, folder: Path, warden: int) -> int:
+    """Be the agent until the pod ends; returns the exit status.
+
+    Signals are blocked when this is called, and handled from when the agent can heed them.
+
+    Args:
+        folder: private and empty; for keys, configuration and log of sshd.
+        warden: the parent. Its end ends this process, as SIGTERM does.
+
+    Raises:
+        UserError: no registration, or no sshd; nothing is left running then.
+    """
+    try:
+        # A signal to the warden's group must not kill both: one of them has to clean up.
+        os.setsid()
+        end_with_parent(warden, signal.SIGTERM)
+        become_subreaper()
+        find_sshd()
+        host_key = make_key(folder / HOST_KEY, "")
+        slots = orders.slots or _count_slots()
+        return asyncio.run(_Agent(orders, folder, host_key, slots).live())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _value(
-    name: str, parse: Callable[[str], T], expected: str, read: Callable[[str], str | None] = os.environ.get
-) -> T:
-    text = read(name)
+class _RefusalError(Exception):
+    """What was wrong with a request."""
+
+
+class _Agent:
+    def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
+        self._orders = orders
+        self._host_key = host_key
+        self._slots = slots
+        self._sshd = Sshd(folder, orders.address)
+        self._leases = Leases(os.getpid(), lambda: self._sshd.pid, self._end)
+        self._cluster: str | None = None
+        self._listener: Listener | None = None
+        self._ending: asyncio.Future[tuple[str, int]] | None = None
+        """Why the pod ends, and its exit status."""
+
+    async def live(self) -> int:
+        """From the registration to the end of all that is under this process."""
+        loop = asyncio.get_running_loop()
+        self._ending = loop.create_future()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for signum in ENDING:
+            loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *ENDING})
+        registering, watching = asyncio.create_task(self._register()), asyncio.create_task(self._leases.watch())
+        # What fails while it registers ends it.
+        registering.add_done_callback(self._registered)
+        try:
+            reason, status = await self._ending
+        finally:
+            registering.cancel()
+            watching.cancel()
+            await self._end_everything()
+        self._say(f"ended: {reason}")
+        return status
+
+    async def _register(self) -> None:
+        orders = self._orders
+        sock = listening_socket(orders.address, 0)
+        port = int(sock.getsockname()[1])
+        self._listener = Listener(
+            orders.secret,
+            purpose(orders.address, port),
+            self._converse,
+            unproven=MAX_UNPROVEN,
+            seconds=PROOF_SECONDS,
+        )
+        await self._listener.open(sock)
+        registration = Registration(
+            worker=orders.worker,
+            address=orders.address,
+            hostname=socket.gethostname(),
+            slots=self._slots,
+            host_key=self._host_key,
+            control_port=port,
+            free_ports=tuple(port for port in orders.ssh_ports if is_free(orders.address, port)),
+        )
+        answer = await register(orders.master, orders.secret, registration, orders.register_seconds, self._obey)
+        self._say(f"ready, ssh port {answer['ssh_port']}")
+
+    def _registered(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._ending is not None and not self._ending.done():
+            self._ending.set_exception(error)
+
+    async def _obey(self, answer: dict[str, Any]) -> None:
+        if answer["lease"] not in (KERNEL, IDLE):
+            raise UserError(f"lease: {answer['lease']!r}; expected {KERNEL} or {IDLE}")
+        self._cluster = answer["cluster"]
+        await self._sshd.start(answer["ssh_port"], answer["authorized_key"])
+        self._leases.open(answer["lease"], answer["lease_seconds"])
+
+    async def _converse(self, channel: Channel, request: dict[str, Any]) -> None:
+        """Answer the master on one connection, until it is closed."""
+        with suppress(ChannelError):
+            while True:
+                try:
+                    answer = await self._answer(request)
+                except _RefusalError as refusal:
+                    answer = {"error": str(refusal)}
+                self._leases.use()
+                await channel.send(answer)
+                if answer == {"ending": True}:
+                    self._end("it was asked to")
+                request = await channel.receive(SILENT_SECONDS)
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """`renew` and `end` are for a run where the request names one, else for the pod."""
+        run = _run(request)
+        match request.get("do"):
+            case "renew" if run:
+                try:
+                    return self._leases.renew_run(run, _seconds(request, "seconds", least=0.1))
+                except RunEndedError:
+                    raise _RefusalError(f"run {run} {HAS_ENDED}") from None
+            case "end" if run:
+                left = await self._leases.end_run(run, _seconds(request, "grace_seconds", least=0.0))
+                return {"left": left, "oom_kills": oom_kills()}
+            case "stacks" if run:
+                return {"asked": self._leases.ask_for_stacks(run)}
+            case "end":
+                return {"ending": True}
+            case "renew" | "status" as do:
+                if do == "renew":
+                    self._leases.renew()
+                return {"worker": self._orders.worker, "cluster": self._cluster, **self._leases.status()}
+        raise _RefusalError(f"do: {str(request.get('do'))[:40]!r}; expected status, renew, stacks or end")
+
+    def _end(self, reason: str, status: int = 0) -> None:
+        """Let the pod end; the first reason counts."""
+        assert self._ending is not None
+        if not self._ending.done():
+            self._ending.set_result((reason, status))
+
+    def _reap(self) -> None:
+        ended, _ = reap()
+        if self._sshd.pid in ended:
+            self._end(f"its sshd ended with status {ended[self._sshd.pid]}: {self._sshd.last_words()}", 1)
+
+    async def _end_everything(self) -> None:
+        """Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left."""
+        self._sshd.kill()
+        if self._listener is not None:
+            await self._listener.close()
+        waiting = [process for process in descendants(os.getpid()) if takes_sigterm(process)]
+        for process in waiting:
+            send(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while waiting and time.monotonic() < deadline:
+            await asyncio.sleep(PAUSE_SECONDS)
+            waiting = [process for process in waiting if is_alive(process)]
+        end_descendants(KILL_SECONDS)
+
+    def _say(self, what: str) -> None:
+        # Who started this pod, and reads what it says, may be gone.
+        with suppress(OSError):
+            print(f"pod {self._orders.address}: {what}", flush=True)
+
+
+def _run(request: dict[str, Any]) -> str | None:
+    run = request.get("run")
+    if run is not None and (not isinstance(run, str) or RUN_NAME.fullmatch(run) is None):
+        raise _RefusalError(f"run: {str(run)[:40]!r}; expected at most 100 letters, digits, '.', '_' and '-'")
+    return run
+
+
+def _seconds(request: dict[str, Any], key: str, least: float) -> float:
+    value = request.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_SECONDS:
+        raise _RefusalError(f"{key}: {str(value)[:40]}; expected a number from {least:g} to {MAX_SECONDS:g}")
+    return float(value)
+
+
+def _count_slots() -> int:
+    """GPUs, counted by another process: NVML stays in memory, and may hang where a driver is broken."""
+    code = "from zeropods.pods.this_pod import slots; print(slots())"
+    try:
+        counted = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            timeout=COUNT_SECONDS,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:
+        raise UserError(f"slots: counting GPUs failed ({error}); say how many with --slots") from None
+    return int(counted.stdout)
+
+
+# The warden.
+
+
+def _guard(agent: int, orders: Orders, folder: Path) -> int:
+    status = None
+    try:
+        status = _await_agent(agent)
+    finally:
+        is_clean = end_descendants(WARDEN_KILL_SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+    pod = f"pod {orders.address}"
+    if status is None or status < 0:
+        how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
+        print(f"{pod}: the agent {how}; everything under it was killed", file=sys.stderr, flush=True)
+    if not is_clean:
+        print(f"{pod}: processes hang in the kernel and did not end on SIGKILL", file=sys.stderr, flush=True)
+    return status if status in (0, 1) and is_clean else 1
+
+
+def _await_agent(agent: int) -> int | None:
+    """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
+    deadline = None
+    while True:
+        ended, _ = reap()
+        if agent in ended:
+            return ended[agent]
+        patience = FOREVER_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0)
+        got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
+        if got is None and deadline is not None:
+            return None
+        if got is not None and got.si_signo in ENDING and deadline is None:
+            deadline = time.monotonic() + AGENT_SECONDS
+            os.kill(agent, signal.SIGTERM)
+
+
+# The environment of a worker.
+
+
+def _told(name: str, parse: Callable[[str], T], expected: str) -> T:
+    # The secret is taken out of it: processes that this one starts inherit the rest.
+    text = os.environ.pop(name, "") if name == SECRET_VARIABLE else os.environ.get(name, "")
     if not text:
         raise UserError(f"{name}: not set; a worker is started by `zeropods pods up`, not by hand")
     try:
@@ -122,211 +381,3 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e9:
-        raise ValueError(text)
-    return seconds
-
-
-# The agent of a pod: it registers, starts its sshd, and sleeps; whatever ran under it ends with it.
-
-GRACE_SECONDS = 2.0
-"""From SIGTERM to SIGKILL, when the pod ends."""
-KILL_SECONDS = 5.0
-PAUSE_SECONDS = 0.1
-COUNT_SECONDS = 30.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def run_agent(orders: Orders, folder: Path, warden: int) -> int:
-    """Be the agent until the pod ends; returns the exit status.
-
-    Signals are blocked when this is called, and handled from when the agent can heed them.
-
-    Args:
-        folder: private and empty; for keys, configuration and log of sshd.
-        warden: the parent. Its end ends this process, as SIGTERM does.
-
-    Raises:
-        UserError: no registration, or no sshd; nothing is left running then.
-    """
-    try:
-        # A signal to the warden's group must not kill both: one of them has to clean up.
-        os.setsid()
-        end_with_parent(warden, signal.SIGTERM)
-        become_subreaper()
-        find_sshd()
-        host_key = make_key(folder / HOST_KEY, "")
-        slots = orders.slots or _count_slots()
-        return asyncio.run(_Agent(orders, folder, host_key, slots).live())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Agent:
-    def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
-        self._orders = orders
-        self._host_key = host_key
-        self._slots = slots
-        self._sshd = Sshd(folder, orders.address)
-        self._lifetime = Lifetime(lambda: self._sshd.pid)
-        self._about: dict[str, str | None] = {"worker": orders.worker, "cluster": None}
-        self._control = ControlServer(self._lifetime, orders.secret, self._about)
-
-    async def live(self) -> int:
-        self._heed_signals()
-        watching = asyncio.create_task(self._lifetime.run())
-        try:
-            ending = await self._serve(watching)
-        finally:
-            watching.cancel()
-            await self._end_everything()
-        self._say(f"ended: {ending.reason}")
-        return ending.status
-
-    async def _serve(self, watching: asyncio.Task[Ending]) -> Ending:
-        registering = asyncio.create_task(self._register())
-        try:
-            await asyncio.wait({registering, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if registering.done():
-                answer = await registering
-                self._say(f"ready, ssh port {answer['ssh_port']}")
-        finally:
-            registering.cancel()
-        return await watching
-
-    async def _register(self) -> dict[str, Any]:
-        orders = self._orders
-        registration = Registration(
-            worker=orders.worker,
-            address=orders.address,
-            hostname=socket.gethostname(),
-            slots=self._slots,
-            host_key=self._host_key,
-            control_port=await self._control.start(orders.address),
-            free_ports=tuple(port for port in orders.ssh_ports if is_free(orders.address, port)),
-        )
-        return await register(orders.master, orders.secret, registration, orders.register_seconds, self._obey)
-
-    async def _obey(self, answer: dict[str, Any]) -> None:
-        kind, seconds = answer["lease"], answer["lease_seconds"]
-        if kind not in (KERNEL, IDLE) or not isinstance(seconds, int | float) or not seconds > 0:
-            raise UserError(f"lease: {kind!r} of {seconds!r} s; expected {KERNEL} or {IDLE}, of some seconds")
-        if answer["ssh_port"] not in self._orders.ssh_ports:
-            raise UserError(f"ssh_port: {answer['ssh_port']}; was not proposed to this pod")
-        self._about["cluster"] = answer["cluster"]
-        await self._sshd.start(answer["ssh_port"], answer["authorized_key"])
-        self._lifetime.lease = ClusterLease(kind, seconds, time.monotonic())
-        self._lifetime.notice()
-
-    def _heed_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for signum in SIGNALS:
-            loop.add_signal_handler(signum, self._lifetime.end, f"it got {signum.name}", 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *SIGNALS})
-
-    def _reap(self) -> None:
-        ended, _ = reap()
-        if self._sshd.pid in ended:
-            status = ended[self._sshd.pid]
-            self._lifetime.end(f"its sshd ended with status {status}: {self._sshd.last_words()}", 1)
-
-    async def _end_everything(self) -> None:
-        """Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left."""
-        self._sshd.kill()
-        await self._control.close()
-        waiting = [process for process in Tree.read().below(os.getpid()) if takes_sigterm(process)]
-        send_all(waiting, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while waiting and time.monotonic() < deadline:
-            await asyncio.sleep(PAUSE_SECONDS)
-            waiting = [process for process in waiting if is_there(process)]
-        end_descendants(KILL_SECONDS)
-
-    def _say(self, what: str) -> None:
-        # Who started this pod, and reads what it says, may be gone.
-        with suppress(OSError):
-            print(f"pod {self._orders.address}: {what}", flush=True)
-
-
-def _count_slots() -> int:
-    """GPUs, counted by another process: NVML stays in memory, and may hang where a driver is broken."""
-    code = "from zeropods.pods.this_pod import slots; print(slots())"
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    try:
-        counted = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=COUNT_SECONDS,
-            check=True,
-        )
-    except subprocess.SubprocessError as error:
-        raise UserError(f"slots: counting GPUs failed ({error}); say how many with --slots") from None
-    return int(counted.stdout)
-
-
-# The warden of a pod: the agent's parent. Where the agent is killed, it ends what the agent had under it.
-
-AGENT_SECONDS = 10.0
-"""From SIGTERM, which is passed on to the agent, until it is killed with all that is under it."""
-WARDEN_KILL_SECONDS = 30.0
-FOREVER_SECONDS = 86_400.0
-ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-
-
-def main() -> int:
-    """Be a pod until it ends; returns the exit status.
-
-    It splits in two before anything heavy is loaded: this process stays small, and has nothing to do
-    but to outlive the other.
-    """
-    orders = take_orders()
-    become_subreaper()
-    folder = make_private_folder(POD)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
-    warden = os.getpid()
-    agent = os.fork()
-    if agent == 0:
-        return run_agent(orders, folder, warden)
-    return _guard(agent, orders, folder)
-
-
-def _guard(agent: int, orders: Orders, folder: Path) -> int:
-    status = None
-    try:
-        status = _await_agent(agent)
-    finally:
-        is_clean = end_descendants(WARDEN_KILL_SECONDS)
-        shutil.rmtree(folder, ignore_errors=True)
-    if status is None or status < 0:
-        how = f"did not end in {AGENT_SECONDS:.0f} s" if status is None else f"was killed by signal {-status}"
-        _say(f"pod {orders.address}: the agent {how}; everything under it was killed")
-    if not is_clean:
-        _say(f"pod {orders.address}: processes hang in the kernel and did not end on SIGKILL")
-    return status if status in (0, 1) and is_clean else 1
-
-
-def _await_agent(agent: int) -> int | None:
-    """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
-    deadline = None
-    while True:
-        ended, _ = reap()
-        if agent in ended:
-            return ended[agent]
-        patience = FOREVER_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0)
-        got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
-        if got is None and deadline is not None:
-            return None
-        if got is not None and got.si_signo in ENDING and deadline is None:
-            deadline = time.monotonic() + AGENT_SECONDS
-            os.kill(agent, signal.SIGTERM)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -1,175 +1,132 @@
-"""Processes that are known again later, process trees, and signals that reach only the process that was meant."""
+"""Process trees and their end, on psutil; interrupts that come at a bad moment; the kernel's count of OOM kills."""
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-# Processes that are known again later, and signals that reach only the process that was meant.
+import psutil
+from psutil import Process
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a process to end."""
+STACKS = int(signal.SIGRTMIN) + 7
+"""Asks a rank for the stacks of its threads; by default it ends a process, so only who catches it may get it."""
 PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 5.0
 """What is there so long after SIGKILL hangs in the kernel."""
+CLOCK_SECONDS = 2.0
+"""The kernel's time of boot, from which psutil computes a start, moves by up to a second when the clock is set."""
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h."""
+
+# One process. psutil tells it from a later one with the same number by its creation time.
 
 
-@dataclass(frozen=True)
-class Process:
-    """One process, told from a later one with the same number by its start."""
-
-    pid: int
-    start_ticks: int
-    """Clock ticks from boot to its start: field 22 of /proc/PID/stat (proc(5))."""
-    parent: int = field(default=0, compare=False)
-    name: str = field(default="", compare=False)
-    """At most 15 bytes of its program's name."""
-    zombie: bool = field(default=False, compare=False)
-    """Ended, and not yet reaped."""
-
-
-def read_process(pid: int) -> Process | None:
-    """One process; None where there is none of this number."""
+def find_process(pid: int) -> Process | None:
+    """The process of this number, ended but not reaped ones included; None where there is none."""
     try:
-        stat = (PROC / str(pid) / "stat").read_bytes()
-    except OSError:
+        return Process(pid)
+    except psutil.NoSuchProcess:
         return None
-    # The name may hold blanks and brackets: the last bracket ends it.
-    head, _, tail = stat.rpartition(b")")
-    fields = tail.split()
-    name = head.partition(b"(")[2].decode(errors="replace")
-    return Process(pid, int(fields[19]), int(fields[1]), name, zombie=fields[0] in (b"Z", b"X"))
 
 
-def is_there(process: Process) -> bool:
+def is_alive(process: Process) -> bool:
     """Whether it still runs; one that has ended and was not reaped does not."""
-    now = read_process(process.pid)
-    return now == process and not now.zombie
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_stopped(process: Process) -> bool:
+    """Whether a process was stopped by SIGSTOP or the like."""
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def send(process: Process, signum: int) -> bool:
-    """Send a signal to this process and no other; False where it has ended.
-
-    The handle is opened first and the start compared then, so that a number that went to another
-    process meanwhile is noticed.
-    """
+    """Send a signal to this process and no other; False where it has ended, or is not ours."""
     try:
-        handle = os.pidfd_open(process.pid)
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            return False
-        return _is_still(process) and _kill(process.pid, signum)  # Linux before 5.3
-    try:
-        if not _is_still(process):
-            return False
-        signal.pidfd_send_signal(handle, signum)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def end(processes: Iterable[Process], seconds: float) -> None:
-    """End processes together: SIGTERM, SIGKILL for those that are there `seconds` later; none is left."""
-    left = list(processes)
-    for signum, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, KILL_SECONDS)):
-        for process in left:
-            send(process, signum)
-        deadline = time.monotonic() + patience
-        while (left := [process for process in left if is_there(process)]) and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
-
-
-def to_record(process: Process) -> list[object]:
-    """A process on disk: after another boot the same number and start may be another's."""
-    return [process.pid, process.start_ticks, _boot()]
-
-
-def from_record(record: list[object]) -> Process | None:
-    """The process of a record; None where it ended with an earlier boot."""
-    pid, start_ticks, boot = record
-    if boot != _boot() or not isinstance(pid, int) or not isinstance(start_ticks, int):
-        return None
-    return Process(pid, start_ticks)
-
-
-def _is_still(process: Process) -> bool:
-    return read_process(process.pid) == process
-
-
-def _kill(pid: int, signum: int) -> bool:
-    try:
-        os.kill(pid, signum)
-    except OSError:
+        process.send_signal(signum)
+    except psutil.Error:
         return False
     return True
-
-
-def _boot() -> str:
-    return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-# Processes below another one, read from /proc, and what can be asked about each.
-
-READINGS = 4
-"""A parent that ends while /proc is read leaves its child with nobody above it; then it is read again."""
-
-
-class Tree:
-    """All processes at one moment, by parent."""
-
-    def __init__(self, table: dict[int, Process]) -> None:
-        self.table = table
-        self._children: dict[int, list[Process]] = {}
-        for process in table.values():
-            self._children.setdefault(process.parent, []).append(process)
-
-    @classmethod
-    def read(cls) -> Tree:
-        """Read /proc; processes that start or end meanwhile may be missing."""
-        lost: set[int] = set()
-        for _ in range(READINGS):
-            before, table = lost, {process.pid: process for process in _processes()}
-            lost = {process.pid for process in table.values() if process.parent and process.parent not in table}
-            # The same ones again: their parents are there, and hidden from this user.
-            if lost == before:
-                break
-        return cls(table)
-
-    def children(self, pid: int) -> list[Process]:
-        """Processes whose parent is `pid`."""
-        return self._children.get(pid, [])
-
-    def below(self, pid: int) -> list[Process]:
-        """Every descendant of `pid`, parents before their children."""
-        found = list(self.children(pid))
-        for process in found:
-            found += self.children(process.pid)
-        return found
 
 
 def variable(process: Process, name: str) -> str | None:
     """An environment variable as the process was started with; None where it has none or cannot be asked."""
-    marker = f"{name}=".encode()
-    for entry in _read(process, "environ").split(b"\0"):
-        if entry.startswith(marker):
-            return entry[len(marker) :].decode(errors="replace")
-    return None
+    try:
+        value: str | None = process.environ().get(name)
+    except (psutil.Error, OSError):
+        return None
+    return value
 
 
-def arguments(process: Process) -> list[str]:
-    """The process's argument list; empty where it cannot be asked."""
-    return _read(process, "cmdline").decode(errors="replace").split("\0")[:-1]
+def processes_with(name: str, value: str) -> list[Process]:
+    """Processes of this machine that were started with an environment variable of this value."""
+    return [process for process in psutil.process_iter() if variable(process, name) == value]
+
+
+def catches(process: Process, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal (`SigCgt`, proc(5))."""
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)", _text(PROC / str(process.pid) / "status"), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
+def ask_for_stacks(processes: Iterable[Process]) -> int:
+    """Send `STACKS` to those that catch it, and to no other: it would end them. Returns how many got it."""
+    return sum(send(process, STACKS) for process in processes if catches(process, STACKS))
+
+
+def to_record(process: Process) -> list[object]:
+    """A process on disk: its number, its start in seconds since boot, and which boot that was."""
+    return [process.pid, _started(process), _boot()]
+
+
+def from_record(record: list[object]) -> Process | None:
+    """The process of a record; None where it has ended."""
+    pid, started, boot = record
+    process = find_process(pid) if isinstance(pid, int) and boot == _boot() else None
+    if process is None or not isinstance(started, int | float):
+        return None
+    return process if abs(_started(process) - started) < CLOCK_SECONDS else None
+
+
+def _started(process: Process) -> float:
+    return round(process.create_time() - psutil.boot_time(), 2)
+
+
+def _boot() -> str:
+    return _text(PROC / "sys/kernel/random/boot_id").strip()
+
+
+# Trees of processes and their end.
+
+
+def descendants(pid: int) -> list[Process]:
+    """Every process below `pid`, parents before their children; none where `pid` has ended.
+
+    One whose parent ends meanwhile may be missing: ask again before concluding that none is left.
+    """
+    try:
+        return list(Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def child_pids(pid: int) -> list[int] | None:
@@ -180,24 +137,67 @@ def child_pids(pid: int) -> list[int] | None:
         return None
 
 
-def _processes() -> Iterator[Process]:
-    for name in os.listdir(PROC):
-        if name.isdecimal() and (process := read_process(int(name))) is not None:
-            yield process
+def end(processes: Iterable[Process], seconds: float) -> None:
+    """End processes together: SIGTERM, SIGKILL for those that are there `seconds` later; none is left."""
+    left = list(processes)
+    for signum, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, KILL_SECONDS)):
+        for process in left:
+            send(process, signum)
+        deadline = time.monotonic() + patience
+        while (left := [process for process in left if is_alive(process)]) and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
 
 
-def _read(process: Process, file: str) -> bytes:
-    try:
-        return (PROC / str(process.pid) / file).read_bytes()
-    except OSError:
-        return b""
+def become_subreaper() -> None:
+    """From now on whatever is orphaned below this process becomes its child (Linux 3.4)."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-# Interrupts that come at a bad moment are taken up after it.
+def end_with_parent(parent: int, signum: signal.Signals) -> None:
+    """Get `signum` when the parent ends, at once if it has ended already; survives `execve`, not `fork`."""
+    _prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STACKS = int(signal.SIGRTMIN) + 7
-"""Asks a rank for the stacks of its threads; by default it ends a process, so only who catches it may get it."""
+
+def reap() -> tuple[dict[int, int], bool]:
+    """Collect children that have ended.
+
+    Returns:
+        Their exit codes by pid, negative for a signal, and whether there are other children. For a
+        subreaper "no children" means that no descendant is left either.
+    """
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended, False
+        if pid == 0:
+            return ended, True
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def end_descendants(seconds: float) -> bool:
+    """SIGKILL everything below this subreaper until nothing is left; False if something still is after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while reap()[1]:
+        for process in descendants(os.getpid()):
+            send(process, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PAUSE_SECONDS)
+    return True
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+# Interrupts that come at a bad moment.
 
 
 @contextmanager
@@ -240,45 +240,29 @@ def _exit(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-# How often the kernel has ended a process for want of memory, where this process lives.
-
-CGROUPS = Path("/sys/fs/cgroup")
+# Memory.
 
 
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """The kernel's count of OOM kills in this process's memory cgroup; None where it keeps none.
 
-    A process outside of any group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the
-    group's path is another than outside of it, and its own group is the root of what it sees.
+    The count stands in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). A process outside of any
+    group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the group's path is another than
+    outside of it, and its own group is the root of what it sees.
     """
-    for file in _files(proc, cgroups):
-        found = _count(file)
-        if found is not None:
-            return found
-    return _count(proc / "vmstat")
-
-
-def _files(proc: Path, cgroups: Path) -> list[Path]:
-    """Where the count may stand: cgroup v1 `memory.oom_control`, v2 `memory.events` (cgroups(7)); nearest first."""
     files = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        own = path.lstrip("/")
         if "memory" in controllers.split(","):
-            root = cgroups / "memory"
-            files += [root / own / "memory.oom_control", *([] if own == "" else [root / "memory.oom_control"])]
-        elif number == "0" and controllers == "":
-            for root in (cgroups, cgroups / "unified"):
-                files += [root / own / "memory.events", root / "memory.events"]
-    return files
-
-
-def _count(file: Path) -> int | None:
-    for line in _text(file).splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.strip().isdecimal():
-            return int(value)
+            files += [cgroups / "memory" / own / "memory.oom_control" for own in (path.lstrip("/"), "")]
+        elif number == "0" and not controllers:
+            roots = (cgroups, cgroups / "unified")
+            files += [root / own / "memory.events" for root in roots for own in (path.lstrip("/"), "")]
+    for file in (*files, proc / "vmstat"):
+        found = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
+        if found:
+            return int(found[1])
     return None
 
 
@@ -287,87 +271,3 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
-
-
-# Processes asked for the stacks of their threads.
-
-
-def ask_for_stacks(processes: Iterable[Process]) -> int:
-    """Send `STACKS` to those that catch it, and to no other: it would end them. Returns how many got it."""
-    return sum(send(process, STACKS) for process in processes if catches(process, STACKS))
-
-
-def catches(process: Process, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal (`SigCgt`, proc(5))."""
-    caught = _status(process).get("SigCgt", "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
-
-
-def is_stopped(process: Process) -> bool:
-    """Whether a process was stopped by SIGSTOP or the like."""
-    return _status(process).get("State", "?")[0] in "Tt"
-
-
-def _status(process: Process) -> dict[str, str]:
-    try:
-        lines = (PROC / str(process.pid) / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-# A process that inherits the orphans below it, reaps them, and can end all of them.
-
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h."""
-REAP_PAUSE_SECONDS = 0.02
-
-
-def become_subreaper() -> None:
-    """From now on whatever is orphaned below this process becomes its child (Linux 3.4)."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_with_parent(parent: int, signum: signal.Signals) -> None:
-    """Get `signum` when the parent ends, at once if it has ended already; survives `execve`, not `fork`."""
-    _prctl(PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signum)
-
-
-def reap() -> tuple[dict[int, int], bool]:
-    """Collect children that have ended.
-
-    Returns:
-        Their exit codes by pid, negative for a signal, and whether there are other children. For a
-        subreaper "no children" means that no descendant is left either.
-    """
-    ended: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended, False
-        if pid == 0:
-            return ended, True
-        ended[pid] = os.waitstatus_to_exitcode(status)
-
-
-def end_descendants(seconds: float) -> bool:
-    """SIGKILL everything below this subreaper until nothing is left; False if something still is after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while reap()[1]:
-        for process in Tree.read().below(os.getpid()):
-            send(process, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(REAP_PAUSE_SECONDS)
-    return True
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))

@@ -1,302 +1,91 @@
-"""The master's side of the rendezvous: where the pods of a new cluster report in."""
+"""The rendezvous of a new cluster: pods report in, and are told together to serve. Both sides of it."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
-import socket
+import re
+import reprlib
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.pods.registration import PURPOSE, Answer, Registration, plain_line
-from zeropods.pods.wire import (
-    DEFAULT_PORT,
-    Channel,
-    ChannelError,
-    Unproven,
-    accept,
-    allow_open_files,
-    listening_socket,
-    serve,
-)
+from zeropods.pods.wire import Channel, ChannelError, Listener, allow_open_files, connect, listening_socket
 
-# Who of a cluster has registered, and what contradicts it. No sockets here.
-
-
-class Stage(Enum):
-    """How far a pod has come."""
-
-    REGISTERED = 1
-    TOLD = 2
-    READY = 3
-
-
-@dataclass(eq=False)
-class Entry:
-    """A pod on the roster; a pod that comes again gets a new one."""
-
-    registration: Registration
-    stage: Stage = Stage.REGISTERED
-
-
-class SurplusError(Exception):
-    """A pod of this cluster that came after all of its places were taken."""
-
-
-class Roster:
-    """The pods of one cluster that is coming up."""
-
-    def __init__(self, count: int, ssh_ports: tuple[int, ...]) -> None:
-        self._count = count
-        self._ssh_ports = ssh_ports
-        self._entries: dict[str, Entry] = {}
-        self._workers: dict[str, str] = {}
-        """Worker by address."""
-        self._ready = 0
-
-    def admit(self, registration: Registration) -> tuple[Entry, Entry | None]:
-        """Enter a pod; returns its entry and the one it replaces, where it came again.
-
-        Raises:
-            UserError: it contradicts a pod that is here.
-            SurplusError: all places are taken.
-        """
-        before = self._entries.get(registration.worker)
-        if before is not None:
-            _refuse_another(before, registration)
-        elif len(self._entries) == self._count:
-            raise SurplusError(f"{registration}: all {self._count} pods of the cluster have registered")
-        self._refuse_taken_address(registration)
-        if before is not None:
-            self.take_out(before)
-        entry = Entry(registration)
-        self._entries[registration.worker] = entry
-        self._workers[registration.address] = registration.worker
-        return entry, before
-
-    def take_out(self, entry: Entry) -> None:
-        """Forget a pod; nothing happens where another entry has replaced this one."""
-        if self._entries.get(entry.registration.worker) is entry:
-            del self._entries[entry.registration.worker]
-            del self._workers[entry.registration.address]
-
-    def entries(self) -> list[Entry]:
-        """All that are here, by numeric address."""
-        return sorted(self._entries.values(), key=lambda entry: entry.registration.number)
-
-    def is_full(self) -> bool:
-        """Whether all pods have registered."""
-        return len(self._entries) == self._count
-
-    def make_ready(self, entry: Entry) -> bool:
-        """Note that a pod which was told is ready; whether all are now."""
-        entry.stage = Stage.READY
-        self._ready += 1
-        return self._ready == self._count
-
-    def choose_ssh_port(self) -> int:
-        """The first proposed port that is free on every pod; `UserError` where there is none."""
-        free = [set(entry.registration.free_ports) for entry in self._entries.values()]
-        for port in self._ssh_ports:
-            if all(port in ports for ports in free):
-                return port
-        tried = ", ".join(map(str, self._ssh_ports))
-        raise UserError(f"ssh: none of the ports {tried} is free on every pod; end what listens there and try again")
-
-    def _refuse_taken_address(self, new: Registration) -> None:
-        holder = self._workers.get(new.address)
-        if holder is not None and holder != new.worker:
-            raise UserError(
-                f"{new.address}: two pods have this address, {holder} and {new.worker}; each needs one of its own"
-            )
-
-
-def _refuse_another(before: Entry, new: Registration) -> None:
-    old = before.registration
-    if old.host_key != new.host_key:
-        raise UserError(
-            f"{new.worker}: two pods call themselves so, at {old.address} and {new.address}, with different host keys; "
-            "end one of them"
-        )
-    if before.stage is not Stage.REGISTERED:
-        raise UserError(f"{new}: registered again after it was told to serve; did its agent start twice?")
-
-
-# The master's side of registrations, on an event loop: prove, admit, tell all, hear that they are ready.
-
-FAREWELL_SECONDS = 2.0
-CUT_SECONDS = 0.05
-
-
-class Reception:
-    """Serves all who connect; `settled` is called once, when all pods are ready or one error has ended it.
-
-    Everything here runs on one event loop, so that nothing needs a lock; the loop is the reception's own.
-    """
-
-    def __init__(
-        self,
-        secret: bytes,
-        answer: Answer,
-        roster: Roster,
-        *,
-        strangers: int,
-        handshake_seconds: float,
-        settled: Callable[[], object],
-    ) -> None:
-        self.roster = roster
-        self.rejected = 0
-        """Connections that proved nothing."""
-        self.failure: UserError | None = None
-        self.ssh_port: int | None = None
-        self._secret = secret
-        self._answer = answer
-        self._handshake_seconds = handshake_seconds
-        self._settled = settled
-        self._server: asyncio.Server | None = None
-        self._is_settled = False
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._strangers = Unproven(strangers)
-        self._channels: dict[Entry, Channel] = {}
-
-    async def open(self, listener: socket.socket) -> None:
-        """Serve the connections of a listening socket, which is the reception's from now on."""
-        self._server = await serve(listener, self._attend)
-
-    async def close(self) -> None:
-        """Stop accepting, tell the pods that still wait, end all connections and the listener."""
-        if self._server is None:
-            return
-        # A server that closes at once forgets, open, the connections that it has just accepted (Python 3.11.7).
-        asyncio.get_running_loop().remove_reader(self._server.sockets[0].fileno())
-        self._is_settled = True
-        waiting = [entry for entry in self.roster.entries() if entry.stage is not Stage.READY]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await self._tell(waiting, {"refused": "the cluster did not come up"})
-        # Cut, not cancelled: asyncio logs a traceback for a connection whose task was cancelled (Python 3.11.7).
-        # Again and again, since connections that were just accepted get their task only now.
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            for writer in self._writers:
-                writer.transport.abort()
-            await asyncio.wait(others, timeout=CUT_SECONDS)
-        self._server.close()
-
-    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            await self._serve(*await self._prove(reader, writer))
-        except ChannelError:
-            self.rejected += 1
-        finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
-
-    async def _prove(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Channel, dict[str, Any]]:
-        """A connection and its first message, which proves that it knows the secret."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._handshake_seconds
-        with self._strangers.place(writer):
-            channel = await accept(reader, writer, self._secret, PURPOSE, deadline - clock())
-            return channel, await channel.receive(deadline - clock())
-
-    async def _serve(self, channel: Channel, body: dict[str, Any]) -> None:
-        """Admit a pod, tell all if it was the last one, and hear what it says."""
-        try:
-            entry = await self._admit(channel, body)
-        except (UserError, SurplusError) as error:
-            if isinstance(error, UserError):
-                self._settle(error)
-            await self._tell_one(channel, {"refused": str(error)})
-            await channel.close()
-            return
-        if self.roster.is_full() and self.ssh_port is None and not self._is_settled:
-            await self._tell_all()
-        try:
-            # gather's deadline bounds this wait, and close() ends it.
-            self._heard(entry, await channel.receive(math.inf))
-        except ChannelError as error:
-            self._lost(entry, error)
-        finally:
-            del self._channels[entry]
-            await channel.close()
-
-    async def _admit(self, channel: Channel, body: dict[str, Any]) -> Entry:
-        try:
-            registration = Registration.from_json(body)
-        except UserError as error:
-            raise UserError(f"pod at {channel.peer}: {error}") from None
-        entry, before = self.roster.admit(registration)
-        self._channels[entry] = channel
-        if before in self._channels:
-            await self._channels[before].close()
-        return entry
-
-    async def _tell_all(self) -> None:
-        try:
-            self.ssh_port = self.roster.choose_ssh_port()
-        except UserError as error:
-            self._settle(error)
-            return
-        entries = self.roster.entries()
-        for entry in entries:
-            entry.stage = Stage.TOLD
-        await self._tell(entries, self._answer.to_json(self.ssh_port))
-
-    async def _tell(self, entries: list[Entry], body: dict[str, Any]) -> None:
-        channels = [self._channels[entry] for entry in entries if entry in self._channels]
-        await asyncio.gather(*(self._tell_one(channel, body) for channel in channels))
-
-    async def _tell_one(self, channel: Channel, body: dict[str, Any]) -> None:
-        """A pod that is gone is found by the task that receives from it."""
-        with suppress(ChannelError):
-            await channel.send(body)
-
-    def _lost(self, entry: Entry, error: ChannelError) -> None:
-        if entry.stage is Stage.REGISTERED:
-            self.roster.take_out(entry)
-        else:
-            self._settle(UserError(f"{entry.registration}: lost before its sshd was up ({error}); see the pod's log"))
-
-    def _heard(self, entry: Entry, said: dict[str, Any]) -> None:
-        if "failed" in said:
-            self._settle(UserError(f"{entry.registration}: {plain_line(said['failed'])}"))
-        elif said != {"ready": True} or entry.stage is not Stage.TOLD:
-            self._settle(UserError(f"{entry.registration}: said {plain_line(said)}; is its zeropods another version?"))
-        elif self.roster.make_ready(entry):
-            self._settle(None)
-
-    def _settle(self, failure: UserError | None) -> None:
-        """The first word counts: a failure after success, or after another one, changes nothing."""
-        if not self._is_settled:
-            self._is_settled = True
-            self.failure = failure
-            self._settled()
-
-
-# Where the pods of a new cluster report in: the master's listener, in a thread with an event loop of its own.
-#
-# A notebook's main thread runs a loop already, so the listener cannot use that one.
-
-__all__ = ["DEFAULT_PORT", "Answer", "MissingPods", "Registration", "Rendezvous"]
-
+PURPOSE = "register"
+CONNECT_SECONDS = 5.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
 HANDSHAKE_SECONDS = 5.0
 WATCH_SECONDS = 0.5
+FAREWELL_SECONDS = 2.0
 STRANGERS = 64
 """Connections without proof at once, beside two for each pod."""
 OTHER_FILES = 512
 """Descriptors left to the rest of the process."""
+MAX_SLOTS = 9_999
+SHOWN_CHARACTERS = 400
+SHOWN_PODS = 8
 
-T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_HOST_KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
+"""The type and 32 bytes (RFC 8709, section 4): nothing that could end a line of `known_hosts` or begin another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """One pod; `UserError` where a value is not what it should be, since all of them end up in files for ssh."""
+
+    worker: str
+    """Its id with the backend that started it."""
+    address: str
+    """IPv4, under which master and pods reach it."""
+    hostname: str
+    slots: int
+    """Processes that it takes, one for each GPU, at least 1."""
+    host_key: str
+    """Public key of its sshd, `ssh-ed25519 AAAA...`, without a comment."""
+    control_port: int
+    free_ports: tuple[int, ...]
+    """Those of the ports that were proposed for sshd which it can listen on."""
+
+    def __post_init__(self) -> None:
+        for name, (is_right, expected) in _RULES.items():
+            value = getattr(self, name)
+            if not is_right(value):
+                raise UserError(f"{name}: {reprlib.repr(value)}; expected {expected}")
+
+    def __str__(self) -> str:
+        return f"{self.worker} ({self.address})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The registration as plain JSON values."""
+        return {**asdict(self), "free_ports": list(self.free_ports)}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Registration:
+        """The inverse of `to_json`; `UserError` where a field is missing, unknown or wrong."""
+        _check_fields(body, {field.name for field in fields(cls)}, "a registration")
+        ports = body["free_ports"]
+        return cls(**{**body, "free_ports": tuple(ports) if isinstance(ports, list) else ports})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What every pod is told, beside the port of its sshd."""
+
+    cluster: str
+    authorized_key: str
+    """Public key of those who may log in."""
+    lease: str
+    """`kernel`: renewed by the master; `idle`: renewed by use."""
+    lease_seconds: float
 
 
 class MissingPods(Exception):  # noqa: N818 - what is missing, not what went wrong
@@ -308,8 +97,94 @@ class MissingPods(Exception):  # noqa: N818 - what is missing, not what went wro
         """Those that had done all that was asked of them until then."""
 
 
+# The pod's side.
+
+
+async def register(
+    master: tuple[str, int],
+    secret: bytes,
+    registration: Registration,
+    seconds: float,
+    serve: Callable[[dict[str, Any]], Awaitable[None]],
+) -> dict[str, Any]:
+    """Register with the master and return its answer, once `serve(answer)` is done and the master was told so.
+
+    Args:
+        master: address and port. It may come up later than this pod, or drop a connection: both are tried again.
+        secret: of the cluster; proves both sides to each other and is never sent.
+        seconds: until the master's answer has to be there.
+        serve: starts the pod's sshd; a `UserError` of it is told to the master and raised again.
+
+    Raises:
+        UserError: no answer in time, refused, or the master gave up while the pod began to serve.
+    """
+    place = f"{master[0]}:{master[1]}"
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            channel = await connect(*master, secret, PURPOSE, min(CONNECT_SECONDS, deadline - clock()))
+            answer = await channel.ask(registration.to_json(), deadline - clock())
+            break
+        except ChannelError as error:
+            if clock() + pause >= deadline:
+                raise UserError(
+                    f"{place}: no answer of the master in {seconds:g} s ({error}); is it up and reachable, "
+                    "and has this pod its cluster's secret?"
+                ) from None
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    try:
+        await _begin_to_serve(channel, answer, place, serve)
+    except ChannelError as error:
+        raise UserError(f"{place}: the master gave up: {error}; start the cluster again") from None
+    finally:
+        await channel.close()
+    return answer
+
+
+async def _begin_to_serve(
+    channel: Channel, answer: dict[str, Any], place: str, serve: Callable[[dict[str, Any]], Awaitable[None]]
+) -> None:
+    if "refused" in answer:
+        raise UserError(f"{place}: refused by the master: {plain_line(answer['refused'])}")
+    _check_fields(answer, {"ssh_port", *(field.name for field in fields(Answer))}, "the master's answer")
+    try:
+        await serve(answer)
+    except UserError as error:
+        await channel.send({"failed": plain_line(error)})
+        raise
+    await channel.send({"ready": True})
+
+
+# The master's side.
+
+
+class _Stage(Enum):
+    REGISTERED = 1
+    TOLD = 2
+    READY = 3
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A pod that has registered; one that comes again gets a new entry."""
+
+    pod: Registration
+    channel: Channel
+    stage: _Stage = _Stage.REGISTERED
+
+
+class _SurplusError(UserError):
+    """A pod of this cluster that came after all of its places were taken."""
+
+
 class Rendezvous:
     """Listens from `__enter__` to `__exit__`; `gather` waits for the pods.
+
+    It has a thread with a loop of its own, since in a notebook the main thread runs one already. Entries belong to
+    that loop; the caller's thread only reads them.
 
     Args:
         secret: of the cluster; a connection that does not prove it is dropped and counted in `rejected`.
@@ -335,55 +210,52 @@ class Rendezvous:
         if count < 1:
             raise UserError(f"count: {count}; a cluster has at least one pod")
         self._count = count
-        self._address = address
-        self._wanted_port = port
+        self._answer = answer
+        self._place = address, port
+        self._ssh_ports = ssh_ports
+        self._ssh_port: int | None = None
+        self._entries: dict[str, _Entry] = {}
+        """By worker."""
         self._settled = threading.Event()
-        self._strangers = STRANGERS + 2 * count
-        self._reception = Reception(
-            secret,
-            answer,
-            Roster(count, ssh_ports),
-            strangers=self._strangers,
-            handshake_seconds=handshake_seconds,
-            settled=self._settled.set,
-        )
+        """Set once, when all pods are ready or one error has ended it."""
+        self._failure: UserError | None = None
+        self._unproven = STRANGERS + 2 * count
+        self._listener = Listener(
+            secret, PURPOSE, self._attend, unproven=self._unproven, seconds=handshake_seconds
+        )  # fmt: skip
 
     def __enter__(self) -> Rendezvous:
         # Those that are being accepted come on top of those that are being proven.
-        allow_open_files(2 * self._strangers + self._count + OTHER_FILES)
-        listener = listening_socket(self._address, self._wanted_port)
-        self.port: int = listener.getsockname()[1]
+        allow_open_files(2 * self._unproven + self._count + OTHER_FILES)
+        sock = listening_socket(*self._place)
+        self.port: int = sock.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="zeropods-rendezvous", daemon=True)
         self._thread.start()
-        try:
-            self._run(self._reception.open(listener))
-        except BaseException:
-            listener.close()
-            self._end_loop()
-            raise
+        self._run(self._listener.open(sock))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._run(self._reception.close())
+            self._run(self._close())
         finally:
-            self._end_loop()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     @property
     def rejected(self) -> int:
         """Connections that were dropped because they proved nothing."""
-        return self._reception.rejected
+        return self._listener.rejected
 
     @property
     def ssh_port(self) -> int:
         """The port of every pod's sshd; known when `gather` has returned."""
-        port = self._reception.ssh_port
-        if port is None:
+        if self._ssh_port is None:
             raise RuntimeError("ssh_port is chosen when all pods have registered; call gather first")
-        return port
+        return self._ssh_port
 
     def gather(self, seconds: float, watch: Callable[[frozenset[str]], object]) -> tuple[Registration, ...]:
         """Wait until all pods have registered and are ready; returns them by numeric address.
@@ -399,37 +271,186 @@ class Rendezvous:
         """
         deadline = time.monotonic() + seconds
         while not self._settled.wait(max(0.0, min(WATCH_SECONDS, deadline - time.monotonic()))):
-            entries = self._run(self._entries())
-            watch(frozenset(entry.registration.worker for entry in entries))
+            watch(frozenset(self._entries.copy()))
             if time.monotonic() >= deadline and not self._settled.is_set():
-                raise _missing(entries, self._count, seconds)
-        if self._reception.failure is not None:
-            raise self._reception.failure
-        pods = tuple(entry.registration for entry in self._run(self._entries()))
-        watch(frozenset(pod.worker for pod in pods))
-        return pods
+                raise self._missing(seconds)
+        if self._failure is not None:
+            raise self._failure
+        watch(frozenset(self._entries.copy()))
+        return tuple(entry.pod for entry in self._by_address())
 
-    async def _entries(self) -> list[Entry]:
-        return self._reception.roster.entries()
+    def _by_address(self) -> list[_Entry]:
+        return sorted(self._entries.copy().values(), key=lambda entry: ipaddress.IPv4Address(entry.pod.address))
 
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def _missing(self, seconds: float) -> MissingPods:
+        """Names the pods that are late; those that never came have no name here."""
+        entries = self._by_address()
+        here = tuple(entry.pod for entry in entries)
+        if len(here) < self._count:
+            shown = f": {_names(here)}" if here else ""
+            return MissingPods(f"{len(here)} of {self._count} pods have registered in {seconds:g} s{shown}", here)
+        late = [entry.pod for entry in entries if entry.stage is not _Stage.READY]
+        ready = tuple(entry.pod for entry in entries if entry.stage is _Stage.READY)
+        return MissingPods(f"{len(late)} of {self._count} pods have no sshd in {seconds:g} s: {_names(late)}", ready)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the listener's loop, to which all of its state belongs."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    # From here on everything runs on the loop, so that nothing needs a lock.
+
+    async def _attend(self, channel: Channel, body: dict[str, Any]) -> None:
+        """Admit a pod, tell all if it was the last one, and hear what it says."""
+        try:
+            entry = await self._admit(channel, body)
+        except UserError as error:
+            if not isinstance(error, _SurplusError):
+                self._settle(error)
+            await channel.send({"refused": str(error)})
+            await channel.close()
+            return
+        try:
+            if len(self._entries) == self._count and self._ssh_port is None and not self._settled.is_set():
+                await self._tell_all()
+            # gather's deadline bounds this wait, and the listener's end ends it.
+            self._heard(entry, await channel.receive(math.inf))
+        except ChannelError as error:
+            self._lost(entry, error)
+        finally:
+            await channel.close()
+
+    async def _admit(self, channel: Channel, body: dict[str, Any]) -> _Entry:
+        try:
+            pod = Registration.from_json(body)
+        except UserError as error:
+            raise UserError(f"pod at {channel.peer}: {error}") from None
+        before = self._entries.get(pod.worker)
+        if before is not None:
+            _refuse_another(before, pod)
+        elif len(self._entries) == self._count:
+            raise _SurplusError(f"{pod}: all {self._count} pods of the cluster have registered")
+        holder = next((entry.pod.worker for entry in self._entries.values() if entry.pod.address == pod.address), None)
+        if holder not in (None, pod.worker):
+            raise UserError(
+                f"{pod.address}: two pods have this address, {holder} and {pod.worker}; each needs one of its own"
+            )
+        self._entries[pod.worker] = entry = _Entry(pod, channel)
+        if before is not None:
+            await before.channel.close()
+        return entry
+
+    async def _tell_all(self) -> None:
+        free = [set(entry.pod.free_ports) for entry in self._entries.values()]
+        self._ssh_port = next((port for port in self._ssh_ports if all(port in ports for ports in free)), None)
+        if self._ssh_port is None:
+            tried = ", ".join(map(str, self._ssh_ports))
+            ports = f"ssh: none of the ports {tried} is free on every pod"
+            self._settle(UserError(f"{ports}; end what listens there and try again"))
+            return
+        entries = list(self._entries.values())
+        for entry in entries:
+            entry.stage = _Stage.TOLD
+        await _tell(entries, {"ssh_port": self._ssh_port, **asdict(self._answer)})
+
+    def _heard(self, entry: _Entry, said: dict[str, Any]) -> None:
+        if "failed" in said:
+            self._settle(UserError(f"{entry.pod}: {plain_line(said['failed'])}"))
+        elif said != {"ready": True} or entry.stage is not _Stage.TOLD:
+            self._settle(UserError(f"{entry.pod}: said {plain_line(said)}; is its zeropods another version?"))
+        else:
+            entry.stage = _Stage.READY
+            if all(other.stage is _Stage.READY for other in self._entries.values()):
+                self._settle(None)
+
+    def _lost(self, entry: _Entry, error: ChannelError) -> None:
+        if entry.stage is not _Stage.REGISTERED:
+            self._settle(UserError(f"{entry.pod}: lost before its sshd was up ({error}); see the pod's log"))
+        elif self._entries.get(entry.pod.worker) is entry:
+            del self._entries[entry.pod.worker]
+
+    def _settle(self, failure: UserError | None) -> None:
+        """The first word counts: a failure after success, or after another one, changes nothing."""
+        if not self._settled.is_set():
+            self._failure = failure
+            self._settled.set()
+
+    async def _close(self) -> None:
+        """Tell the pods that still wait, and end all connections and the listener."""
+        self._settled.set()
+        waiting = [entry for entry in self._entries.values() if entry.stage is not _Stage.READY]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await _tell(waiting, {"refused": "the cluster did not come up"})
+        await self._listener.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _missing(entries: list[Entry], count: int, seconds: float) -> MissingPods:
-    """Names the pods that are late; those that never came have no name here."""
-    here = tuple(entry.registration for entry in entries)
-    if len(here) < count:
-        names = ", ".join(map(str, here[:8])) + (", ..." if len(here) > 8 else "")
-        shown = f": {names}" if here else ""
-        return MissingPods(f"{len(here)} of {count} pods have registered in {seconds:g} s{shown}", here)
-    late = [str(entry.registration) for entry in entries if entry.stage is not Stage.READY]
-    names = ", ".join(late[:8]) + (", ..." if len(late) > 8 else "")
-    ready = tuple(entry.registration for entry in entries if entry.stage is Stage.READY)
-    return MissingPods(f"{len(late)} of {count} pods have no sshd in {seconds:g} s: {names}", ready)
+async def _tell(entries: list[_Entry], body: dict[str, Any]) -> None:
+    async def tell(entry: _Entry) -> None:
+        # A pod that is gone is found by the task that receives from it.
+        with suppress(ChannelError):
+            await entry.channel.send(body)
+
+    await asyncio.gather(*map(tell, entries))
+
+
+def _refuse_another(before: _Entry, new: Registration) -> None:
+    """Refuse a pod under the name of one that is here, unless it is that one and nothing was said to it yet."""
+    old = before.pod
+    if old.host_key != new.host_key:
+        raise UserError(
+            f"{new.worker}: two pods call themselves so, at {old.address} and {new.address}, with different host keys; "
+            "end one of them"
+        )
+    if before.stage is not _Stage.REGISTERED:
+        raise UserError(f"{new}: registered again after it was told to serve; did its agent start twice?")
+
+
+def _names(pods: tuple[Registration, ...] | list[Registration]) -> str:
+    return ", ".join(map(str, pods[:SHOWN_PODS])) + (", ..." if len(pods) > SHOWN_PODS else "")
+
+
+# What is said, and which values are believed.
+
+
+def plain_line(text: object) -> str:
+    """What another machine said, as one line of printable characters of bounded length."""
+    line = " ".join(str(text).split())[:SHOWN_CHARACTERS]
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def _check_fields(body: dict[str, Any], expected: set[str], what: str) -> None:
+    wrong = sorted(expected.symmetric_difference(body))
+    if wrong:
+        shown = plain_line(", ".join(wrong))
+        raise UserError(f"{what}: {shown}: missing or unknown; is one version of zeropods on master and pods?")
+
+
+def _is_address(value: object) -> bool:
+    try:
+        address = ipaddress.IPv4Address(value) if isinstance(value, str) else None
+    except ValueError:
+        return False
+    return address is not None and not (address.is_unspecified or address.is_multicast)
+
+
+def _is_number(value: object, most: int) -> bool:
+    """Whether it is an integer from 1; JSON's `true` is no number, though Python's is."""
+    return type(value) is int and 1 <= value <= most
+
+
+def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_port(value: object) -> bool:
+    return _is_number(value, 65_535)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "worker": (_matches(_NAME), "letters, digits, '.', '_' and '-'"),
+    "address": (_is_address, "an IPv4 address"),
+    "hostname": (_matches(_NAME), "letters, digits, '.', '_' and '-'"),
+    "slots": (lambda value: _is_number(value, MAX_SLOTS), f"a number from 1 to {MAX_SLOTS}"),
+    "host_key": (_matches(_HOST_KEY), "'ssh-ed25519 AAAA...'"),
+    "control_port": (_is_port, "a port"),
+    "free_ports": (lambda value: isinstance(value, tuple) and all(map(_is_port, value)), "ports"),
+}

@@ -1,4 +1,4 @@
-"""The pod's own ssh daemon: unprivileged, one key that may log in, nothing forwarded."""
+"""The pod's own ssh daemon: unprivileged, one port of one address, one key that may log in, nothing forwarded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ from zeropods.pods.processes import end_with_parent
 from zeropods.pods.this_pod import interface
 from zeropods.programs import is_free, own_programs_first
 
-# The configuration of a pod's ssh daemon: one key of one user logs in, nothing is forwarded.
-
-HOST_KEY, AUTHORIZED_KEYS = "host_key", "authorized_keys"
+HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
+EXTRA_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
+"""Where sshd is installed, and an ordinary user's PATH does not look."""
+RUN_FOLDER = Path("/run/sshd")
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
 """What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
+BANNER_SECONDS = 15.0
+PAUSE_SECONDS = 0.05
+KEYGEN_SECONDS = 30.0
 FIXED = """\
 PidFile none
 UsePAM no
@@ -52,56 +56,6 @@ PrintLastLog no
 """
 
 
-def config_text(folder: Path, address: str, port: int, environment: dict[str, str]) -> str:
-    """The daemon's configuration.
-
-    Args:
-        environment: set in every session; one line, since sshd heeds only the first `SetEnv`.
-    """
-    head = {
-        "ListenAddress": address,
-        "Port": str(port),
-        "HostKey": _quoted(str(folder / HOST_KEY)),
-        "AuthorizedKeysFile": _quoted(str(folder / AUTHORIZED_KEYS).replace("%", "%%")),
-        "AllowUsers": account(),
-        "SetEnv": " ".join(_quoted(f"{name}={value}") for name, value in environment.items()),
-    }
-    return "".join(f"{name} {value}\n" for name, value in head.items()) + FIXED
-
-
-def session_environment(address: str) -> dict[str, str]:
-    """What every ssh session of this pod has: this Python and its programs come first, then what the agent has."""
-    found = {"PATH": own_programs_first(os.environ.get("PATH")), "ZEROPODS_POD": address}
-    # gloo would take the interface of the host's name, which on Debian is loopback.
-    kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
-    kept["GLOO_SOCKET_IFNAME"] = interface(address)
-    return {**found, **{name: value for name, value in kept.items() if value}}
-
-
-def account() -> str:
-    """This user's name, the only one that may log in."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        raise UserError(f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses who has none") from None
-
-
-def _quoted(text: str) -> str:
-    if '"' in text or not text.isprintable():
-        raise UserError(f"{text!r}: has characters that an sshd configuration cannot hold; choose another name")
-    return f'"{text}"'
-
-
-# The pod's own ssh daemon: unprivileged, one port of one address, one key that may log in, nothing forwarded.
-
-EXTRA_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
-"""Where sshd is installed, and an ordinary user's PATH does not look."""
-BANNER_SECONDS = 15.0
-PAUSE_SECONDS = 0.05
-CONFIG, LOG = "sshd_config", "sshd.log"
-RUN_FOLDER = Path("/run/sshd")
-
-
 class Sshd:
     """One daemon, a child of this process that the kernel kills with it.
 
@@ -121,16 +75,30 @@ class Sshd:
 
     async def start(self, port: int, authorized_key: str) -> None:
         """Start it and wait for its banner; `UserError` if it is not installed or does not come up."""
+        place = f"{self._address}:{port}"
         if not is_free(self._address, port):
-            raise UserError(f"{self._address}:{port}: taken meanwhile by another process; start the cluster again")
-        program = find_sshd()
-        environment = session_environment(self._address)
+            raise UserError(f"{place}: taken meanwhile by another process; start the cluster again")
         self._write(AUTHORIZED_KEYS, f"{authorized_key}\n")
-        self._write(CONFIG, config_text(self._folder, self._address, port, environment))
+        self._write(CONFIG, self._config(port))
         if os.geteuid() == 0:
             RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
-        self._process = self._spawn(program)
-        await self._await_banner(port)
+        parent = os.getpid()
+        # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
+        self._process = subprocess.Popen(
+            [find_sshd(), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
+        )
+        deadline = time.monotonic() + BANNER_SECONDS
+        while not await _has_banner(self._address, port):
+            if self._process.poll() is not None:
+                raise UserError(f"{place}: sshd ended at its start: {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise UserError(f"{place}: sshd said nothing in {BANNER_SECONDS:.0f} s: {self.last_words()}")
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def last_words(self) -> str:
         """The last line of its log."""
@@ -143,32 +111,18 @@ class Sshd:
         if self._process is not None:
             self._process.kill()
 
-    def _spawn(self, program: str) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
-        # sshd starts itself again for each connection, elsewhere: both paths have to be absolute.
-        argv = [program, "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)]
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
-        )
-
-    async def _await_banner(self, port: int) -> None:
-        assert self._process is not None
-        place = f"{self._address}:{port}"
-        deadline = time.monotonic() + BANNER_SECONDS
-        while True:
-            answers = await _has_banner(self._address, port)
-            if self._process.poll() is not None:
-                raise UserError(f"{place}: sshd ended at its start: {self.last_words()}")
-            if answers:
-                return
-            if time.monotonic() > deadline:
-                raise UserError(f"{place}: sshd said nothing in {BANNER_SECONDS:.0f} s: {self.last_words()}")
-            await asyncio.sleep(PAUSE_SECONDS)
+    def _config(self, port: int) -> str:
+        environment = _session_environment(self._address)
+        head = {
+            "ListenAddress": self._address,
+            "Port": str(port),
+            "HostKey": _quoted(str(self._folder / HOST_KEY)),
+            "AuthorizedKeysFile": _quoted(str(self._folder / AUTHORIZED_KEYS).replace("%", "%%")),
+            "AllowUsers": account(),
+            # One line, since sshd heeds only the first one.
+            "SetEnv": " ".join(_quoted(f"{name}={value}") for name, value in environment.items()),
+        }
+        return "".join(f"{name} {value}\n" for name, value in head.items()) + FIXED
 
     def _write(self, name: str, text: str) -> None:
         path = self._folder / name
@@ -185,21 +139,12 @@ def find_sshd() -> str:
     return os.path.abspath(found)
 
 
-async def _has_banner(address: str, port: int) -> bool:
+def account() -> str:
+    """This user's name, the only one that may log in."""
     try:
-        async with asyncio.timeout(BANNER_SECONDS):
-            reader, writer = await asyncio.open_connection(address, port, limit=1024)
-            try:
-                return (await reader.read(4)).startswith(b"SSH-")
-            finally:
-                writer.close()
-    except OSError:
-        return False
-
-
-# Key pairs of a cluster, made by ssh-keygen and shown to nobody.
-
-KEYGEN_SECONDS = 30.0
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise UserError(f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses who has none") from None
 
 
 def make_key(path: Path, comment: str) -> str:
@@ -226,9 +171,30 @@ def make_key(path: Path, comment: str) -> str:
     if done.returncode != 0:
         said = " ".join((done.stderr + done.stdout).decode(errors="replace").split())
         raise UserError(f"{path}: ssh-keygen failed: {said or done.returncode}; is the folder there and writable?")
-    return public_key(path)
-
-
-def public_key(path: Path) -> str:
-    """The public half of the key at `path`, without its comment."""
     return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
+
+
+def _session_environment(address: str) -> dict[str, str]:
+    """What every ssh session of this pod has: this Python and its programs come first, then what the agent has."""
+    found = {"PATH": own_programs_first(os.environ.get("PATH")), "ZEROPODS_POD": address}
+    kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
+    # gloo would take the interface of the host's name, which on Debian is loopback.
+    kept["GLOO_SOCKET_IFNAME"] = interface(address)
+    return {**found, **{name: value for name, value in kept.items() if value}}
+
+
+def _quoted(text: str) -> str:
+    if '"' in text or not text.isprintable():
+        raise UserError(f"{text!r}: has characters that an sshd configuration cannot hold; choose another name")
+    return f'"{text}"'
+
+
+async def _has_banner(address: str, port: int) -> bool:
+    with suppress(OSError):
+        async with asyncio.timeout(BANNER_SECONDS):
+            reader, writer = await asyncio.open_connection(address, port, limit=1024)
+            try:
+                return (await reader.read(4)).startswith(b"SSH-")
+            finally:
+                writer.close()
+    return False

@@ -1,94 +1,42 @@
-"""One authenticated, bounded connection between a master and a pod."""
+"""Authenticated, bounded connections between a master and its pods.
+
+Listener and connector each open with `zeropods 1 NONCE`. The session key is HMAC-SHA256(secret, purpose | listener's
+nonce | connector's nonce), and every message is a line `MAC JSON`, where MAC = HMAC-SHA256(session key, direction |
+64-bit sequence number | JSON) as hexadecimal. The secret never crosses the wire; a replayed, reflected, reordered or
+altered message, one for another purpose and one of another cluster all fail. Nothing is encrypted: secrets are not
+sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
-import math
 import re
 import resource
 import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from zeropods.errors import UserError
 
-# A message as a line that proves who wrote it, in which direction and as which one in the sequence: `MAC JSON`.
-
-
-class SealError(ValueError):
-    """A line that is not the next message of the other side, or no JSON object."""
-
-
-class Seal:
-    """Proofs of the messages of one direction, in their order.
-
-    MAC = HMAC-SHA256(session key, direction | 64-bit sequence number | JSON), as hexadecimal.
-    """
-
-    def __init__(self, key: bytes, direction: bytes) -> None:
-        self._key = key
-        self._direction = direction
-        self._sequence = 0
-
-    def line(self, body: dict[str, Any]) -> bytes:
-        """The next message, without its newline; `ValueError` for a number that JSON does not have."""
-        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-        return self._proof(text) + b" " + text
-
-    def open(self, line: bytes) -> dict[str, Any]:
-        """The body of the next message; `SealError` where the line is anything else."""
-        proof, _, text = line.partition(b" ")
-        if not hmac.compare_digest(self._proof(text), proof):
-            raise SealError("bad proof: a message that was not made with this cluster's secret, here and now")
-        return _parsed(text)
-
-    def _proof(self, text: bytes) -> bytes:
-        sealed = self._direction + struct.pack(">Q", self._sequence) + text
-        self._sequence += 1
-        return hmac.digest(self._key, sealed, "sha256").hex().encode()
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        body = _DECODER.decode(text.decode())
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise SealError("malformed: a message that is no JSON object")
-    return body
-
-
-def _finite(text: str) -> float:
-    """`1e999` is JSON, and infinite."""
-    number = float(text)
-    return number if math.isfinite(number) else _not_json(text)
-
-
-def _not_json(text: str) -> NoReturn:
-    raise ValueError(text)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_not_json, parse_float=_finite)
-
-
-# One authenticated, bounded connection between a master and a pod.
-#
-# Listener and connector each open with `zeropods 1 NONCE`. The session key is HMAC-SHA256(secret, purpose |
-# listener's
-# nonce | connector's nonce), and every message is a line `MAC JSON`, where MAC = HMAC-SHA256(session key, direction |
-# sequence number | JSON). The secret never crosses the wire; a replayed, reflected, reordered or altered message, one
-# for another purpose and one of another cluster all fail. Nothing is encrypted: secrets are not sent.
-
+DEFAULT_PORT = 6_000
+"""The port of the original's master."""
 MAX_MESSAGE_BYTES = 65_536
 """A longer line, proof included, is refused before it is parsed; also the `limit` of every stream reader here."""
 SEND_SECONDS = 10.0
 """A peer that does not take a message for so long is given up."""
 CLOSE_SECONDS = 1.0
+QUEUE = 4_096
+"""Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
+
+One more gets no answer, and is tried again a second, three and seven seconds later: too late for a pod among a crowd.
+"""
+AT_ONCE = 16
+"""Connections that are accepted before those that came earlier have their turn to prove themselves."""
 
 _GREETING = re.compile(rb"zeropods 1 ([0-9a-f]{32})")
 _LISTENER, _CONNECTOR = b"L", b"C"
@@ -110,12 +58,16 @@ class Channel:
         self.peer = _peer(writer)
         self._reader = reader
         self._writer = writer
-        self._outgoing = Seal(key, sends)
-        self._incoming = Seal(key, receives)
+        self._key = key
+        self._numbers = {sends: 0, receives: 0}
+        """Number of the next message of each direction."""
+        self._sends = sends
+        self._receives = receives
 
     async def send(self, body: dict[str, Any]) -> None:
         """Send one message; `ValueError` for a number that JSON does not have."""
-        line = self._outgoing.line(body) + b"\n"
+        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        line = self._proof(self._sends, text) + b" " + text + b"\n"
         async with _bounded(self._writer, self.peer, SEND_SECONDS):
             if len(line) > MAX_MESSAGE_BYTES:
                 raise ChannelError(f"{self.peer}: too large: a message of {len(line)} bytes to send")
@@ -125,11 +77,16 @@ class Channel:
     async def receive(self, seconds: float) -> dict[str, Any]:
         """The next message of the peer, proven and parsed."""
         async with _bounded(self._writer, self.peer, seconds):
-            line = await _line(self._reader, self.peer)
+            proof, _, text = (await _line(self._reader, self.peer)).partition(b" ")
+            if not hmac.compare_digest(self._proof(self._receives, text), proof):
+                raise ChannelError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
             try:
-                return self._incoming.open(line)
-            except SealError as error:
-                raise ChannelError(f"{self.peer}: {error}") from None
+                body = json.loads(text)
+            except ValueError:
+                body = None
+            if not isinstance(body, dict):
+                raise ChannelError(f"{self.peer}: malformed: a message that is no JSON object")
+            return body
 
     async def ask(self, body: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Send a message and receive the next one."""
@@ -145,6 +102,11 @@ class Channel:
                     await self._writer.wait_closed()
         except OSError:
             self._writer.transport.abort()
+
+    def _proof(self, direction: bytes, text: bytes) -> bytes:
+        sealed = direction + struct.pack(">Q", self._numbers[direction]) + text
+        self._numbers[direction] += 1
+        return hmac.digest(self._key, sealed, "sha256").hex().encode()
 
 
 async def connect(address: str, port: int, secret: bytes, purpose: str, seconds: float) -> Channel:
@@ -164,16 +126,120 @@ async def connect(address: str, port: int, secret: bytes, purpose: str, seconds:
     return Channel(reader, writer, key, sends=_CONNECTOR, receives=_LISTENER)
 
 
-async def accept(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, purpose: str, seconds: float
-) -> Channel:
-    """Exchange nonces with someone who connected, within `seconds`; he has proven nothing yet.
+class Listener:
+    """Accepts connections, and hands on those that have proven with their first message that they know the secret.
 
-    The reader is one of `asyncio.start_server(..., limit=MAX_MESSAGE_BYTES)`.
+    Args:
+        attend: serves a connection, from its first message to its end.
+        unproven: number of connections that may be unproven at a time. One more costs the oldest its place, not
+            itself: an honest peer needs it for milliseconds, so that those who sit there silently keep nobody out.
+        seconds: from a connection's begin to its first message.
     """
-    own, theirs = await _exchange_nonces(reader, writer, seconds)
-    key = _session_key(secret, purpose, listener=own, connector=theirs)
-    return Channel(reader, writer, key, sends=_LISTENER, receives=_CONNECTOR)
+
+    def __init__(
+        self,
+        secret: bytes,
+        purpose: str,
+        attend: Callable[[Channel, dict[str, Any]], Awaitable[None]],
+        *,
+        unproven: int,
+        seconds: float,
+    ) -> None:
+        self.rejected = 0
+        """Number of connections that were dropped without, or for, a message."""
+        self._secret = secret
+        self._purpose = purpose
+        self._attend = attend
+        self._limit = unproven
+        self._seconds = seconds
+        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        """Oldest first."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, sock: socket.socket) -> None:
+        """Serve the connections of a listening socket, which is the listener's from now on."""
+        self._server = await asyncio.start_server(self._serve, sock=sock, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE)
+        # asyncio takes one number for both of them.
+        sock.listen(QUEUE)
+
+    async def close(self) -> None:
+        """Stop listening and cut all connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            # One that was accepted while the listener was closed is nobody's.
+            if self._server is not None:
+                await self._attend(*await self._proven(reader, writer))
+        except ChannelError:
+            self.rejected += 1
+        except asyncio.CancelledError:
+            pass  # By `close`. asyncio would log it with a traceback (Python 3.11).
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _proven(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[Channel, dict[str, Any]]:
+        while len(self._unproven) >= self._limit:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.transport.abort()
+        self._unproven[writer] = None
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._seconds
+        try:
+            own, theirs = await _exchange_nonces(reader, writer, self._seconds)
+            key = _session_key(self._secret, self._purpose, listener=own, connector=theirs)
+            channel = Channel(reader, writer, key, sends=_LISTENER, receives=_CONNECTOR)
+            return channel, await channel.receive(deadline - clock())
+        finally:
+            self._unproven.pop(writer, None)
+
+
+def listening_socket(address: str, port: int | None) -> socket.socket:
+    """A TCP socket that listens on an IPv4 address of this machine.
+
+    Args:
+        port: None for 6000, which gives way to any free port; one that is asked for does not.
+
+    Raises:
+        UserError: the port is taken, or the address is not this machine's.
+    """
+    reason: object = None
+    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            # A master that ended a moment ago leaves connections in TIME_WAIT, which are nobody's.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address, candidate))
+            sock.listen()
+            return sock
+        except (OSError, OverflowError) as error:
+            sock.close()
+            reason = getattr(error, "strerror", None) or error
+    place = f"{address}:{port or 'any port'}"
+    raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
+
+
+def allow_open_files(needed: int) -> None:
+    """Raise this process's soft limit of open files to `needed`, or as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _exchange_nonces(
@@ -202,15 +268,11 @@ async def _bounded(writer: asyncio.StreamWriter, peer: str, seconds: float) -> A
             yield
     except BaseException as error:
         writer.transport.abort()
+        if isinstance(error, TimeoutError):
+            raise ChannelError(f"{peer}: timed out: nothing in {seconds:g} s") from None
         if isinstance(error, OSError):
-            _raise_plain(error, peer, seconds)
+            raise ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
         raise
-
-
-def _raise_plain(error: OSError, peer: str, seconds: float) -> NoReturn:
-    if isinstance(error, TimeoutError):
-        raise ChannelError(f"{peer}: timed out: nothing in {seconds:g} s") from None
-    raise ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
 
 
 async def _line(reader: asyncio.StreamReader, peer: str) -> bytes:
@@ -230,91 +292,3 @@ def _peer(writer: asyncio.StreamWriter) -> str:
     """The peer's IP address; a connection that is lost already has none."""
     name = writer.get_extra_info("peername")
     return str(name[0]) if name else "a lost connection"
-
-
-# Connections of which nobody knows yet whose they are, and how many of them a listener bears.
-
-
-class Unproven:
-    """Those who connected and have proven nothing yet, at most `limit`.
-
-    One more costs the oldest its place, not itself: an honest peer needs a place for milliseconds only,
-    so that those who sit there silently keep nobody out.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._writers: dict[asyncio.StreamWriter, None] = {}
-        """Oldest first."""
-
-    def __len__(self) -> int:
-        return len(self._writers)
-
-    @contextmanager
-    def place(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """A place for the time of the proof; it may be cut meanwhile, which its reader finds."""
-        while len(self._writers) >= self._limit:
-            oldest = next(iter(self._writers))
-            del self._writers[oldest]
-            oldest.transport.abort()
-        self._writers[writer] = None
-        try:
-            yield
-        finally:
-            self._writers.pop(writer, None)
-
-
-# The sockets on which masters and pods listen, and the open files that they take.
-
-DEFAULT_PORT = 6_000
-"""The port of the original's master."""
-QUEUE = 4_096
-"""Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
-
-One more gets no answer, and is tried again a second, three and seven seconds later: too late for a pod among a crowd.
-"""
-AT_ONCE = 16
-"""Connections that are accepted before those that came earlier have their turn to prove themselves."""
-
-
-def listening_socket(address: str, port: int | None) -> socket.socket:
-    """A TCP socket that listens on an IPv4 address of this machine.
-
-    Args:
-        port: None for 6000, which gives way to any free port; one that is asked for does not.
-
-    Raises:
-        UserError: the port is taken, or the address is not this machine's.
-    """
-    reason: object = None
-    for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            # A master that ended a moment ago leaves connections in TIME_WAIT, which are nobody's.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((address, candidate))
-            sock.listen()
-            return sock
-        except (OSError, OverflowError) as error:
-            sock.close()
-            reason = getattr(error, "strerror", None) or error
-    place = f"{address}:{port or 'any port'}"
-    raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
-
-
-async def serve(
-    listener: socket.socket, attend: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> asyncio.Server:
-    """Serve the connections of a listening socket, which is the server's from now on."""
-    server = await asyncio.start_server(attend, sock=listener, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE)
-    # asyncio takes one number for both of them.
-    listener.listen(QUEUE)
-    return server
-
-
-def allow_open_files(needed: int) -> None:
-    """Raise this process's soft limit of open files to `needed`, or as far as the hard one allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods.agent import SECRET_VARIABLE, take_variable
+from zeropods.pods.agent import SECRET_VARIABLE
 from zeropods.pods.processes import end_with_parent
 from zeropods.pods.ssh import ssh_argv
 
@@ -63,9 +63,10 @@ def main() -> int:
 
 
 def _told() -> dict[str, str]:
-    secret = take_variable(SECRET_VARIABLE) or ""
     named = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
-    return {**named, SECRET_VARIABLE: secret}
+    # Not for ssh, whose configuration may start other programs.
+    os.environ.pop(SECRET_VARIABLE, None)
+    return named
 
 
 def _started(ssh_config: Path | None, host: str, program: list[str]) -> subprocess.Popen[bytes]:

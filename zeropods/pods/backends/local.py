@@ -17,7 +17,7 @@ from typing import Protocol
 
 from zeropods.errors import UserError
 from zeropods.pods.backends.workers import Worker, WorkerRecords, has_ended, now, status_of
-from zeropods.pods.processes import Process, deferred, end, from_record, is_there, read_process, to_record
+from zeropods.pods.processes import Process, deferred, end, find_process, from_record, is_alive, to_record
 from zeropods.pods.sshd import account
 from zeropods.pods.state import ROOT
 from zeropods.programs import is_free
@@ -250,7 +250,7 @@ class LocalWorkers:
             os.close(log)
         self._started[worker] = process
         # Not reaped yet, so that its number is still its own.
-        known, started = read_process(process.pid), now()
+        known, started = find_process(process.pid), now()
         assert known is not None
         self._records.write(
             {
@@ -303,4 +303,4 @@ def _process(record: Worker) -> Process | None:
 
 def _is_running(record: Worker) -> bool:
     process = _process(record)
-    return process is not None and is_there(process)
+    return process is not None and is_alive(process)

@@ -1,0 +1,351 @@
+"""Authenticated connections over real sockets: what passes, each thing that does not, and crowds of strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zeropods.errors import UserError
+from zeropods.pods import wire
+from zeropods.pods.wire import MAX_MESSAGE_BYTES, Channel, ChannelError, Listener, connect, listening_socket
+
+HERE = "127.0.0.1"
+QUIET = "127.0.61.61"
+"""A loopback address where nobody else has taken the default port."""
+SECRET = bytes(range(32))
+SECONDS = 10.0
+GREETING = b"zeropods 1 " + b"0" * 32 + b"\n"
+LARGEST = {"text": "x" * (MAX_MESSAGE_BYTES - len(b'{"text":""}') - 64 - len(b" \n"))}
+
+Line = tuple[bytes, bytes]
+"""Who said it, the listener (L) or the connector (C), and what."""
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """To its end; nothing may be logged by a connection that was cut."""
+    asyncio.run(work)
+
+
+async def echo(channel: Channel, body: dict[str, Any]) -> None:
+    while True:
+        await channel.send(body)
+        body = await channel.receive(SECONDS)
+
+
+@asynccontextmanager
+async def listening(
+    attend: Callable[[Channel, dict[str, Any]], Awaitable[None]] = echo,
+    unproven: int = 64,
+    seconds: float = SECONDS,
+    secret: bytes = SECRET,
+) -> AsyncIterator[tuple[Listener, int]]:
+    listener = Listener(secret, "register", attend, unproven=unproven, seconds=seconds)
+    sock = listening_socket(HERE, 0)
+    await listener.open(sock)
+    try:
+        yield listener, sock.getsockname()[1]
+    finally:
+        await listener.close()
+
+
+@asynccontextmanager
+async def overheard(port: int, log: list[Line]) -> AsyncIterator[int]:
+    """A port that passes everything on to another, and keeps the lines with their direction."""
+
+    async def pump(name: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            log.append((name, line))
+            writer.write(line)
+        writer.close()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(HERE, port)
+        await asyncio.gather(pump(b"C", reader, far_writer), pump(b"L", far_reader, writer))
+
+    server = await asyncio.start_server(handle, HERE, 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def is_dropped(port: int, sent: bytes, *, ends: bool = False) -> bytes:
+    """What a stranger hears who says this, after the greeting, until he is dropped."""
+    reader, writer = await asyncio.open_connection(HERE, port)
+    heard = b""
+    # A listener that does not read on resets the connection.
+    with suppress(ConnectionError):
+        heard = await reader.readline()
+        writer.write(sent)
+        if ends:
+            writer.write_eof()
+        async with asyncio.timeout(SECONDS):
+            heard += await reader.read()
+    writer.close()
+    return heard.partition(b"\n")[2]
+
+
+# What passes
+
+
+def test_messages_pass_both_ways_in_order_and_the_secret_stays() -> None:
+    async def main() -> None:
+        log: list[Line] = []
+        async with listening() as (listener, port), overheard(port, log) as tapped:
+            channel = await connect(HERE, tapped, SECRET, "register", SECONDS)
+            for body in ({"n": 1, "text": "ä|\n"}, {"n": 2}, LARGEST):
+                assert await channel.ask(body, SECONDS) == body
+            await channel.close()
+            assert listener.rejected == 0
+        said = b"".join(line for _, line in log)
+        assert len(log) == 8
+        assert SECRET not in said and SECRET.hex().encode() not in said
+
+    run(main())
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=20), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(bodies=st.lists(st.dictionaries(st.text(max_size=20), VALUES, max_size=6), max_size=20))
+@settings(max_examples=20, deadline=None)
+def test_every_json_object_passes_unchanged(bodies: list[dict[str, Any]]) -> None:
+    async def main() -> None:
+        async with listening() as (_, port):
+            channel = await connect(HERE, port, SECRET, "register", SECONDS)
+            for body in bodies:
+                assert await channel.ask(body, SECONDS) == body
+            await channel.close()
+
+    run(main())
+
+
+# What does not pass
+
+
+@pytest.mark.parametrize(("secret", "purpose"), [(bytes(32), "register"), (SECRET, "control"), (b"", "register")])
+def test_another_secret_or_another_purpose_is_not_heard(secret: bytes, purpose: str) -> None:
+    async def main() -> None:
+        async with listening() as (listener, port):
+            channel = await connect(HERE, port, secret, purpose, SECONDS)
+            with pytest.raises(ChannelError, match="closed"):
+                await channel.ask({"let": "me in"}, SECONDS)
+            assert listener.rejected == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("reflects", [False, True], ids=["another secret", "sends all back"])
+def test_a_listener_that_does_not_know_the_secret_is_found_out(reflects: bool) -> None:
+    async def reflect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING + b"0" * 64 + b' {"ssh_port":2222}\n')
+        await reader.read()
+
+    async def main() -> None:
+        server = await asyncio.start_server(reflect if reflects else answer, HERE, 0)
+        channel = await connect(HERE, server.sockets[0].getsockname()[1], SECRET, "register", SECONDS)
+        with pytest.raises(ChannelError, match="bad proof"):
+            await channel.ask({"a": 1}, SECONDS)
+        server.close()
+
+    run(main())
+
+
+Rewrite = Callable[[list[bytes]], list[bytes]]
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [lambda lines: lines, lambda lines: [lines[0], lines[2]], lambda lines: [lines[0], lines[2], lines[1]]],
+    ids=["replayed", "second message first", "reordered"],
+)
+def test_recorded_lines_of_another_connection_are_not_heard(rewrite: Rewrite) -> None:
+    async def main() -> None:
+        log: list[Line] = []
+        async with listening() as (listener, port):
+            async with overheard(port, log) as tapped:
+                channel = await connect(HERE, tapped, SECRET, "register", SECONDS)
+                await channel.ask({"a": 1}, SECONDS)
+                await channel.ask({"b": 1}, SECONDS)
+                await channel.close()
+            recorded = [line for name, line in log if name == b"C"]
+            assert await is_dropped(port, b"".join(rewrite(recorded))) == b""
+            assert listener.rejected == 2
+
+    run(main())
+
+
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_no_altered_message_is_heard(data: st.DataObject) -> None:
+    """Somebody on the line changes a byte, or says a message twice: the peer hears nothing of it."""
+    place, bits, twice = data.draw(st.tuples(st.integers(0, 99), st.integers(1, 255), st.booleans()))
+
+    async def main() -> None:
+        heard: list[dict[str, Any]] = []
+
+        async def note(channel: Channel, body: dict[str, Any]) -> None:
+            heard.append(body)
+            heard.append(await channel.receive(SECONDS))
+
+        async def alter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection(HERE, port)
+            writer.write(await far_reader.readline())
+            far_writer.write(await reader.readline())
+            line = bytearray(await reader.readline())
+            if not twice:
+                line[place % (len(line) - 1)] ^= bits
+            far_writer.write(bytes(line) * 2)
+            await far_reader.read()
+            far_writer.close()
+            writer.close()
+
+        async with listening(note) as (_, port):
+            server = await asyncio.start_server(alter, HERE, 0)
+            channel = await connect(HERE, server.sockets[0].getsockname()[1], SECRET, "register", SECONDS)
+            with pytest.raises(ChannelError):
+                await channel.ask({"do": "end", "run": "r1"}, SECONDS)
+            server.close()
+        assert heard == ([{"do": "end", "run": "r1"}] if twice else [])
+
+    with suppress(ConnectionError):
+        run(main())
+
+
+@pytest.mark.parametrize("body", [["a"], "a", None], ids=["list", "text", "null"])
+def test_a_proven_message_that_is_no_json_object_is_malformed(body: Any) -> None:
+    async def main() -> None:
+        async def answer(channel: Channel, _: dict[str, Any]) -> None:
+            await channel.send(body)
+            await channel.receive(SECONDS)
+
+        async with listening(answer) as (_, port):
+            channel = await connect(HERE, port, SECRET, "register", SECONDS)
+            with pytest.raises(ChannelError, match="malformed"):
+                await channel.ask({"a": 1}, SECONDS)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "error"), [({"text": "x" * MAX_MESSAGE_BYTES}, ChannelError), ({"a": float("nan")}, ValueError)]
+)
+def test_what_no_peer_would_take_is_not_sent(body: dict[str, Any], error: type[Exception]) -> None:
+    async def main() -> None:
+        async with listening() as (_, port):
+            channel = await connect(HERE, port, SECRET, "register", SECONDS)
+            with pytest.raises(error, match=r"too large|not JSON compliant"):
+                await channel.send(body)
+
+    run(main())
+
+
+# Strangers
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET / HTTP/1.1\r\n\r\n", b"zeropods 1 ", b"zeropods 2 " + GREETING[11:], b"\n\n\n", bytes(range(256)),
+     GREETING + b"half a mess", GREETING + b"0" * 64 + b" {}\n", b"x" * 2**20, GREETING + b"y" * 2**20],
+    ids=lambda sent: f"{len(sent)} bytes: {sent[:12]!r}",
+)  # fmt: skip
+def test_a_stranger_is_dropped_and_counted(sent: bytes) -> None:
+    async def main() -> None:
+        async with listening() as (listener, port):
+            assert await is_dropped(port, sent, ends=True) == b""
+            assert listener.rejected == 1
+
+    run(main())
+
+
+@given(sent=st.binary(max_size=300) | st.binary(max_size=300).map(lambda text: GREETING + text))
+@settings(max_examples=100, deadline=None)
+def test_random_bytes_are_not_heard(sent: bytes) -> None:
+    async def main() -> None:
+        async with listening() as (listener, port):
+            assert await is_dropped(port, sent, ends=True) == b""
+            assert listener.rejected == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("opening", [b"", b"zero", GREETING, GREETING + b"ab"])
+def test_who_is_silent_or_slow_is_dropped_in_time(opening: bytes) -> None:
+    async def main() -> None:
+        async with listening(seconds=0.3) as (listener, port):
+            assert await is_dropped(port, opening) == b""
+            assert listener.rejected == 1
+
+    run(main())
+
+
+def test_a_flood_of_silent_connections_keeps_no_honest_peer_out() -> None:
+    async def main() -> None:
+        async with listening(unproven=20, seconds=60.0) as (listener, port):
+            flood = [await asyncio.open_connection(HERE, port) for _ in range(200)]
+            channel = await connect(HERE, port, SECRET, "register", SECONDS)
+            assert await channel.ask({"a": 1}, SECONDS) == {"a": 1}
+            assert listener.rejected >= 180
+            await channel.close()
+        for reader, writer in flood:
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+    run(main())
+
+
+def test_a_peer_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "SEND_SECONDS", 0.3)
+
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def deaf(channel: Channel, body: dict[str, Any]) -> None:
+            await over.wait()
+
+        async with listening(deaf) as (_, port):
+            channel = await connect(HERE, port, SECRET, "register", SECONDS)
+            with pytest.raises(ChannelError, match="timed out"):
+                for _ in range(2_000):
+                    await channel.send({"text": "x" * 60_000})
+            over.set()
+
+    run(main())
+
+
+# The port
+
+
+def test_nobody_there_and_nobody_who_speaks_are_told_apart() -> None:
+    with socket.socket() as free:
+        free.bind((HERE, 0))
+        port = free.getsockname()[1]
+        with pytest.raises(ChannelError, match=f"{HERE}:{port}: closed: "):
+            asyncio.run(connect(HERE, port, SECRET, "register", SECONDS))
+        free.listen()
+        with pytest.raises(ChannelError, match="timed out"):
+            asyncio.run(connect(HERE, port, SECRET, "register", 0.2))
+
+
+def test_the_default_port_is_6000_and_gives_way_and_others_do_not() -> None:
+    with listening_socket(QUIET, None) as first, listening_socket(QUIET, None) as second:
+        assert first.getsockname()[1] == 6_000
+        assert second.getsockname()[1] not in (0, 6_000)
+        with pytest.raises(UserError, match=f"{QUIET}:6000: cannot listen there"):
+            listening_socket(QUIET, 6_000)
+    with pytest.raises(UserError, match="an address of this machine"):
+        listening_socket("203.0.113.1", 0)
