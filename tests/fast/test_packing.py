@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,12 +44,3 @@ def test_only_the_last_block_of_an_evaluation_is_short(ids: np.ndarray, length: 
     lengths, _ = overlap(ids, length)
     assert set(lengths[:-1].tolist()) <= {length}
     assert all(2 <= count <= length for count in lengths)
-
-
-def test_two_million_tokens_take_a_fraction_of_a_second() -> None:
-    documents = [np.arange(4_000, dtype=np.int32)] * 500
-    start = time.process_time()
-    joined = join(documents, END)
-    pack(joined, 512)
-    overlap(joined, 512)
-    assert time.process_time() - start < 0.5

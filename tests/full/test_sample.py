@@ -51,39 +51,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_folder_holds_just_the_six_files(summary):
+def test_summary_counts_what_the_files_hold(summary, splits, tables):
     expected = {f"{split}.{suffix}" for split in SPLITS for suffix in ("jsonl", "tables.jsonl")}
     assert contents(summary.folder).keys() == expected
-
-
-@pytest.mark.parametrize(("split", "least"), [("train", 8_000), ("dev", 600), ("test", 600)])
-def test_split_has_enough_questions(splits, split, least):
-    assert len(splits[split]) >= least
-
-
-def test_summary_counts_questions(summary, splits):
+    assert summary.written
     assert summary.questions == {split: len(splits[split]) for split in SPLITS}
-
-
-def test_summary_counts_tables(summary, tables):
     assert summary.tables == {split: len(tables[split]) for split in SPLITS}
+    assert summary.held_out_questions == {"dev": 120, "test": 120}
+    line = (summary.folder / "dev.jsonl").read_text("utf-8").splitlines()[0]
+    assert json.loads(line).keys() == {"phase", "table_id", "question", "sql"}
 
 
-def test_sample_has_more_than_sixty_tables(tables):
+def test_there_are_enough_questions_and_tables(splits, tables):
+    assert all(len(splits[split]) >= least for split, least in (("train", 8_000), ("dev", 600), ("test", 600)))
     assert len(set().union(*tables.values())) > 60
-
-
-def test_each_train_table_has_a_hundred_questions(splits):
     assert min(Counter(example.table.id for example in splits["train"]).values()) >= 100
+    assert all(len(table.rows) >= 8 for split in SPLITS for table in tables[split].values())
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_tables_file_lists_just_the_tables_in_use(splits, tables, split):
     assert tables[split].keys() == {example.table.id for example in splits[split]}
-
-
-def test_every_table_has_rows(tables):
-    assert all(len(table.rows) >= 8 for split in SPLITS for table in tables[split].values())
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
@@ -92,52 +80,26 @@ def test_a_fifth_of_the_questions_is_on_tables_that_train_has_not(splits, tables
     assert len(held_out) * 5 == len(splits[split])
 
 
-def test_summary_counts_held_out_questions(summary):
-    assert summary.held_out_questions == {"dev": 120, "test": 120}
-
-
 def test_no_question_stands_twice_in_any_split(splits):
     questions = Counter(example.question.lower().rstrip("?.") for example in examples(splits))
     assert max(questions.values()) == 1
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_split_has_every_aggregate(splits, split):
+def test_split_has_wikisqls_mix_of_queries(splits, split):
     assert {example.query.agg for example in splits[split]} == set(range(len(AGGREGATES)))
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_split_has_the_three_operators(splits, split):
-    used = {OPERATORS[c.operator] for example in splits[split] for c in example.query.conds}
-    assert used == {"=", ">", "<"}
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_one_condition_is_commonest_and_none_or_four_are_rare(splits, split):
+    assert {OPERATORS[c.operator] for example in splits[split] for c in example.query.conds} == {"=", ">", "<"}
     numbers = Counter(len(example.query.conds) for example in splits[split])
     assert numbers[1] > numbers[2] > numbers[3] > max(numbers[0], numbers[4]) > min(numbers[0], numbers[4]) > 0
+    short = sum(len(example.question.split()) <= 18 for example in splits[split])
+    assert short >= 0.8 * len(splits[split])
 
 
-def test_four_in_five_questions_have_at_most_eighteen_words(splits):
-    lengths = [len(example.question.split()) for example in examples(splits)]
-    assert sum(length <= 18 for length in lengths) >= 0.8 * len(lengths)
-
-
-def test_statistics_are_of_real_columns(splits):
-    kinds = {
-        example.table.types[example.query.sel]
-        for example in examples(splits)
-        if AGGREGATES[example.query.agg] in ("SUM", "AVG", "MAX", "MIN")
-    }
+def test_queries_make_sense(splits):
+    statistics = ("SUM", "AVG", "MAX", "MIN")
+    kinds = {e.table.types[e.query.sel] for e in examples(splits) if AGGREGATES[e.query.agg] in statistics}
+    kinds |= {e.table.types[c.column] for e, c in conditions(splits) if OPERATORS[c.operator] in "><"}
     assert kinds == {"real"}
-
-
-def test_comparisons_are_of_real_columns(splits):
-    kinds = {e.table.types[c.column] for e, c in conditions(splits) if OPERATORS[c.operator] in "><"}
-    assert kinds == {"real"}
-
-
-def test_no_query_has_two_conditions_on_a_column(splits):
     assert all(len({c.column for c in e.query.conds}) == len(e.query.conds) for e in examples(splits))
 
 
@@ -170,55 +132,21 @@ def test_every_query_is_read_back_from_its_text(splits):
     assert wrong == []
 
 
-def test_same_seed_gives_the_same_bytes(summary, tmp_path):
-    write_sample(tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(summary.folder)
+def test_a_seed_gives_the_same_bytes_and_another_one_others(summary, tmp_path):
+    write_sample(tmp_path)  # An empty folder is filled.
+    assert contents(tmp_path) == contents(summary.folder)
+    assert not write_sample(tmp_path).written
+    with pytest.raises(UserError, match=r"'\w+\.\S+' is not that of the sample of seed 7"):
+        write_sample(tmp_path, seed=7)
 
 
-def test_another_seed_gives_other_questions(summary, tmp_path):
-    write_sample(tmp_path / "other", seed=1)
-    assert contents(tmp_path / "other")["train.jsonl"] != contents(summary.folder)["train.jsonl"]
-
-
-def test_new_sample_is_reported_as_written(summary):
-    assert summary.written
-
-
-def test_sample_that_is_there_already_is_not_written_again(summary):
-    assert not write_sample(summary.folder).written
-
-
-def test_empty_folder_is_filled(tmp_path):
-    assert write_sample(tmp_path).written
-
-
-def test_folder_with_something_else_is_rejected(tmp_path):
+def test_what_is_no_sample_is_refused_and_left_as_it_was(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"thesis\.txt.*name a new folder"):
         write_sample(tmp_path)
-
-
-def test_rejected_folder_is_left_as_it_was(tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError):
-        write_sample(tmp_path)
-    assert contents(tmp_path) == {"thesis.txt": b"mine"}
-
-
-def test_sample_of_another_seed_is_rejected(summary):
-    with pytest.raises(UserError, match=r"'train\.jsonl' is not that of the sample of seed 7"):
-        write_sample(summary.folder, seed=7)
-
-
-def test_file_in_the_place_of_the_folder_is_rejected(tmp_path):
-    (tmp_path / "out").write_text("mine")
     with pytest.raises(UserError, match="name a folder"):
-        write_sample(tmp_path / "out")
-
-
-def test_example_has_the_keys_of_the_official_layout(summary):
-    line = (summary.folder / "dev.jsonl").read_text("utf-8").splitlines()[0]
-    assert json.loads(line).keys() == {"phase", "table_id", "question", "sql"}
+        write_sample(tmp_path / "thesis.txt")
+    assert contents(tmp_path) == {"thesis.txt": b"mine"}
 
 
 def test_a_noun_or_predicate_names_one_column_of_a_table_only():
