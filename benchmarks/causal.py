@@ -148,7 +148,7 @@ def _resume(work: Path) -> Figure:
     argv = train_argv(ROOT / "causal_train.py", **flags)
     reached = _killed(argv, work / "killed" / "train.log")
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
-    first = read_record(work / "killed")["ranks"][0]["first_step"]
+    first = read_record(work / "killed").ranks[0].first_step
     note = f"killed after step {reached}, went on after step {first}; a checkpoint each {SAVE_STEPS} steps"
     return Figure(
         name="steps that a resumed run does again", value=reached - first, unit="steps", asked=f"at most {SAVE_STEPS}",

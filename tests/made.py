@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from zeropods.measure.record import RankMeasurement, samples_per_second, train_seconds
+from pydantic import TypeAdapter
 
-GIB = 2**30
+from zeropods.measure.record import RankMeasurement, Record, RunConfig, samples_per_second, train_seconds
+from zeropods.tables import GIB
+
+CONFIG_KEYS = {each.name for each in fields(RunConfig)}
 
 
 def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
@@ -34,10 +37,9 @@ def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(RankMeasurement(rank=number, **{**measured, **values}))))
 
 
-def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dict[str, Any]:
-    """A record of 20 steps of 32 samples in 16 s on one pod, or of what the given ranks measured on as many."""
-    ranks = [a_rank()] if ranks is None else ranks
-    pods, slots = values.get("pods", max(1, len(ranks))), values.get("slots", 1)
+def a_config(**values: Any) -> dict[str, Any]:
+    """`config.json` of a run on one pod, or on as many as `pods` says."""
+    pods, slots = values.get("pods", 1), values.get("slots", 1)
     world = values.get("world_size", pods * slots)
     batch = values.get("effective_batch_size", 32 * world)
     return {
@@ -64,22 +66,40 @@ def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dic
         "deepspeed": None,
         "identity": {},
         "argv": ["textsql_train.py"],
-        "hosts": [rank["host"] for rank in ranks] or ["pod1"],
+        "hosts": ["pod1"],
         "versions": {"python": "3.11.4"},
         "git_revision": None,
         "hardware": {"cpu": "a CPU", "cores": 2, "memory_bytes": 24 * GIB, "gpus": []},
+        **values,
+    }
+
+
+def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dict[str, Any]:
+    """A record of 20 steps of 32 samples in 16 s on one pod, or of what the given ranks measured on as many."""
+    ranks = [a_rank()] if ranks is None else ranks
+    given = {key: value for key, value in values.items() if key in CONFIG_KEYS}
+    config = a_config(**{"pods": max(1, len(ranks)), "hosts": [rank["host"] for rank in ranks] or ["pod1"], **given})
+    measured = [RankMeasurement(**rank) for rank in ranks]
+    return {
+        **config,
+        "restarts": 0,
         "status": "ok",
         "reason": None,
         "pod": None,
         "last_lines": [],
         "steps": max((rank["step"] for rank in ranks), default=0),
-        "train_seconds": train_seconds(ranks),
-        "samples_per_second": samples_per_second(ranks, batch),
+        "train_seconds": train_seconds(measured),
+        "samples_per_second": samples_per_second(measured, config["effective_batch_size"]),
         "losses": ranks[0]["losses"] if ranks else [],
         "eval_losses": ranks[0]["eval_losses"] if ranks else [],
         "ranks": ranks,
         **values,
     }
+
+
+def as_record(document: dict[str, Any]) -> Record:
+    """The record that such a document is."""
+    return TypeAdapter(Record).validate_json(json.dumps(document))
 
 
 def a_failed_record(status: str = "failed", reason: str = "it broke", **values: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from benchmarks.gpu.steady import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.phases import larger
-from zeropods.measure.record import read_json
+from zeropods.measure.record import RankMeasurement, Record, read_json
 from zeropods.measure.run_folder import CONFIG
 
 SLACK_SECONDS = 300.0
@@ -161,34 +161,34 @@ class Bench:
         return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
 
 
-def _of_record(record: dict[str, Any], batch: int, warm: int) -> dict[str, Any]:
+def _of_record(record: Record, batch: int, warm: int) -> dict[str, Any]:
     from zeropods.plan.recorded import planned
 
-    rank = record["ranks"][0] if record["ranks"] else {}
-    steps = steady_steps(rank.get("step_seconds", []), warm)
-    samples = batch * len(rank.get("step_seconds", []))
-    plan = planned(record) if rank else None
-    used = rank.get("sampled", {}).get("device_used_bytes")
+    rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
+    steps = steady_steps(rank.step_seconds, warm)
+    samples = batch * len(rank.step_seconds)
+    plan = planned(record)
+    used = rank.sampled.get("device_used_bytes")
     return {
-        "status": record["status"],
-        "reason": record.get("reason"),
-        "run_precision": record["precision"],
+        "status": record.status,
+        "reason": record.reason,
+        "run_precision": record.precision,
         "step_seconds": steps,
         "samples_per_second": rate(steps, batch),
-        "tokens_per_sample": [rank[f"{side}_tokens"] / samples for side in ("source", "target")] if samples else None,
+        "tokens_per_sample": [rank.source_tokens / samples, rank.target_tokens / samples] if samples else None,
         "planned_peak_allocated_bytes": plan.peak_allocated_bytes if plan else None,
         "planned_device_bytes": plan.device_bytes if plan else None,
         "peak_allocated_bytes": _training_peak(rank),
-        "device_used_bytes": used["peak"] if used else None,
-        "largest_batch": rank.get("largest_batch"),
-        "losses": rank.get("losses", []),
+        "device_used_bytes": used.peak if used else None,
+        "largest_batch": None if rank.largest_batch is None else asdict(rank.largest_batch),
+        "losses": [asdict(loss) for loss in rank.losses],
     }
 
 
-def _training_peak(rank: dict[str, Any]) -> int | None:
+def _training_peak(rank: RankMeasurement) -> int | None:
     """Of steps alone, as the plan has it: an evaluation at 256 rows may need more than a step at 32."""
-    phases = [rank.get("phases", {}).get(name, {}) for name in ("first_step", "steady")]
-    return larger(*(phase.get("peak_allocated_bytes") for phase in phases))
+    phases = [rank.phases[name] for name in ("first_step", "steady") if name in rank.phases]
+    return larger(*(phase.peak_allocated_bytes for phase in phases))
 
 
 def _said_of(measured: dict[str, Any]) -> dict[str, Any]:

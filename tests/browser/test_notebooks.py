@@ -143,7 +143,7 @@ def test_the_test_split_is_scored(browsed: Sequence) -> None:
 
 def test_each_technique_on_pods_leaves_a_record_and_a_profile(browsed: Sequence) -> None:
     folders = sorted(browsed.runs.glob("*-pods"))
-    found = [(record["technique"], record["pods"], record["status"]) for record in map(read_record, folders)]
+    found = [(record.technique, record.pods, record.status) for record in map(read_record, folders)]
     assert sorted(found) == [
         ("zero1", 2, "ok"),
         ("zero1", 3, "ok"),
@@ -155,7 +155,7 @@ def test_each_technique_on_pods_leaves_a_record_and_a_profile(browsed: Sequence)
 
 def test_pods_of_a_notebook_have_the_same_losses(browsed: Sequence) -> None:
     records = [read_record(folder) for folder in sorted(browsed.runs.glob("*-pods"))]
-    curves = [[entry["loss"] for entry in record["losses"]] for record in records]
+    curves = [[entry.loss for entry in record.losses] for record in records]
     assert len(curves) == 4 and len(curves[0]) == int(SMALL["ZEROPODS_STEPS"])
     assert all(curve == pytest.approx(curves[0], rel=1e-3) for curve in curves)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.made import GIB, a_failed_record, a_rank, a_record
-from zeropods.measure.record import PHASES
+from tests import made
+from tests.made import GIB, a_failed_record, a_rank, as_record
+from zeropods.measure.record import PHASES, Record
 from zeropods.report import figures
 from zeropods.report.figures import DERIVED, FIGURES
 from zeropods.report.groups import t_interval
@@ -20,12 +21,16 @@ cross-attention's keys and values are 8, head 10 x 2 = 20."""
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-def two(**values: Any) -> dict[str, Any]:
+def a_record(**values: Any) -> Record:
+    return as_record(made.a_record(**values))
+
+
+def two(**values: Any) -> Record:
     """A record of two ranks on two pods, both with the same values."""
     return a_record(ranks=[a_rank(0, **values), a_rank(1, **values)])
 
 
-def ranks(key: str, *values: Any, **both: Any) -> dict[str, Any]:
+def ranks(key: str, *values: Any, **both: Any) -> Record:
     """A record of ranks that differ in one field."""
     return a_record(ranks=[a_rank(i, **{key: value}, **both) for i, value in enumerate(values)])
 
@@ -234,8 +239,8 @@ def test_without_a_price_there_is_no_cost() -> None:
         figures.energy_kwh,
     ],
 )
-def test_what_a_run_that_ended_early_has_not_measured_is_none(figure: Callable[[dict[str, Any]], Any]) -> None:
-    assert figure(a_failed_record()) is None
+def test_what_a_run_that_ended_early_has_not_measured_is_none(figure: Callable[[Record], Any]) -> None:
+    assert figure(as_record(a_failed_record())) is None
 
 
 def test_every_figure_is_defined_in_the_documentation() -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.made import a_record
+from tests.made import a_config, a_record
 from zeropods.errors import UserError
 from zeropods.launch.child import child_environment
 from zeropods.launch.local import SCRIPT, Tail, planned_steps, train, train_argv
+from zeropods.measure.record import RunConfig
 
 WAIT_SECONDS = 20.0
 OPENING = f"""
@@ -96,7 +97,7 @@ def test_a_child_finds_the_programs_of_its_python_first() -> None:
 
 def test_a_run_that_ends_well_is_returned_with_its_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     run = train(script("record('ok', None)"), outputdir=tmp_path / "run")
-    assert run.record["status"] == "ok"
+    assert run.record.status == "ok"
 
 
 def test_what_a_script_says_stays_in_its_run_folder(script: Callable[[str], Path], tmp_path: Path) -> None:
@@ -175,12 +176,12 @@ def test_a_script_ends_with_a_caller_that_was_killed(script: Callable[[str], Pat
 @pytest.mark.parametrize(("batch", "steps"), [(32, 5_286), (64, 2_643), (96, 1_764)])
 def test_steps_of_three_epochs_over_wikisql(batch: int, steps: int) -> None:
     identity = {"max_train_seconds": 0.0, "max_steps": -1, "epochs": 3.0}
-    config = {"identity": identity, "train_rows": 56_355, "effective_batch_size": batch}
-    assert planned_steps(config) == steps
+    config = a_config(identity=identity, train_rows=56_355, effective_batch_size=batch)
+    assert planned_steps(RunConfig(**config)) == steps
 
 
 def test_steps_are_unknown_where_the_clock_ends_training() -> None:
-    assert planned_steps({"identity": {"max_train_seconds": 150.0}}) is None
+    assert planned_steps(RunConfig(**a_config(identity={"max_train_seconds": 150.0}))) is None
 
 
 def test_progress_is_read_from_new_and_complete_lines_only(tmp_path: Path) -> None:

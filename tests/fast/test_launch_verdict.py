@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made import a_rank
+from tests.made import a_config, a_rank
 from zeropods.launch.heartbeat import SILENT_SECONDS, Pulse
 from zeropods.launch.outcome import (
     ABSENT_SECONDS,
@@ -156,12 +156,12 @@ def test_what_ranks_say_because_their_time_was_over_is_no_cause(
     (tmp_path / "ranks").mkdir()
     for number, rank in written.items():
         (tmp_path / "ranks" / f"{number}.json").write_text(json.dumps(rank))
-    (tmp_path / "config.json").write_text(json.dumps({"world_size": 2, "effective_batch_size": 64}))
+    (tmp_path / "config.json").write_text(json.dumps(a_config(pods=2)))
     reading, writing = os.pipe()
     os.close(writing)
     output = Output(os.fdopen(reading, "rb"), tmp_path / "log", {}, lambda line: None)
     record = record_run(tmp_path, Verdict("timeout", "took longer than 60 s"), output, launched)
-    assert record["status"] == status
+    assert record.status == status
 
 
 def test_lines_carry_the_pods_names(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_rank_that_had_not_begun_is_out_of_memory_without_a_phase(tmp_path: Pa
 
 ALONE = (
     "import sys; from pathlib import Path; from zeropods.launch.local import run_to_end; "
-    "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.record['status'], ended.reason)"
+    "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.record.status, ended.reason)"
 )
 RANK_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(RANK.parents[2])}
 
@@ -136,4 +136,4 @@ def test_a_process_that_was_killed_by_somebody_has_failed(tmp_path: Path, monkey
     ended = run_to_end([sys.executable, str(RANK), "--outputdir", str(folder), "--seconds", "60"], folder)
     thread.join()
     assert ended.record is not None
-    assert (ended.record["status"], ended.reason) == ("failed", "killed by SIGKILL")
+    assert (ended.record.status, ended.reason) == ("failed", "killed by SIGKILL")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.fast.test_plan_verb import result
-from tests.made import a_rank, a_record
+from tests.made import a_rank, a_record, as_record
 from zeropods.errors import UserError
+from zeropods.measure.record import Record
 from zeropods.plan.activations import causal_activations
 from zeropods.plan.estimate import plan
 from zeropods.plan.jobs import CausalJob
@@ -303,13 +304,13 @@ def test_a_plan_by_length_has_a_line_for_each_way_and_length() -> None:
     assert made.plot.text == "planned memory of one GPU at 128, 256 tokens"
 
 
-def recorded(**values: Any) -> dict[str, Any]:
+def recorded(*, shape: CausalShape = SMALLEST, **values: Any) -> Record:
     """20 steps of 32 rows of 8 tokens, 2 of them with a loss, by the smallest model."""
     batch = {"rows": 32, "source_tokens": 8, "target_tokens": 0}
     counts = {"source_tokens": 640 * 8, "target_tokens": 640 * 2, "padded_tokens": 640 * 8}
     identity = {"attn_implementation": "eager", "dropout": None, **values.pop("identity", {})}
-    rank = a_rank(shape=asdict(SMALLEST), largest_batch=batch, **counts)
-    return a_record(ranks=[rank], task="squad", identity=identity, **values)
+    rank = a_rank(shape=asdict(shape), largest_batch=batch, **counts)
+    return as_record(a_record(ranks=[rank], task="squad", identity=identity, **values))
 
 
 def test_flops_of_a_causal_run_are_those_of_its_rows_a_second() -> None:
@@ -331,7 +332,5 @@ def test_a_recorded_causal_run_is_planned_with_its_batch_and_attention() -> None
 
 
 def test_a_recorded_bloom_is_planned_as_it_ran_whatever_was_asked() -> None:
-    record = recorded(identity={"attn_implementation": "sdpa"})
-    record["ranks"][0]["shape"] = asdict(causal_shape("bloom-tiny"))
-    made = planned(record)
+    made = planned(recorded(shape=causal_shape("bloom-tiny"), identity={"attn_implementation": "sdpa"}))
     assert made is not None and any("eager attention" in term.formula for term in made.terms)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.made import a_rank, a_record
+from tests.made import a_rank, a_record, as_record
+from zeropods.measure.record import Record
 from zeropods.plan.activations import activations
 from zeropods.plan.estimate import largest
 from zeropods.plan.jobs import Job
@@ -129,13 +131,13 @@ def test_offload_keeps_its_gradients_contiguous_whatever_is_asked() -> None:
 def test_a_run_whose_bucket_has_no_size_is_not_planned(size: object) -> None:
     config = {"zero_optimization": {"stage": 1, "reduce_bucket_size": size}}
     rank = a_rank(shape=asdict(SMALLEST), largest_batch={"rows": 1, "source_tokens": 2, "target_tokens": 1})
-    assert planned(a_record(ranks=[rank], technique="zero1", deepspeed=config)) is None
+    assert planned(as_record(a_record(ranks=[rank], technique="zero1", deepspeed=config))) is None
 
 
 @pytest.mark.parametrize("batch", [{"rows": 0}, {"source_tokens": 0}, {"target_tokens": -1}])
 def test_a_run_whose_largest_batch_can_be_none_is_not_planned(batch: dict[str, int]) -> None:
     largest_batch = {"rows": 1, "source_tokens": 2, "target_tokens": 1, **batch}
-    assert planned(a_record(ranks=[a_rank(shape=asdict(SMALLEST), largest_batch=largest_batch)])) is None
+    assert planned(as_record(a_record(ranks=[a_rank(shape=asdict(SMALLEST), largest_batch=largest_batch)]))) is None
 
 
 def test_a_gradient_larger_than_a_bucket_is_reduced_on_its_own() -> None:
@@ -260,11 +262,11 @@ def test_the_plan_assumes_what_the_configurations_say(path: Path) -> None:
     assert read == expected
 
 
-def planned_record(**values: object) -> dict[str, object]:
+def planned_record(**values: Any) -> Record:
     shape = asdict(t5_shape("t5-tiny"))
     batch = {"rows": 32, "source_tokens": 40, "target_tokens": 30}
     ranks = [a_rank(number, shape=shape, largest_batch=batch) for number in range(2)]
-    return a_record(ranks=ranks, **values)  # type: ignore[arg-type]
+    return as_record(a_record(ranks=ranks, **values))
 
 
 def test_a_recorded_run_is_planned_with_its_own_buckets_and_without_cuda_on_a_cpu() -> None:
@@ -281,7 +283,7 @@ def test_a_run_that_is_none_of_those_planned_has_no_plan(values: dict[str, str])
 
 
 def test_a_run_that_died_before_its_first_batch_has_no_plan() -> None:
-    assert planned(a_record()) is None
+    assert planned(as_record(a_record())) is None
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 64, 522])

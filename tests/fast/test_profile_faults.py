@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fast.test_profile_read import PATH, ZERO1, ZERO3
-from tests.made import a_rank, a_record, write_run
+from tests.made import a_rank, a_record, as_record, write_run
 from tests.made_profile import Model
 from zeropods.measure.profile import parse_report
 from zeropods.measure.profile_checks import (
@@ -39,8 +39,9 @@ real = cache(check)
 
 
 def found(model: Model | str, record: dict[str, Any] | None = None) -> dict[str, Fault]:
+    said = None if record is None else as_record(record)
     report = parse_report(PATH, model if isinstance(model, str) else model.report())
-    return {fault.name: fault for fault in faults(report, mended(report), record)}
+    return {fault.name: fault for fault in faults(report, mended(report), said)}
 
 
 def mend(model: Model) -> Mended:

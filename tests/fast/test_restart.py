@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.made import a_rank, a_record, as_record
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import planning
@@ -19,6 +19,7 @@ from zeropods.launch.local import run_here
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
 from zeropods.launch.restart import End, Restarts, changed_flags, next_attempt
+from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.state import Pod, Settings, State
 
@@ -136,8 +137,9 @@ def test_a_run_that_went_on_is_still_the_one_that_was_asked_for(three: Cluster, 
     assert isinstance(again, Launch) and planning.identity(again) == planning.identity(first)
 
 
-def record(status: str, *ranks: str, pod: str | None = None) -> dict[str, Any]:
-    return {"status": status, "ranks": [{"status": one} for one in ranks], "world_size": 3, "pod": pod}
+def record(status: str, *ranks: str, pod: str | None = None) -> Record:
+    measured = [a_rank(number, status=one) for number, one in enumerate(ranks)]
+    return as_record(a_record(ranks=measured, pods=3, status=status, pod=pod))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def record(status: str, *ranks: str, pod: str | None = None) -> dict[str, Any]:
     ],
     ids=["pod lost", "a rank killed", "launcher killed", "own error", "oom", "timeout", "Ctrl-C", "ok"],
 )
-def test_only_what_is_no_error_of_the_script_calls_for_another_attempt(found: dict[str, Any], calls: bool) -> None:
+def test_only_what_is_no_error_of_the_script_calls_for_another_attempt(found: Record, calls: bool) -> None:
     assert End(record=found).calls_for_another is calls
 
 

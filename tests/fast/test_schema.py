@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import math
 from copy import deepcopy
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.made import a_failed_record, a_rank, a_record, write_run
+from tests.made import a_config, a_failed_record, a_rank, a_record, as_record, write_run
 from zeropods.errors import UserError
 from zeropods.measure.record import (
     BatchShape,
     LiveBytes,
     PhasePeak,
     RankMeasurement,
-    Record,
     Sampled,
     compose_record,
     read_record,
@@ -77,23 +75,17 @@ def full_rank() -> RankMeasurement:
 )
 def test_what_is_written_is_read(tmp_path: Path, record: dict[str, Any]) -> None:
     (tmp_path / "run").mkdir()
-    write_record(tmp_path / "run", record)
-    assert read_record(tmp_path / "run") == record
+    write_record(tmp_path / "run", as_record(record))
+    assert read_record(tmp_path / "run") == as_record(record)
+    assert json.loads((tmp_path / "run" / "record.json").read_text()) == record
 
 
 def test_a_rank_in_which_everything_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
     rank = full_rank()
     rank.write(tmp_path)
-    config = {key: value for key, value in a_record().items() if key in CONFIGURED}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(a_config()))
     write_record(tmp_path, compose_record(tmp_path))
-    assert read_record(tmp_path)["ranks"] == [asdict(rank)]
-
-
-CONFIGURED = {field.name for field in fields(Record)} - {
-    "status", "reason", "pod", "last_lines", "steps", "train_seconds", "samples_per_second", "losses", "eval_losses",
-    "ranks",
-}  # fmt: skip
+    assert read_record(tmp_path).ranks == [rank]
 
 
 @pytest.mark.parametrize("version", [1, 3, None, "2"])
@@ -194,14 +186,17 @@ def test_a_rate_where_nothing_was_timed_is_refused(tmp_path: Path) -> None:
     assert said.startswith("samples_per_second 0.0, its ranks' steps give None")
 
 
+def timed(*seconds: float) -> RankMeasurement:
+    return RankMeasurement(rank=0, host="pod1", step_seconds=list(seconds))
+
+
 def test_training_time_is_that_of_the_slowest_rank() -> None:
-    assert train_seconds([{"step_seconds": [1.0, 2.0]}, {"step_seconds": [2.0, 2.5]}]) == 4.5
-    assert train_seconds([{"step_seconds": []}]) is None
+    assert train_seconds([timed(1.0, 2.0), timed(2.0, 2.5)]) == 4.5
+    assert train_seconds([timed()]) is None
 
 
-def test_samples_a_second_leave_the_warm_up_out_and_follow_the_slowest_rank() -> None:
-    ranks = [{"step_seconds": [9.0, 1.0, 1.0], "warmup_steps": 1}, {"step_seconds": [9.0, 2.0, 2.0], "warmup_steps": 1}]
+def test_samples_per_second_leave_the_warm_up_out_and_follow_the_slowest_rank() -> None:
     # 2 steps of 12 samples in 4 s.
-    assert samples_per_second(ranks, 12) == 6.0
-    assert samples_per_second([{"step_seconds": [9.0], "warmup_steps": 1}], 12) is None
+    assert samples_per_second([timed(9.0, 1.0, 1.0), timed(9.0, 2.0, 2.0)], 12) == 6.0
+    assert samples_per_second([timed(9.0)], 12) is None
     assert samples_per_second([], 12) is None

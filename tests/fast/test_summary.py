@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import GIB, a_failed_record, a_rank, a_record, a_score, write_run
+from tests.made import GIB, a_config, a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.errors import UserError
 from zeropods.report.run import Run
 from zeropods.report.summary import read_runs, summarize
@@ -30,7 +30,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
     """The folder of a run that a process is writing."""
     folder = tmp_path / "held"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_id": "t5-tiny"}))
+    (folder / "config.json").write_text(json.dumps(a_config()))
     with open(folder / "run.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder

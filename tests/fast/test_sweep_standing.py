@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_failed_record, a_rank, a_record
+from tests.made import a_failed_record, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch import planning
 from zeropods.sweep.matrix import Matrix
@@ -176,7 +176,7 @@ def a_sweep(out: Path, *statuses: str | None) -> Sweep:
     for number, status in enumerate(statuses):
         if status is not None:
             record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
-            rows[number] = rows[number].ended(record, 30.0)
+            rows[number] = rows[number].ended(as_record(record), 30.0)
     return Sweep(out=out, matrix=a_matrix(), rows=tuple(rows))
 
 

@@ -51,7 +51,7 @@ def main() -> None:
         argv=pdsh_argv,
         step_timeout=asked.step_timeout,
     )
-    if record["status"] != "ok":
+    if record.status != "ok":
         raise UserError(failure(planned.folder, record))
 
 

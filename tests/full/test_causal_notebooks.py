@@ -7,11 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from zeropods.measure.record import read_record
+from zeropods.measure.record import Record, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = (
@@ -60,7 +59,7 @@ def text(folder: Path) -> Path:
     return runs
 
 
-def record(runs: Path, name: str) -> dict[str, Any]:
+def record(runs: Path, name: str) -> Record:
     return read_record(runs / f"{name}-{STEPS}-steps")
 
 
@@ -86,27 +85,27 @@ def test_the_baseline_shows_the_two_tables_of_the_workshop(folder: Path) -> None
 
 
 def test_six_techniques_and_the_baseline_have_a_result(squad: Path) -> None:
-    assert [record(squad, technique)["status"] for technique in TECHNIQUES] == ["ok"] * 7
+    assert [record(squad, technique).status for technique in TECHNIQUES] == ["ok"] * 7
 
 
 def test_techniques_are_what_the_runs_were_made_with(squad: Path) -> None:
-    assert [record(squad, technique)["technique"] for technique in TECHNIQUES] == TECHNIQUES
+    assert [record(squad, technique).technique for technique in TECHNIQUES] == TECHNIQUES
 
 
 def test_the_techniques_have_the_losses_of_the_baseline(squad: Path) -> None:
-    curves = [[point["loss"] for point in record(squad, technique)["losses"]] for technique in TECHNIQUES]
+    curves = [[point.loss for point in record(squad, technique).losses] for technique in TECHNIQUES]
     assert len(curves[0]) == STEPS
     assert all(curve == pytest.approx(curves[0], rel=1e-5) for curve in curves)
 
 
 def test_slots_and_pods_are_told_apart(squad: Path) -> None:
     found = [record(squad, name) for name in ("zero1", "zero1-2-slots", "zero1-2-pods")]
-    assert [(one["pods"], one["slots"]) for one in found] == [(1, 1), (1, 2), (2, 1)]
+    assert [(one.pods, one.slots) for one in found] == [(1, 1), (1, 2), (2, 1)]
 
 
 def test_several_processes_have_the_losses_of_one(squad: Path) -> None:
     names = ("zero1", "zero1-2-slots", "zero1-2-pods")
-    curves = [[point["loss"] for point in record(squad, name)["losses"]] for name in names]
+    curves = [[point.loss for point in record(squad, name).losses] for name in names]
     assert all(curve == pytest.approx(curves[0], rel=1e-4) for curve in curves)
 
 
@@ -117,7 +116,7 @@ def test_the_job_for_slurm_is_shown(folder: Path) -> None:
 def test_text_is_scored_on_both_unseen_splits(text: Path) -> None:
     run = text / f"none-{STEPS}-steps"
     losses = [json.loads((run / f"score.{split}.json").read_text())["loss"] for split in ("dev", "test")]
-    assert losses[0] == pytest.approx(record(text, "none")["eval_losses"][-1]["loss"])
+    assert losses[0] == pytest.approx(record(text, "none").eval_losses[-1].loss)
 
 
 def test_perplexity_is_shown_before_and_after(folder: Path) -> None:

@@ -12,7 +12,6 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import content_key, prepare
 from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
 from zeropods.errors import guarded
-from zeropods.measure.record import read_record
+from zeropods.measure.record import BatchShape, Record, read_record
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments, parse_flags
 from zeropods.train.causal import Causal
 from zeropods.train.run import fine_tune
@@ -38,7 +37,7 @@ CURVE = ["--max_train_steps", "5", "--eval_steps", "0"]
 WHOLE = [*CURVE, "--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "1"]
 
 
-def train(folder: Path, data: Path, *flags: object) -> dict[str, Any]:
+def train(folder: Path, data: Path, *flags: object) -> Record:
     """Train in this process and return the record."""
     argv = [*TINY, "--data", str(data), "--outputdir", str(folder), *map(str, flags)]
     fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)
@@ -55,8 +54,8 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
     return lines[0]
 
 
-def losses(record: dict[str, Any], key: str = "losses") -> list[float]:
-    return [entry["loss"] for entry in record[key]]
+def losses(record: Record, key: str = "losses") -> list[float]:
+    return [entry.loss for entry in getattr(record, key)]
 
 
 @pytest.fixture(scope="module")
@@ -105,24 +104,24 @@ def test_a_run_on_raw_text_leaves_the_whole_folder(text_run: Path) -> None:
 
 def test_its_record_says_what_was_run(text_run: Path) -> None:
     record = read_record(text_run)
-    said = [record[key] for key in ("status", "task", "prompt", "model_id", "init", "technique", "steps")]
+    said = [getattr(record, key) for key in ("status", "task", "prompt", "model_id", "init", "technique", "steps")]
     assert said == ["ok", "lm", None, "gpt-tiny", "random", "none", 5]
-    settings = [record["identity"][key] for key in ("task", "max_seq_length", "loss_on", "attn_implementation")]
+    settings = [record.identity[key] for key in ("task", "max_seq_length", "loss_on", "attn_implementation")]
     assert settings == ["lm", 32, "all", "sdpa"]
-    assert record["ranks"][0]["shape"]["family"] == "gpt2"
+    assert record.ranks[0].shape["family"] == "gpt2"
 
 
 def test_every_token_but_a_blocks_first_carries_a_loss_and_none_is_padding(text_run: Path) -> None:
-    rank = read_record(text_run)["ranks"][0]
+    rank = read_record(text_run).ranks[0]
     rows = 5 * 12
-    assert (rank["source_tokens"], rank["target_tokens"], rank["padded_tokens"]) == (rows * 32, rows * 31, rows * 32)
-    assert rank["largest_batch"] == {"rows": 12, "source_tokens": 32, "target_tokens": 0}
+    assert (rank.source_tokens, rank.target_tokens, rank.padded_tokens) == (rows * 32, rows * 31, rows * 32)
+    assert rank.largest_batch == BatchShape(rows=12, source_tokens=32, target_tokens=0)
 
 
 def test_the_loss_falls_from_that_of_a_guess(text_run: Path) -> None:
     record = read_record(text_run)
     before, after = losses(record, "eval_losses")
-    assert [entry["step"] for entry in record["eval_losses"]] == [0, 5]
+    assert [entry.step for entry in record.eval_losses] == [0, 5]
     assert before == pytest.approx(math.log(1_024), rel=0.03)
     assert after < before - 0.5
     assert losses(record)[-1] < losses(record)[0]
@@ -178,9 +177,9 @@ def test_data_that_a_run_has_prepared_are_not_replaced(
 
 def test_only_answers_carry_a_loss_on_questions(squad_run: Path, questions: Path) -> None:
     record = read_record(squad_run)
-    rank = record["ranks"][0]
-    assert (record["task"], record["prompt"], record["identity"]["loss_on"]) == ("squad", "squad", "answer")
-    assert 0 < rank["target_tokens"] < rank["source_tokens"] / 4 < rank["padded_tokens"] / 4
+    rank = record.ranks[0]
+    assert (record.task, record.prompt, record.identity["loss_on"]) == ("squad", "squad", "answer")
+    assert 0 < rank.target_tokens < rank.source_tokens / 4 < rank.padded_tokens / 4
     assert not list(squad_run.glob("score.*"))
     assert losses(record)[-1] < losses(record)[0]
 
@@ -195,7 +194,7 @@ def test_accumulation_gives_the_losses_of_one_large_batch(squad_run: Path, quest
 def test_an_evaluation_of_a_part_claims_no_perplexity(text_run: Path, tmp_path: Path) -> None:
     data, some = text_run / "data", ("--max_eval_steps", 1, "--per_device_eval_batch_size", 3, "--subset", 8)
     record = train(tmp_path / "run", data, *WHOLE, "--max_train_steps", 1, *some)
-    assert (record["dev_rows"], record["train_rows"]) == (3, 8)
+    assert (record.dev_rows, record.train_rows) == (3, 8)
     assert not list((tmp_path / "run").glob("score.*"))
 
 
@@ -234,7 +233,7 @@ def run_to_end(command: list[str], said: Path) -> None:
 
 def test_two_ranks_train_as_one(two_ranks: Path, squad_run: Path) -> None:
     two, one = read_record(two_ranks / "ddp"), read_record(squad_run)
-    assert (two["technique"], two["world_size"], two["effective_batch_size"]) == ("ddp", 2, 12)
+    assert (two.technique, two.world_size, two.effective_batch_size) == ("ddp", 2, 12)
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     assert losses(two, "eval_losses") == pytest.approx(losses(one, "eval_losses"), rel=1e-5)
 
@@ -244,7 +243,7 @@ def test_deepspeeds_optimizer_and_schedule_train_with_what_the_flags_say(
     name: str, two_ranks: Path, squad_run: Path
 ) -> None:
     record = read_record(two_ranks / name)
-    assert (record["status"], record["technique"]) == ("ok", name.removeprefix("causal_"))
+    assert (record.status, record.technique) == ("ok", name.removeprefix("causal_"))
     # The rate of DeepSpeed's schedules is 0 in the first step.
     assert losses(record)[0] == pytest.approx(losses(read_record(squad_run))[0], rel=1e-5)
     assert losses(record)[-1] < losses(record)[0] - 0.5
@@ -260,7 +259,7 @@ def test_real_questions_and_text_train_with_a_published_tokenizer(shared_data: P
     squad = train(tmp_path / "squad", shared_data / "squad", "--task", "squad", "--subset", 24, *own, *few)
     text = train(tmp_path / "text", shared_data / "wikitext-2", "--task", "lm", "--subset", 2, *own, *few)
     for record in (squad, text):
-        assert record["status"] == "ok"
+        assert record.status == "ok"
         assert losses(record)[-1] < losses(record)[0]
     assert json.loads((tmp_path / "text" / "score.dev.json").read_text())["perplexity"] > 1
 
@@ -328,7 +327,7 @@ def test_a_run_whose_raw_data_are_gone_goes_on_with_what_it_prepared(text: Path,
     train(run, raw, *LM, *WHOLE, "--save_steps", 5)
     (run / "record.json").unlink()
     shutil.rmtree(raw)
-    assert train(run, raw, *LM, *WHOLE, "--save_steps", 5)["status"] == "ok"
+    assert train(run, raw, *LM, *WHOLE, "--save_steps", 5).status == "ok"
 
 
 def test_what_a_killed_preparation_left_is_removed(text: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 def losses(folder: Path) -> dict[int, float]:
     """Losses of the last attempt, by step."""
-    return {entry["step"]: entry["loss"] for entry in read_record(folder)["losses"]}
+    return {entry.step: entry.loss for entry in read_record(folder).losses}
 
 
 def assert_same_losses(run: Path, undisturbed: Path, first_step: int) -> None:
@@ -123,8 +123,8 @@ def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
                 assert not (saved / "checkpoint-5" / "manifest.json").exists()
             until(lambda number=attempt: (run / "attempts" / f"{number}.json").exists(), child)
         assert child.wait(SECONDS) == 0
-    assert read_record(run)["attempt"] == 3
-    first = read_record(run)["ranks"][0]["first_step"]
+    assert read_record(run).attempt == 3
+    first = read_record(run).ranks[0].first_step
     assert first in (5, 10)
     assert_same_losses(run, undisturbed / "none", first)
     assert "checkpoint-5: passed over: no manifest.json: its save did not end" in (tmp_path / "said").read_text()
@@ -194,7 +194,7 @@ def test_zero1_on_two_ranks_goes_on_to_the_same_losses(aftermath: Aftermath, und
 
 
 def test_a_checkpoint_that_is_asked_for_may_be_of_other_settings(aftermath: Aftermath) -> None:
-    assert read_record(aftermath.folder / "other_settings")["ranks"][0]["first_step"] == 10
+    assert read_record(aftermath.folder / "other_settings").ranks[0].first_step == 10
 
 
 def test_a_checkpoint_that_is_asked_for_must_be_whole_and_of_this_model(aftermath: Aftermath) -> None:
@@ -218,7 +218,7 @@ def test_a_damaged_best_checkpoint_is_refused_before_it_is_loaded(
     flip(saved / "checkpoint-5" / "model.safetensors")
     said = refused(capsys, "--dataset_path", prepared, "--outputdir", run, *flags)
     assert f"{saved}/checkpoint-5: model.safetensors: its bytes have changed" in said
-    assert read_record(run)["ranks"][0]["first_step"] == 10
+    assert read_record(run).ranks[0].first_step == 10
 
 
 def own_mounts() -> bool:
@@ -253,7 +253,7 @@ def test_a_full_disk_and_a_read_only_folder_end_a_run_in_one_line_and_spare_the_
     assert lines[1] == (
         f"zeropods: {locked}/checkpoints: checkpoint-15 cannot be written (Read-only file system); {remedy}"
     )
-    assert [read_record(run)["status"] for run in (kept, locked)] == ["failed", "failed"]
+    assert [read_record(run).status for run in (kept, locked)] == ["failed", "failed"]
     assert sorted(os.listdir(kept / "checkpoints")) == ["checkpoint-5", "latest.json"]
     spared = (kept / "checkpoints" / "checkpoint-5", locked / "checkpoints" / "checkpoint-10")
     assert [fault(checkpoint, lambda _: None) for checkpoint in spared] == [None, None]

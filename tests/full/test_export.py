@@ -48,8 +48,8 @@ def test_a_signal_to_one_of_two_ranks_saves_and_ends_both(divided: Path) -> None
     step = interrupted["steps"]
     said = {(rank["status"], rank["reason"]) for rank in interrupted["ranks"]}
     assert said == {("interrupted", f"SIGUSR1: saved at step {step}")}
-    assert (len(interrupted["ranks"]), record["status"]) == (2, "ok")
-    assert [rank["first_step"] for rank in record["ranks"]] == [step, step]
+    assert (len(interrupted["ranks"]), record.status) == (2, "ok")
+    assert [rank.first_step for rank in record.ranks] == [step, step]
 
 
 @pytest.mark.parametrize("technique", ["zero1", "zero3"])

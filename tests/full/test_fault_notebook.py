@@ -72,7 +72,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
 
 def test_the_run_that_lost_a_pod_ends_well_on_two(executed: Executed) -> None:
     record = read_record(executed.run("lost-pod"))
-    assert (record["status"], record["pods"], record["restarts"], record["steps"]) == ("ok", 2, 1, 12)
+    assert (record.status, record.pods, record.restarts, record.steps) == ("ok", 2, 1, 12)
 
 
 def test_the_killed_pod_is_found_and_named(executed: Executed) -> None:
@@ -82,20 +82,20 @@ def test_the_killed_pod_is_found_and_named(executed: Executed) -> None:
 
 
 def test_training_goes_on_within_a_minute(executed: Executed) -> None:
-    first = read_record(executed.run("lost-pod"))["ranks"][0]
-    began = first["ended_unix_seconds"] - first["wall_seconds"] + first["start_seconds"]
+    first = read_record(executed.run("lost-pod")).ranks[0]
+    began = first.ended_unix_seconds - first.wall_seconds + first.start_seconds
     assert 0 < began - executed.journal["found_unix_seconds"] < RESUME_SECONDS
 
 
 def test_at_most_one_interval_is_done_again(executed: Executed) -> None:
-    again = read_record(executed.run("lost-pod"))["ranks"][0]["first_step"]
+    again = read_record(executed.run("lost-pod")).ranks[0].first_step
     assert again >= 4 and executed.journal["steps"] - again <= 4
 
 
 def test_its_losses_are_those_of_the_undisturbed_run(executed: Executed) -> None:
     ours, theirs = (read_record(executed.run(kind)) for kind in ("lost-pod", "undisturbed"))
-    assert len(ours["losses"]) >= 4 and largest_difference(ours, theirs) < SAME
-    assert ours["eval_losses"][-1]["loss"] == pytest.approx(theirs["eval_losses"][-1]["loss"], rel=SAME)
+    assert len(ours.losses) >= 4 and largest_difference(ours, theirs) < SAME
+    assert ours.eval_losses[-1].loss == pytest.approx(theirs.eval_losses[-1].loss, rel=SAME)
 
 
 def test_the_notebook_shows_both_side_by_side(executed: Executed) -> None:

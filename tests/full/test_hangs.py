@@ -38,7 +38,7 @@ def alone(words: list[object], folder: Path, **variables: str) -> Ended:
 
 def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) -> None:
     done = run(tmp_path / "run", "--still_rank", 0)
-    assert done.record is not None and done.record["status"] == "timeout"
+    assert done.record is not None and done.record.status == "timeout"
     assert "rank 0 is at tests/full/rank.py" in done.reason and " train (phase steady, 0 steps done)" in done.reason
     stacks = (tmp_path / "run" / "stacks" / "0.txt").read_text()
     assert "in train" in stacks and "in _run" in stacks
@@ -53,7 +53,7 @@ def test_a_process_that_is_stopped_is_found_and_ended(tmp_path: Path) -> None:
     os.kill(read_beats(folder)[0].pid, signal.SIGSTOP)
     thread.join(60)
     (done,) = found
-    assert done.record is not None and done.record["status"] == "timeout"
+    assert done.record is not None and done.record.status == "timeout"
     assert "rank 0 is stopped at" in done.reason
     assert "is stopped; its main thread when it last gave a sign" in (folder / "stacks" / "0.txt").read_text()
     assert not left(folder)
@@ -70,7 +70,7 @@ def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(skipped: tuple[Path, Ended]) -> None:
     _, done = skipped
-    assert done.record is not None and done.record["status"] == "timeout"
+    assert done.record is not None and done.record.status == "timeout"
     assert "distributed_c10d.py" in done.reason and "barrier" in done.reason
     assert "called from tests/full/misbehaving.py" in done.reason
     assert "rank 0 waits" in done.reason and "rank 1 waits" in done.reason

@@ -55,14 +55,12 @@ def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", LIVE)
 def test_live_bytes_are_those_of_the_technique_s_arithmetic(runs: Path, name: str) -> None:
     ranks, _, parameters, gradients, optimizer = LIVE[name]
-    measured = read_record(runs / name)["ranks"]
+    measured = read_record(runs / name).ranks
     assert len(measured) == ranks
     for rank in measured:
-        assert rank["live_bytes"] == {
-            "parameters": pytest.approx(parameters, rel=0.02),
-            "gradients": pytest.approx(gradients, rel=0.02),
-            "optimizer": pytest.approx(optimizer, rel=0.02),
-        }
+        live = rank.live_bytes
+        found = (live.parameters, live.gradients, live.optimizer)
+        assert found == pytest.approx((parameters, gradients, optimizer), rel=0.02)
 
 
 @pytest.mark.parametrize("name", LIVE)
@@ -70,56 +68,56 @@ def test_the_plan_says_what_was_measured(runs: Path, name: str) -> None:
     record = read_record(runs / name)
     plan = planned(record)
     assert plan is not None
-    assert plan.state_bytes == pytest.approx(sum(record["ranks"][0]["live_bytes"].values()), rel=0.02)
+    assert plan.state_bytes == pytest.approx(sum(vars(record.ranks[0].live_bytes).values()), rel=0.02)
 
 
 def test_a_rank_says_what_it_trained(runs: Path) -> None:
-    first, second = read_record(runs / "zero3")["ranks"]
-    assert first["parameters"] == second["parameters"] == P
-    assert first["shape"] == asdict(t5_shape("t5-tiny"))
-    assert first["largest_batch"]["rows"] == 4
-    assert first["machine"] == second["machine"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert (first["gpu"], first["peak_allocated_bytes"], first["energy_joules"]) == (None, None, None)
+    first, second = read_record(runs / "zero3").ranks
+    assert first.parameters == second.parameters == P
+    assert first.shape == asdict(t5_shape("t5-tiny"))
+    assert first.largest_batch.rows == 4
+    assert first.machine == second.machine == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert (first.gpu, first.peak_allocated_bytes, first.energy_joules) == (None, None, None)
 
 
 def test_only_rank_zero_measures_the_machine_s_peak(runs: Path) -> None:
-    first, second = read_record(runs / "zero2")["ranks"]
-    assert first["matmul_flops_per_second"] > 1e9
-    assert second["matmul_flops_per_second"] is None
+    first, second = read_record(runs / "zero2").ranks
+    assert first.matmul_flops_per_second > 1e9
+    assert second.matmul_flops_per_second is None
 
 
 def test_the_phases_fill_the_time_of_the_run(trained: Path) -> None:
-    rank = read_record(trained)["ranks"][0]
-    phases = rank["phases"]
+    rank = read_record(trained).ranks[0]
+    phases = rank.phases
     assert set(phases) == set(PHASES)
-    assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(rank["wall_seconds"])
-    assert phases["load"]["seconds"] == pytest.approx(rank["start_seconds"])
-    assert phases["first_step"]["seconds"] == pytest.approx(rank["step_seconds"][0], rel=0.2)
-    assert phases["evaluate"]["seconds"] == pytest.approx(sum(rank["evaluate_seconds"]), rel=0.2)
-    assert phases["save"]["seconds"] == pytest.approx(sum(rank["save_seconds"]), rel=0.2)
+    assert sum(phase.seconds for phase in phases.values()) == pytest.approx(rank.wall_seconds)
+    assert phases["load"].seconds == pytest.approx(rank.start_seconds)
+    assert phases["first_step"].seconds == pytest.approx(rank.step_seconds[0], rel=0.2)
+    assert phases["evaluate"].seconds == pytest.approx(sum(rank.evaluate_seconds), rel=0.2)
+    assert phases["save"].seconds == pytest.approx(sum(rank.save_seconds), rel=0.2)
 
 
 def test_a_run_that_writes_no_checkpoint_still_says_how_long_its_model_took_to_save(trained: Path) -> None:
-    assert len(read_record(trained)["ranks"][0]["save_seconds"]) == 1
+    assert len(read_record(trained).ranks[0].save_seconds) == 1
 
 
 def test_the_peak_is_the_largest_of_the_phases(trained: Path) -> None:
-    rank = read_record(trained)["ranks"][0]
-    peaks = [phase["peak_resident_bytes"] for phase in rank["phases"].values()]
+    rank = read_record(trained).ranks[0]
+    peaks = [phase.peak_resident_bytes for phase in rank.phases.values()]
     if None in peaks:
         pytest.skip("this kernel does not reset VmHWM")
-    assert rank["peak_resident_bytes"] == max(peaks)
+    assert rank.peak_resident_bytes == max(peaks)
 
 
 def test_samples_of_memory_agree_with_the_kernel_s_peaks(trained: Path) -> None:
-    rank = read_record(trained)["ranks"][0]
+    rank = read_record(trained).ranks[0]
     with open(trained / "memory" / "0.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     resident = [int(line["resident_bytes"]) for line in lines]
-    assert rank["sampled"]["resident_bytes"]["peak"] == max(resident) <= 1.02 * rank["peak_resident_bytes"]
-    assert rank["sampled"]["resident_bytes"]["samples"] == len(lines)
+    assert rank.sampled["resident_bytes"].peak == max(resident) <= 1.02 * rank.peak_resident_bytes
+    assert rank.sampled["resident_bytes"].samples == len(lines)
     assert {line["phase"] for line in lines} <= set(PHASES)
-    assert set(rank["sampled"]) == {"resident_bytes"}
+    assert set(rank.sampled) == {"resident_bytes"}
 
 
 class Later(HostMark):

@@ -48,7 +48,7 @@ def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 def losses(run: Path) -> dict[int, float]:
     """Losses of the last attempt, by step."""
-    return {entry["step"]: entry["loss"] for entry in read_record(run)["losses"]}
+    return {entry.step: entry.loss for entry in read_record(run).losses}
 
 
 def assert_same_losses(run: Path, undisturbed: Path) -> None:

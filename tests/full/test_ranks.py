@@ -87,8 +87,8 @@ def test_under_a_supervisor_the_ranks_leave_measurements_and_no_record(
     assert not (run / "record.json").exists()
     assert [measurement(run, rank)["host"] for rank in (0, 1)] == list(PODS)
     record = compose_record(run)
-    assert (record["status"], record["pods"], record["slots"]) == ("ok", 2, 1)
-    assert record["hosts"] == list(PODS)
+    assert (record.status, record.pods, record.slots) == ("ok", 2, 1)
+    assert record.hosts == list(PODS)
 
 
 def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(
@@ -123,8 +123,8 @@ def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
             rank.communicate(SECONDS)
         assert all(rank.returncode for rank in ranks)
     record = read_record(run)
-    assert record["status"] in ("interrupted", "failed")
-    assert " on 10.0.0." in record["reason"]
+    assert record.status in ("interrupted", "failed")
+    assert " on 10.0.0." in record.reason
     assert len(list((run / "ranks").iterdir())) == 2
 
 

@@ -52,7 +52,7 @@ def over_pods(cluster: Cluster, pods: int, name: str, prepared: Path, folder: Pa
     given = [*TINY, *CURVE, *flags(name, pods), "--dataset_path", prepared, "--outputdir", folder]
     planned = plan_launch(cluster, "textsql_train.py", [str(argument) for argument in given], pods=pods)
     record = run_launch(planned, cluster)
-    assert (record["status"], record["pods"]) == ("ok", pods), failure(folder, record)
+    assert (record.status, record.pods) == ("ok", pods), failure(folder, record)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def alone(forked: Path) -> Path:
 
 
 def values(entries: list[dict[str, float]]) -> list[float]:
-    return [entry["loss"] for entry in entries]
+    return [entry.loss for entry in entries]
 
 
 def weights(run: Path) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def test_a_technique_gives_the_numbers_of_one_process(name: str, ranks: int, for
 
 def assert_same_numbers(run: Path, alone: Path, name: str, ranks: int) -> None:
     record, expected = read_record(run), read_record(alone)
-    assert (record["technique"], record["world_size"]) == (PROFILED.get(name, name), ranks)
-    assert record["effective_batch_size"] == expected["effective_batch_size"] == EFFECTIVE_BATCH
-    assert len(record["losses"]) == STEPS
-    assert values(record["losses"]) == pytest.approx(values(expected["losses"]), rel=1e-3)
-    assert values(record["eval_losses"]) == pytest.approx(values(expected["eval_losses"]), rel=1e-3)
+    assert (record.technique, record.world_size) == (PROFILED.get(name, name), ranks)
+    assert record.effective_batch_size == expected.effective_batch_size == EFFECTIVE_BATCH
+    assert len(record.losses) == STEPS
+    assert values(record.losses) == pytest.approx(values(expected.losses), rel=1e-3)
+    assert values(record.eval_losses) == pytest.approx(values(expected.eval_losses), rel=1e-3)
     assert_weights_are_those_of(alone, run)
     assert_loads_without_a_missing_weight(run)
     assert (run / "profile.txt").is_file() == (name in PROFILED)

@@ -82,13 +82,13 @@ def test_a_signal_saves_at_the_next_step_and_a_later_call_ends_with_the_same_wei
     told: Path, undisturbed: Path, prepared: Path
 ) -> None:
     record = read_record(told)
-    step = record["steps"]
+    step = record.steps
     assert 3 <= step < 9
     name = "SIGUSR1" if told.name == "USR1" else "SIGTERM"
-    assert (record["status"], record["reason"]) == ("interrupted", f"{name}: saved at step {step}")
+    assert (record.status, record.reason) == ("interrupted", f"{name}: saved at step {step}")
     assert fault(told / "checkpoints" / f"checkpoint-{step}", lambda _: None) is None
     again = train(told, prepared, *STEPS)
-    assert (again["status"], again["attempt"], again["ranks"][0]["first_step"]) == ("ok", 1, step)
+    assert (again.status, again.attempt, again.ranks[0].first_step) == ("ok", 1, step)
     assert weights(told) == weights(undisturbed)
 
 
@@ -111,10 +111,10 @@ def killed_before_its_record(run: Path, copy: Path) -> Path:
 def test_a_run_killed_after_its_last_step_trains_no_other(undisturbed: Path, prepared: Path, tmp_path: Path) -> None:
     run = killed_before_its_record(undisturbed, tmp_path / "run")
     record = train(run, prepared, *STEPS, "--save_steps", "9")
-    first = record["ranks"][0]
-    assert (record["status"], record["steps"], first["first_step"]) == ("ok", 9, 9)
-    assert (first["step_seconds"], first["stopped_by"], record["losses"]) == ([], "steps", [])
-    assert record["eval_losses"] == read_record(undisturbed)["eval_losses"]
+    first = record.ranks[0]
+    assert (record.status, record.steps, first.first_step) == ("ok", 9, 9)
+    assert (first.step_seconds, first.stopped_by, record.losses) == ([], "steps", [])
+    assert record.eval_losses == read_record(undisturbed).eval_losses
     assert weights(run) == weights(undisturbed)
 
 
@@ -135,7 +135,7 @@ def impatient(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_killed_after_early_stopping_trains_no_further(impatient: Path, prepared: Path, tmp_path: Path) -> None:
     run = killed_before_its_record(impatient, tmp_path / "run")
     record = train(run, prepared, *IMPATIENT)
-    assert (record["steps"], record["ranks"][0]["stopped_by"]) == (9, "early_stopping")
+    assert (record.steps, record.ranks[0].stopped_by) == (9, "early_stopping")
     assert weights(run) == weights(impatient)
 
 
@@ -150,7 +150,7 @@ def thrifty(impatient: Path, prepared: Path, tmp_path_factory: pytest.TempPathFa
 
 def test_early_stopping_counts_on_from_the_checkpoint(thrifty: Path) -> None:
     record = read_record(thrifty)
-    assert (record["ranks"][0]["first_step"], record["steps"]) == (6, 9)
+    assert (record.ranks[0].first_step, record.steps) == (6, 9)
 
 
 def test_the_newest_and_the_best_checkpoint_are_kept(thrifty: Path) -> None:

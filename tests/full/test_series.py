@@ -78,16 +78,16 @@ def rank_that_trains(run: Path) -> int:
 
 def test_a_run_that_fails_leaves_its_record(series: tuple[Path, int]) -> None:
     record = read_record(series[0] / "too-long")
-    assert record["status"] == "failed" and "has 1024 positions" in record["reason"]
+    assert record.status == "failed" and "has 1024 positions" in record.reason
 
 
 def test_a_run_that_was_killed_gets_a_record(series: tuple[Path, int]) -> None:
     record = read_record(series[0] / "killed")
-    assert (record["status"], record["reason"]) == ("failed", "killed by SIGKILL")
+    assert (record.status, record.reason) == ("failed", "killed by SIGKILL")
 
 
 def test_an_interrupted_series_ends_its_run_in_order(series: tuple[Path, int]) -> None:
-    assert read_record(series[0] / "interrupted")["status"] == "interrupted"
+    assert read_record(series[0] / "interrupted").status == "interrupted"
 
 
 def test_an_interrupted_series_says_so_by_its_status(series: tuple[Path, int]) -> None:

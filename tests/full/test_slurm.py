@@ -44,7 +44,7 @@ def launched(folder: Path, *arguments: object, pods: int = 1, timeout: float | N
     deadline = threading.Timer(WAIT_SECONDS, subprocess.run, [["scancel", f"--user={getuser()}"]])
     deadline.start()
     try:
-        return {**run_slurm(submission, shown.append, timeout), "shown": shown}
+        return {**run_slurm(submission, shown.append, timeout).to_json(), "shown": shown}
     finally:
         deadline.cancel()
 
@@ -89,7 +89,7 @@ def test_a_finished_run_is_not_submitted_again(
     folder, done = two_nodes
     arguments = done.args[done.args.index("textsql_train.py") + 1 :]
     number = json.loads((folder / JOB).read_text())["job"]
-    assert run_slurm(plan_slurm("textsql_train.py", arguments, pods=2))["status"] == "ok"
+    assert run_slurm(plan_slurm("textsql_train.py", arguments, pods=2)).status == "ok"
     assert json.loads((folder / JOB).read_text())["job"] == number
 
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.made import a_rank, a_record
+from tests.made import a_config, a_rank, a_record
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
 from zeropods.launch.local import run_one, train
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import remembered
-from zeropods.measure.record import read_record
+from zeropods.measure.record import Record, read_record
 from zeropods.measure.run_folder import LAUNCH_LOCK, is_held, open_run
 from zeropods.pods.hostfile import Host
 
-RESULT = ("status", "reason", "steps", "samples_per_second", "losses", "eval_losses", "ranks", "train_seconds")
-CONFIG = {key: value for key, value in a_record().items() if key not in (*RESULT, "pod", "last_lines")}
+CONFIG = a_config()
 RANK = a_rank(status="interrupted", reason="SIGTERM")
 OPENING = f"""
 import json, os, pathlib, signal, sys, time
@@ -57,7 +55,7 @@ def script(tmp_path: Path) -> Script:
     return write
 
 
-def ended(script: Path, folder: Path, timeout_seconds: float | None = None) -> dict[str, Any]:
+def ended(script: Path, folder: Path, timeout_seconds: float | None = None) -> Record:
     launch = Launch(
         script=script,
         arguments=("--outputdir", str(folder)),
@@ -71,23 +69,23 @@ def ended(script: Path, folder: Path, timeout_seconds: float | None = None) -> d
 
 def test_a_run_that_takes_too_long_is_recorded_with_what_it_measured(script: Script, tmp_path: Path) -> None:
     record = ended(script("config(); until_told('interrupted', 'SIGTERM')"), tmp_path / "run", SECONDS)
-    assert (record["status"], record["reason"]) == ("timeout", "took longer than 1.5 s")
-    assert record["samples_per_second"] == pytest.approx(32 / 0.8)
-    assert record["last_lines"] == ["waits"] and read_record(tmp_path / "run") == record
+    assert (record.status, record.reason) == ("timeout", "took longer than 1.5 s")
+    assert record.samples_per_second == pytest.approx(32 / 0.8)
+    assert record.last_lines == ["waits"] and read_record(tmp_path / "run") == record
 
 
 def test_a_run_that_ran_out_of_memory_meanwhile_says_so(script: Script, tmp_path: Path) -> None:
     record = ended(script("config(); until_told('oom', 'no memory left')"), tmp_path / "run", SECONDS)
-    assert (record["status"], record["reason"]) == ("oom", "no memory left")
+    assert (record.status, record.reason) == ("oom", "no memory left")
 
 
 def test_a_run_within_its_time_is_left_alone(script: Script, tmp_path: Path) -> None:
-    assert ended(script("config(); record('ok', None)"), tmp_path / "run", 60.0)["status"] == "ok"
+    assert ended(script("config(); record('ok', None)"), tmp_path / "run", 60.0).status == "ok"
 
 
 def test_a_run_that_was_killed_gets_its_record_from_outside(script: Script, tmp_path: Path) -> None:
     record = ended(script("config(); os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "run")
-    assert (record["status"], record["reason"]) == ("failed", "killed by SIGKILL")
+    assert (record.status, record.reason) == ("failed", "killed by SIGKILL")
     assert read_record(tmp_path / "run") == record
 
 

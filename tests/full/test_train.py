@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several, script
 from zeropods.errors import guarded
-from zeropods.measure.record import read_record
+from zeropods.measure.record import Record, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.programs import free_port
 from zeropods.train.arguments import TextToSQLArguments, parse_flags
@@ -36,15 +35,15 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return lines[0]
 
 
-def train(folder: Path, prepared: Path, *arguments: object) -> dict[str, Any]:
+def train(folder: Path, prepared: Path, *arguments: object) -> Record:
     """Train in this process and return the record."""
     argv = [*TINY, "--dataset_path", str(prepared), "--outputdir", str(folder), *map(str, arguments)]
     fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)
     return read_record(folder)
 
 
-def losses(record: dict[str, Any]) -> list[float]:
-    return [entry["loss"] for entry in record["losses"]]
+def losses(record: Record) -> list[float]:
+    return [entry.loss for entry in record.losses]
 
 
 def test_a_run_leaves_the_whole_folder(trained: Path) -> None:
@@ -56,18 +55,18 @@ def test_a_run_leaves_the_whole_folder(trained: Path) -> None:
 
 def test_the_record_says_what_was_run_and_measured(trained: Path) -> None:
     record = read_record(trained)
-    assert (record["status"], record["technique"], record["init"], record["steps"]) == (
+    assert (record.status, record.technique, record.init, record.steps) == (
         "ok",
         "none",
         "random",
         6,
     )
-    assert [entry["step"] for entry in record["losses"]] == [1, 2, 3, 4, 5, 6]
-    assert [entry["step"] for entry in record["eval_losses"]] == [3, 6]
-    steps = record["ranks"][0]["step_seconds"]
-    assert record["train_seconds"] == pytest.approx(sum(steps))
-    assert record["samples_per_second"] == pytest.approx(32 * 5 / sum(steps[1:]))
-    assert record["losses"][-1]["loss"] < record["losses"][0]["loss"]
+    assert [entry.step for entry in record.losses] == [1, 2, 3, 4, 5, 6]
+    assert [entry.step for entry in record.eval_losses] == [3, 6]
+    steps = record.ranks[0].step_seconds
+    assert record.train_seconds == pytest.approx(sum(steps))
+    assert record.samples_per_second == pytest.approx(32 * 5 / sum(steps[1:]))
+    assert record.losses[-1].loss < record.losses[0].loss
 
 
 def test_a_finished_run_is_not_touched_by_the_same_call(trained: Path, prepared: Path) -> None:
@@ -106,14 +105,14 @@ def test_accumulation_gives_the_losses_of_one_large_batch(prepared: Path, tmp_pa
         "--per_device_train_batch_size", 3, "--gradient_accumulation_steps", 4,
     )  # fmt: skip
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-5)
-    assert parts["eval_losses"][-1]["loss"] == pytest.approx(whole["eval_losses"][-1]["loss"], rel=1e-5)
+    assert parts.eval_losses[-1].loss == pytest.approx(whole.eval_losses[-1].loss, rel=1e-5)
 
 
 def test_gradient_checkpointing_false_is_false_and_true_changes_no_loss(prepared: Path, tmp_path: Path) -> None:
     common = ("--max_steps", 3, "--eval_steps", 0)
     plain = train(tmp_path / "plain", prepared, *common, "--gradient_checkpointing", "False")
     saving = train(tmp_path / "saving", prepared, *common, "--gradient_checkpointing", "True")
-    assert (plain["gradient_checkpointing"], saving["gradient_checkpointing"]) == (False, True)
+    assert (plain.gradient_checkpointing, saving.gradient_checkpointing) == (False, True)
     assert losses(saving) == pytest.approx(losses(plain), rel=1e-5)
 
 
@@ -129,9 +128,9 @@ def two(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_train_as_one(two: Path, prepared: Path, tmp_path: Path) -> None:
     one = train(tmp_path / "one", prepared, *TWO_EPOCHS, "--per_device_train_batch_size", 12)
     record = read_record(two)
-    assert (record["technique"], record["world_size"], len(record["ranks"])) == ("ddp", 2, 2)
+    assert (record.technique, record.world_size, len(record.ranks)) == ("ddp", 2, 2)
     assert losses(record) == pytest.approx(losses(one), rel=1e-4)
-    assert record["eval_losses"][-1]["loss"] == pytest.approx(one["eval_losses"][-1]["loss"], rel=1e-4)
+    assert record.eval_losses[-1].loss == pytest.approx(one.eval_losses[-1].loss, rel=1e-4)
 
 
 def test_two_processes_go_on_with_the_rows_of_a_later_epoch(two: Path, prepared: Path, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_two_processes_go_on_with_the_rows_of_a_later_epoch(two: Path, prepared:
     shutil.rmtree(run / "checkpoints" / "checkpoint-10")
     run_several([*TINY, *TWO_EPOCHS, "--dataset_path", prepared], (2, run, []))
     again = read_record(run)
-    assert again["ranks"][0]["first_step"] == 8
+    assert again.ranks[0].first_step == 8
     assert losses(again) == pytest.approx(losses(read_record(two))[8:], rel=1e-6)
 
 
@@ -164,13 +163,13 @@ def test_an_interrupted_run_goes_on_to_the_loss_of_an_undisturbed_one(prepared: 
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=60) == 130
     record = read_record(folder)
-    assert (record["status"], record["reason"]) == ("interrupted", "SIGTERM")
-    left = record["ranks"][0]
-    assert left["live_bytes"] is not None and left["phases"]["steady"]["seconds"] > 0
-    assert left["padded_tokens"] >= left["source_tokens"] + left["target_tokens"] > 0
+    assert (record.status, record.reason) == ("interrupted", "SIGTERM")
+    left = record.ranks[0]
+    assert left.live_bytes is not None and left.phases["steady"].seconds > 0
+    assert left.padded_tokens >= left.source_tokens + left.target_tokens > 0
     again = train(folder, prepared, *steps)
-    assert again["attempt"] == 1
-    assert again["ranks"][0]["first_step"] >= 10
+    assert again.attempt == 1
+    assert again.ranks[0].first_step >= 10
     assert losses(again)[-1] == pytest.approx(losses(undisturbed)[-1], rel=1e-5)
     assert json.loads((folder / "attempts" / "0.json").read_text())["status"] == "interrupted"
 
@@ -197,7 +196,7 @@ def test_a_run_whose_loss_is_no_number_fails_and_says_at_which_step(
 ) -> None:
     run = ("--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", 8, "--eval_steps", 0)
     assert "loss nan; lower --learning_rate" in refused(capsys, *run, "--learning_rate", 1e30, "--max_grad_norm", 0)
-    assert read_record(tmp_path / "run")["status"] == "failed"
+    assert read_record(tmp_path / "run").status == "failed"
 
 
 def test_memory_is_not_sampled_where_that_was_asked_and_no_loss_changes(prepared: Path, tmp_path: Path) -> None:
@@ -206,13 +205,13 @@ def test_memory_is_not_sampled_where_that_was_asked_and_no_loss_changes(prepared
     unsampled = train(tmp_path / "unsampled", prepared, *common, "--memory_interval", 0)
     assert losses(unsampled) == losses(sampled)
     assert not (tmp_path / "unsampled" / "memory").exists()
-    assert unsampled["ranks"][0]["sampled"] == {} != sampled["ranks"][0]["sampled"]
+    assert unsampled.ranks[0].sampled == {} != sampled.ranks[0].sampled
 
 
 def test_training_ends_when_its_time_is_up(prepared: Path, tmp_path: Path) -> None:
     record = train(tmp_path / "run", prepared, "--epochs", 1000, "--max_train_seconds", 2, "--eval_steps", 0)
-    assert record["ranks"][0]["stopped_by"] == "time"
-    assert 2 <= record["train_seconds"] < 30
+    assert record.ranks[0].stopped_by == "time"
+    assert 2 <= record.train_seconds < 30
 
 
 def test_the_best_model_is_the_one_that_is_saved(prepared: Path, tmp_path: Path) -> None:
@@ -220,7 +219,7 @@ def test_the_best_model_is_the_one_that_is_saved(prepared: Path, tmp_path: Path)
         tmp_path / "run", prepared, "--max_steps", 6, "--eval_steps", 2, "--save_steps", 2,
         "--load_best_model", "True", "--learning_rate", 0.02,
     )  # fmt: skip
-    evaluated = [entry["loss"] for entry in record["eval_losses"]]
+    evaluated = [entry.loss for entry in record.eval_losses]
     assert evaluated[-1] == pytest.approx(min(evaluated), rel=1e-6)
 
 
@@ -247,7 +246,7 @@ def test_the_deepspeed_launcher_trains_with_any_configuration(prepared: Path, tm
     folder = tmp_path / "zero1"
     script([*arguments, "--deepspeed", tmp_path / "zero1.json", "--outputdir", folder], launcher=launcher)
     record = read_record(folder)
-    assert record["technique"] == "zero1"
+    assert record.technique == "zero1"
     assert losses(record) == pytest.approx(losses(plain), rel=1e-4)
 
 

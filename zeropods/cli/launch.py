@@ -129,7 +129,7 @@ def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
         timeout_seconds=arguments.timeout,
         step_timeout=arguments.step_timeout,
     )
-    return {**record, "folder": str(planned.folder)}
+    return {**record.to_json(), "folder": str(planned.folder)}
 
 
 def _alone(arguments: argparse.Namespace) -> Result:
@@ -148,7 +148,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     run = run_here(
         runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, arguments.restarts or 0
     )
-    return {**run.record, "folder": str(planned.folder)}
+    return {**run.record.to_json(), "folder": str(planned.folder)}
 
 
 def _as_job(arguments: argparse.Namespace) -> Result:
@@ -173,7 +173,7 @@ def _as_job(arguments: argparse.Namespace) -> Result:
     if arguments.dry_run:
         return submission.to_json()
     record = run_slurm(submission, show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
-    return {**record, "folder": str(submission.launch.folder)}
+    return {**record.to_json(), "folder": str(submission.launch.folder)}
 
 
 def _slurm_answers() -> bool:

@@ -17,7 +17,7 @@ from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
 from zeropods.data.wikisql import Cell, Example, Table
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
-from zeropods.measure.record import read_json
+from zeropods.measure.record import RunConfig, read_json
 from zeropods.report.entry import Entry, find_runs, read_entry
 from zeropods.sql.execute import Execution, Rows, is_usable
 from zeropods.sql.query import AGGREGATES, Query
@@ -152,15 +152,17 @@ def _model(folder: Path, name: str) -> TrainedModel:
     if config.get("prompt") not in PROMPTS:
         raise UserError(f"{folder}: does not say its prompt ({config.get('prompt')!r}); train it with textsql_train.py")
     entry = read_entry(folder, name) if within != folder else None
-    prepared = _prepared(entry)
+    of_run = entry.config if entry else None
+    losses = entry.record.eval_losses if entry and entry.record else []
+    prepared = _prepared(of_run)
     return TrainedModel(
         name=name,
         folder=folder,
-        model_id=str(entry.facts.get("model_id", "model")) if entry else "model",
-        technique=entry.facts.get("technique") if entry else None,
+        model_id=of_run.model_id if of_run else "model",
+        technique=of_run.technique if of_run else None,
         split=entry.split if entry else None,
         accuracy=_accuracy(entry),
-        eval_loss=entry.eval_losses[-1]["loss"] if entry and entry.eval_losses else None,
+        eval_loss=losses[-1].loss if losses else None,
         prepared=prepared,
         source_limit=_source_limit(prepared, config["prompt"]),
         changed=(within / "config.json").stat().st_mtime,
@@ -173,9 +175,9 @@ def _accuracy(entry: Entry | None) -> float | None:
     return score.get("logical_form_accuracy") if executed is None else executed
 
 
-def _prepared(entry: Entry | None) -> Path | None:
-    path = (entry.facts.get("dataset") or {}).get("path") if entry else None
-    return Path(path) if isinstance(path, str) and (Path(path) / "manifest.json").is_file() else None
+def _prepared(config: RunConfig | None) -> Path | None:
+    path = config.dataset.get("path") if config else None
+    return Path(path) if path is not None and (Path(path) / "manifest.json").is_file() else None
 
 
 def _source_limit(prepared: Path | None, prompt: str) -> int:

@@ -28,7 +28,7 @@ from zeropods.launch.outcome import (
     killed_for_memory,
     unmeasured,
 )
-from zeropods.measure.record import compose_record, read_json, read_record, write_record
+from zeropods.measure.record import Record, RunConfig, compose_record, read_config, read_record, write_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, RECORD, locked
 from zeropods.pods.processes import descendants, ending_in_order, find_process, is_stopped, oom_kills, send
 from zeropods.report.run import Run
@@ -75,7 +75,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
 
         def tick() -> None:
             for entry in tail.entries():
-                bar.total = bar.total or planned_steps(read_json(folder / CONFIG))
+                bar.total = bar.total or planned_steps(read_config(folder))
                 bar.set_postfix({entry.name: f"{entry.loss:.4g}"}, refresh=False)
                 bar.update(entry.step - bar.n)
 
@@ -85,14 +85,14 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
         bar.total = bar.total or bar.n or None
 
 
-def planned_steps(config: dict[str, Any]) -> int | None:
+def planned_steps(config: RunConfig) -> int | None:
     """Optimizer steps of a run; None where the clock ends it."""
-    asked = config.get("identity", {})
+    asked = config.identity
     if asked.get("max_train_seconds") or "epochs" not in asked:
         return None
     if asked["max_steps"] > 0:
-        return asked["max_steps"]
-    return math.ceil(asked["epochs"] * math.ceil(config["train_rows"] / config["effective_batch_size"]))
+        return int(asked["max_steps"])
+    return math.ceil(asked["epochs"] * math.ceil(config.train_rows / config.effective_batch_size))
 
 
 # A command that trains on this machine, from its start to a record, whether it can write one or not.
@@ -114,14 +114,14 @@ class Ended:
     """Why it ended, as seen from outside."""
     lines: list[str]
     """The last lines that it wrote on stdout and stderr."""
-    record: dict[str, Any] | None
+    record: Record | None
     """Of the attempt that it made; None where it made none."""
 
     @property
     def was_killed(self) -> bool:
         """Whether SIGKILL ended it, or a rank of it: DeepSpeed's launcher passes on what ended the rank, modulo 256."""
         ended_by = self.status is not None and self.status in (-signal.SIGKILL, 256 - signal.SIGKILL)
-        return ended_by and (self.record is None or self.record["status"] == "failed")
+        return ended_by and (self.record is None or self.record.status == "failed")
 
 
 def run_to_end(
@@ -208,15 +208,15 @@ def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> Ended:
     return Ended(status=status, reason=reason, lines=lines, record=record)
 
 
-def _of_command(folder: Path, status: int | None, reason: str, lines: list[str]) -> dict[str, Any]:
+def _of_command(folder: Path, status: int | None, reason: str, lines: list[str]) -> Record:
     """The record that the command wrote, unless it ended as it did because its time was over."""
     record = read_record(folder)
-    if status is None and record["status"] in NEVER_A_CAUSE["timeout"]:
+    if status is None and record.status in NEVER_A_CAUSE["timeout"]:
         return _of_caller(folder, "timeout", reason, lines)
     return record
 
 
-def _of_caller(folder: Path, status: str, reason: str, lines: list[str]) -> dict[str, Any]:
+def _of_caller(folder: Path, status: str, reason: str, lines: list[str]) -> Record:
     # A rank below the command that ended was killed a moment ago.
     await_lock(folder, PATIENCE_SECONDS)
     with locked(folder):
@@ -300,7 +300,7 @@ def run_here(
     return Run(folder)
 
 
-def run_one(planned: Launch, timeout_seconds: float | None = None) -> dict[str, Any]:
+def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
     """Run a launch of one process on this machine to its end, and return its record whatever it says.
 
     What was launched is remembered, as it is over pods. `UnopenedError` says why a run did not begin.
@@ -329,6 +329,6 @@ def train_arguments(**flags: Any) -> list[str]:
 def _failure(folder: Path, ended: Ended) -> str:
     last = "\n".join(ended.lines)
     if ended.record is not None:
-        return f"{folder}: {ended.record['status']}: {ended.record['reason']}; last lines of {LOG}:\n{last}"
+        return f"{folder}: {ended.record.status}: {ended.record.reason}; last lines of {LOG}:\n{last}"
     how = ended.reason if ended.status is None else f"ended with status {ended.status}"
     return f"{folder}: training {how} and without a record; it said:\n{last}"

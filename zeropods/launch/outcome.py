@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from zeropods.errors import UserError
 from zeropods.launch.heartbeat import LEASE_SECONDS, SILENT_SECONDS, Pulse
 from zeropods.measure.heartbeat import Beat, read_beats
-from zeropods.measure.record import compose_record, first_failure, read_json, write_record
+from zeropods.measure.record import RankMeasurement, Record, compose_record, first_failure, read_rank, write_record
 from zeropods.measure.run_folder import CONFIG, LOCK, is_held, locked
 
 # How a run ends: what its supervisor sees, as a status with a reason and a pod.
@@ -215,19 +215,19 @@ class Ranks:
         """Whether every rank has written its last word."""
         return self.have_opened_the_run() and len(list(self._files())) == len(self.pods)
 
-    def measured(self) -> list[dict[str, Any]]:
+    def measured(self) -> list[RankMeasurement]:
         """What each rank measured; a file that is damaged counts as none."""
         found = []
         for path in self._files() if self.have_opened_the_run() else ():
             try:
-                found.append(read_json(path))
+                found.append(read_rank(path))
             except UserError:
                 continue
-        return [rank for rank in found if rank.get("rank") in range(len(self.pods))]
+        return [rank for rank in found if rank.rank in range(len(self.pods))]
 
     def done(self) -> frozenset[str]:
         """Pods whose ranks have all ended well."""
-        well = {rank["rank"] for rank in self.measured() if rank["status"] == "ok"}
+        well = {rank.rank for rank in self.measured() if rank.status == "ok"}
         return frozenset(self.pods) - {pod for rank, pod in enumerate(self.pods) if rank not in well}
 
     def _files(self) -> list[Path]:
@@ -270,7 +270,7 @@ def record_run(
     ranks: Ranks,
     out_of_memory: frozenset[str] = frozenset(),
     restarts: int = 0,
-) -> dict[str, Any]:
+) -> Record:
     """Write `record.json` of a run whose ranks have ended, and return it.
 
     Rank 0 of a pod that was lost may live on until its lease runs out, and hold `run.lock` so long. What
@@ -283,14 +283,15 @@ def record_run(
     return record_final(folder, lambda: of_ranks(ranks, verdict, out_of_memory), output, restarts)
 
 
-def record_final(folder: Path, final: Callable[[], Verdict], output: Written, restarts: int = 0) -> dict[str, Any]:
+def record_final(folder: Path, final: Callable[[], Verdict], output: Written, restarts: int = 0) -> Record:
     """`record_run` with a verdict that is asked for once the ranks have let go of the folder."""
     await_lock(folder, LEASE_SECONDS + PATIENCE_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
         said = final()
         lines = [] if said.status is None else output.tail(said.pod) or output.tail()
-        record = compose_record(folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines)
-        record["restarts"] = restarts
+        record = compose_record(
+            folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines, restarts=restarts
+        )
         write_record(folder, record)
     return record
 
@@ -310,9 +311,9 @@ def of_ranks(ranks: Ranks, verdict: Verdict, out_of_memory: frozenset[str] = fro
     that left nothing, on a pod where the kernel has ended a process for want of memory, is that process.
     """
     measured, pods = ranks.measured(), ranks.pods
-    found = {rank["rank"] for rank in measured}
+    found = {rank.rank for rank in measured}
     missing = [rank for rank in range(len(pods)) if rank not in found]
-    if not missing and all(rank["status"] == "ok" for rank in measured):
+    if not missing and all(rank.status == "ok" for rank in measured):
         return Verdict()
     if verdict.status == "pod_lost":
         return verdict
@@ -320,11 +321,11 @@ def of_ranks(ranks: Ranks, verdict: Verdict, out_of_memory: frozenset[str] = fro
     killed = next((rank for rank in unsaid if pods[rank] in out_of_memory), None)
     if killed is not None and verdict.status is None:
         return Verdict("oom", killed_for_memory(ranks.folder, killed), pods[killed])
-    here = [rank for rank in measured if verdict.pod in (None, pods[rank["rank"]])]
+    here = [rank for rank in measured if verdict.pod in (None, pods[rank.rank])]
     follows = NEVER_A_CAUSE.get(verdict.status or "", ("interrupted",))
-    cause = first_failure([rank for rank in here if rank["status"] not in follows])
+    cause = first_failure([rank for rank in here if rank.status not in follows])
     if cause is not None:
-        return Verdict(cause["status"], f"rank {cause['rank']}: {cause['reason']}", pods[cause["rank"]])
+        return Verdict(cause.status, f"rank {cause.rank}: {cause.reason}", pods[cause.rank])
     if verdict.status is not None:
         return verdict
     if unsaid:

@@ -23,7 +23,7 @@ from zeropods.launch.command import (
     run_folder_of,
     typed,
 )
-from zeropods.measure.record import read_json, read_record
+from zeropods.measure.record import Record, read_json, read_record
 from zeropods.measure.run_folder import RECORD
 from zeropods.pods.hostfile import Host
 from zeropods.pods.this_pod import slots
@@ -143,20 +143,18 @@ LAUNCH = "launch.json"
 """In the run folder: what was launched last."""
 
 
-def record_of(launch: Launch) -> dict[str, Any] | None:
+def record_of(launch: Launch) -> Record | None:
     """The record of this very launch if it is finished; `UserError` if another finished run is there."""
     if not (launch.folder / RECORD).is_file():
         return None
     record = read_record(launch.folder)
-    if record["status"] != "ok":
+    if record.status != "ok":
         return None
     before = remembered(launch.folder)
     if before == identity(launch):
         return record
     other = "that was not launched over pods" if before is None else "with other arguments or data"
-    raise UserError(
-        f"{launch.folder}: holds a finished run on {record['pods']} pods {other}; choose another --outputdir"
-    )
+    raise UserError(f"{launch.folder}: holds a finished run on {record.pods} pods {other}; choose another --outputdir")
 
 
 def remember(launch: Launch) -> None:

@@ -16,6 +16,7 @@ from zeropods.launch.command import PASSES, ROWS, Batch, Launch, batch_of, flag_
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
 from zeropods.launch.supervisor import run_launch
+from zeropods.measure.record import Record
 from zeropods.train.checkpoint_files import MANIFEST
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Restarts:
 class End:
     """How an attempt ended."""
 
-    record: dict[str, Any] | None = None
+    record: Record | None = None
     """None where its ranks had not opened the run."""
     unopened: UnopenedError | None = None
     found_unix_seconds: float = field(default_factory=time.time)
@@ -67,17 +68,17 @@ class End:
         """
         if self.record is None:
             return self.unopened is not None and self.unopened.status == "pod_lost"
-        if self.record["status"] != "failed":
-            return bool(self.record["status"] == "pod_lost")
-        told, ranks = [rank["status"] for rank in self.record["ranks"]], self.record["world_size"]
+        if self.record.status != "failed":
+            return self.record.status == "pod_lost"
+        told, ranks = [rank.status for rank in self.record.ranks], self.record.world_size
         return len(told) < ranks or not {"failed", "oom"} & set(told)
 
     @property
     def lost(self) -> str | None:
         """The pod that was lost, if one was."""
-        return self.record["pod"] if self.record and self.record["status"] == "pod_lost" else None
+        return self.record.pod if self.record and self.record.status == "pod_lost" else None
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Record:
         """The record; `UnopenedError` where there is none."""
         if self.record is None:
             assert self.unopened is not None
@@ -87,7 +88,7 @@ class End:
     def entry(self) -> dict[str, Any]:
         """What the journal says of it."""
         unopened = {"status": "pod_lost", "pod": None, "reason": self.unopened and self.unopened.reason, "steps": 0}
-        said = self.record or unopened
+        said = vars(self.record) if self.record else unopened
         kept = {name: said[name] for name in ("status", "pod", "reason", "steps")}
         return {**kept, "found_unix_seconds": self.found_unix_seconds}
 
@@ -158,7 +159,7 @@ def run_restarting(
     argv: Callable[[Launch, Path], list[str]] = runner_argv,
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Run a launch; after a lost pod or a killed rank, go on with the pods that are left. Returns the last record.
 
     The effective batch stays as it is. Every attempt but the last has its record in `attempts/`.

@@ -117,7 +117,7 @@ def _by_forks(launches: Sequence[Launch]) -> None:
 
 def _remember(launch: Launch) -> None:
     """So that the next call need not ask the script whether it is finished."""
-    if Run(launch.folder).record["status"] == "ok":
+    if Run(launch.folder).record.status == "ok":
         planning.remember(launch)
 
 

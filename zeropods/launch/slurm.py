@@ -19,7 +19,7 @@ from zeropods.launch.outcome import Ranks, UnopenedError, Verdict, of_ranks, rec
 from zeropods.launch.planning import PROJECT, check_arguments
 from zeropods.launch.slurm_job import Follower, JobLog, SlurmError, look, offer, submit
 from zeropods.launch.supervisor import failure, noted_signals
-from zeropods.measure.record import read_json
+from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import Host
 from zeropods.report.run import Run
@@ -143,7 +143,7 @@ def launch_slurm(
         account=account, options=options,
     )  # fmt: skip
     record = run_slurm(submission, timeout_seconds=timeout_seconds, step_timeout=step_timeout)
-    if record["status"] != "ok":
+    if record.status != "ok":
         raise UserError(failure(submission.launch.folder, record))
     return Run(submission.launch.folder)
 
@@ -190,7 +190,7 @@ def run_slurm(
     show: Callable[[str], object] = lambda line: None,
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """Submit the job, follow it to its end, and return the run's record.
 
     A job of this launch that still waits or runs, because its follower was killed, is followed instead.
@@ -244,7 +244,7 @@ def _running(launch: Launch, ranks: Ranks) -> int | None:
     return number
 
 
-def _recorded(folder: Path, verdict: Verdict, log: JobLog, ranks: Ranks) -> dict[str, Any]:
+def _recorded(folder: Path, verdict: Verdict, log: JobLog, ranks: Ranks) -> Record:
     if not ranks.have_opened_the_run():
         reason = verdict.reason or "it ended before the ranks had opened the run"
         raise UnopenedError(folder, verdict.status or "failed", reason, log.tail(), LOG)
@@ -254,5 +254,5 @@ def _recorded(folder: Path, verdict: Verdict, log: JobLog, ranks: Ranks) -> dict
 def _final(ranks: Ranks, verdict: Verdict) -> Verdict:
     """What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before."""
     measured = ranks.measured()
-    done = len(measured) == len(ranks.pods) and all(rank["status"] == "ok" for rank in measured)
+    done = len(measured) == len(ranks.pods) and all(rank.status == "ok" for rank in measured)
     return verdict if verdict.status is not None and not done else of_ranks(ranks, verdict)

@@ -27,6 +27,7 @@ from zeropods.launch.heartbeat import Heartbeat
 from zeropods.launch.local import LOG, following, train_arguments
 from zeropods.launch.outcome import Ranks, Sight, UnopenedError, Verdict, judge, record_run
 from zeropods.launch.planning import check_pods, plan_launch
+from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.processes import descendants, ending_in_order, find_process, processes_with, send
@@ -342,7 +343,7 @@ def launch(
     record = run_restarting(
         planned, cluster, wanted, export=export, timeout_seconds=timeout_seconds, step_timeout=step_timeout
     )
-    if record["status"] != "ok":
+    if record.status != "ok":
         raise UserError(failure(planned.folder, record))
     return Run(planned.folder)
 
@@ -355,7 +356,7 @@ def run_launch(
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
     look: Callable[[], object] = lambda: None,
-) -> dict[str, Any]:
+) -> Record:
     """Run it to its end, supervised, and return its record.
 
     Args:
@@ -390,7 +391,7 @@ def _supervised(
     timeout_seconds: float | None,
     step_timeout: float | None,
     look: Callable[[], object],
-) -> dict[str, Any]:
+) -> Record:
     planning.remember(planned)
     ranks = Ranks(
         planned.folder, [pod.name for pod, host in zip(pods, planned.hosts, strict=True) for _ in range(host.slots)]
@@ -419,8 +420,8 @@ def _supervised(
     return record_run(planned.folder, verdict, output, ranks, heartbeat.pods_out_of_memory(), planned.restarts)
 
 
-def failure(folder: Path, record: dict[str, Any]) -> str:
+def failure(folder: Path, record: Record) -> str:
     """Why a run ended without success, with the last lines that it wrote."""
-    pod = f"{record['pod']}: " if record.get("pod") else ""
-    lines = "\n".join(record.get("last_lines") or ())
-    return f"{folder}: {record['status']}: {pod}{record['reason']}; last lines of {LOG}:\n{lines}"
+    pod = f"{record.pod}: " if record.pod else ""
+    lines = "\n".join(record.last_lines)
+    return f"{folder}: {record.status}: {pod}{record.reason}; last lines of {LOG}:\n{lines}"

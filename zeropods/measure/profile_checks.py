@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.measure.profile import Depth, Module, Report, read_report, rounding, total
-from zeropods.measure.record import read_record
+from zeropods.measure.record import Record, read_record
 
 if TYPE_CHECKING:
     from zeropods.plan.shapes import T5Shape
@@ -42,29 +42,29 @@ NEAR = 0.05
 """A profiled step this near to the run's others says nothing wrong."""
 
 
-def run_faults(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
+def run_faults(report: Report, record: Record) -> Iterator[Fault]:
     """Where the report and its run's record say different things.
 
     Args:
-        record: a run's `record.json`, schema version 2.
+        record: of the run that the report is of.
     """
     yield from _another_run(report, record)
     yield from _speed(report, record)
     yield from _recomputation(report, record)
 
 
-def step_seconds(record: Mapping[str, Any]) -> float | None:
+def step_seconds(record: Record) -> float | None:
     """Median of rank 0's timed steps, those of warm-up and of the profiler left out; None where there are none."""
-    first = next((rank for rank in record["ranks"] if rank["rank"] == 0), None)
-    timed = first["step_seconds"][first["warmup_steps"] :] if first is not None else []
+    first = next((rank for rank in record.ranks if rank.rank == 0), None)
+    timed = first.step_seconds[first.warmup_steps :] if first is not None else []
     return median(timed) if timed else None
 
 
-def _another_run(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
-    profiler = (record["deepspeed"] or {}).get("flops_profiler", {})
+def _another_run(report: Report, record: Record) -> Iterator[Fault]:
+    profiler = (record.deepspeed or {}).get("flops_profiler", {})
     for key, said, expected in (
-        ("world_size", report.summary.world_size, record["world_size"]),
-        ("batch_size_per_gpu", report.summary.batch_size_per_gpu, record["per_device_train_batch_size"]),
+        ("world_size", report.summary.world_size, record.world_size),
+        ("batch_size_per_gpu", report.summary.batch_size_per_gpu, record.per_device_train_batch_size),
         ("step", report.summary.step, profiler.get("profile_step", report.summary.step - 1) + 1),
     ):
         if said is not None and said != expected:
@@ -79,11 +79,11 @@ def _another_run(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
             )
 
 
-def _speed(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
+def _speed(report: Report, record: Record) -> Iterator[Fault]:
     seconds, summary = step_seconds(record), report.summary
     if seconds is None or summary.iteration_seconds is None:
         return
-    passes = record["gradient_accumulation_steps"]
+    passes = record.gradient_accumulation_steps
     accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
     reason = (
         "one step, with a profiler that stops at every module and without what lies between two steps; right is the "
@@ -91,7 +91,7 @@ def _speed(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
     )
     for key, said, right, unit in (
         ("iteration_seconds", summary.iteration_seconds, seconds, "s"),
-        ("samples_per_second", summary.samples_per_second, record["effective_batch_size"] / seconds, "samples/s"),
+        ("samples_per_second", summary.samples_per_second, record.effective_batch_size / seconds, "samples/s"),
     ):
         if said is not None and abs(said / right - 1) > NEAR:
             yield Fault(
@@ -105,10 +105,10 @@ def _speed(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
             )
 
 
-def _recomputation(report: Report, record: Mapping[str, Any]) -> Iterator[Fault]:
+def _recomputation(report: Report, record: Record) -> Iterator[Fault]:
     """Gradient checkpointing runs the forward pass a second time inside the backward pass."""
     summary = report.summary
-    if not record["gradient_checkpointing"] or summary.backward_factor != 2 or not summary.backward_seconds:
+    if not record.gradient_checkpointing or summary.backward_factor != 2 or not summary.backward_seconds:
         return
     yield Fault(
         name="recomputation_left_out",
@@ -703,7 +703,7 @@ def _once(root: Module, modules: Sequence[tuple[str, Module]]) -> float:
 # What is wrong with a report, each fault with the figure that would be right.
 
 
-def faults(report: Report, mended: Mended, record: Mapping[str, Any] | None = None) -> list[Fault]:
+def faults(report: Report, mended: Mended, record: Record | None = None) -> list[Fault]:
     """All that is wrong with a report, or easily misread.
 
     Args:
@@ -817,7 +817,7 @@ def check(path: Path) -> Checked:
     return Checked(report=report, mended=right, faults=tuple(faults(report, right, record)), run=run)
 
 
-def _record(folder: Path) -> tuple[dict[str, Any] | None, str]:
+def _record(folder: Path) -> tuple[Record | None, str]:
     """The record beside the report; a report can be read without it."""
     if not (folder / "record.json").is_file():
         return None, "not compared with its run: no record.json beside the report"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -17,6 +17,7 @@ from zeropods.errors import UserError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+T = TypeVar("T")
 
 # What one rank measures, and its parts: the rows of a record.
 
@@ -157,17 +158,17 @@ class RankMeasurement:
         files.write_json(folder / "ranks" / f"{self.rank}.json", asdict(self))
 
 
-# What a record holds, read back strictly.
+# The record: what was asked for, how it ended, and what every rank measured.
 
 SCHEMA_VERSION = 2
 NO_NUMBERS = {"family": str, "tied": bool}
-"""What a causal shape says by something else than whole numbers."""
+"""Fields of a shape that are no whole numbers."""
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
 @dataclass(kw_only=True)
-class Record:
-    """`record.json`: what was asked for, how it ended, and what every rank measured."""
+class RunConfig:
+    """`config.json`: what was asked for, and on what it runs."""
 
     __pydantic_config__ = STRICT
 
@@ -175,10 +176,8 @@ class Record:
     run_id: str
     attempt: int
     """Number of earlier attempts."""
-    restarts: int = 0
-    """How many times the last launch had gone on by itself."""
     started_at: str
-    """Of the last attempt, ISO 8601, UTC."""
+    """Start of the last attempt, ISO 8601, UTC."""
     task: str
     model_id: str
     init: Literal["pretrained", "random"]
@@ -205,6 +204,14 @@ class Record:
     versions: dict[str, str | None]
     git_revision: str | None
     hardware: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Record(RunConfig):
+    """`record.json`: what was asked for, how it ended, and what every rank measured."""
+
+    restarts: int = 0
+    """How many times the last launch had gone on by itself."""
     status: Status
     reason: str | None
     pod: str | None
@@ -216,221 +223,95 @@ class Record:
     eval_losses: list[Loss]
     ranks: list[RankMeasurement]
 
+    def to_json(self) -> dict[str, Any]:
+        """The document of `record.json`."""
+        return asdict(self)
 
-def check_form(path: Path, record: dict[str, Any], text: str) -> None:
-    """Refuse a record of another version, with a key missing or unknown, or with a value of another kind.
+
+def read_record(folder: Path, attempt: int | None = None) -> Record:
+    """The record of a run folder, its form and its arithmetic checked.
 
     Args:
-        text: the JSON that `record` was read from.
+        attempt: number of an earlier attempt, whose record was put aside; the last one if not given.
 
     Raises:
-        UserError: the first fault: file, key, value, remedy.
+        UserError: there is none, or what is wrong with it: file, key, value, remedy.
     """
+    path = Path(folder) / ("record.json" if attempt is None else f"attempts/{attempt}.json")
+    if not path.is_file():
+        raise UserError(f"{folder}: no {path.name}: no run there, or one that is running or was killed")
+    record = _read_as(Record, path)
+    fault = next(_contradictions(record), None)
+    if fault is not None:
+        raise UserError(f"{path}: {fault}; it was changed after the run, or written by something else: run it again")
+    return record
+
+
+def read_config(folder: Path) -> RunConfig:
+    """What was asked for, also of a run that has no record yet; `UserError` says what is wrong with it."""
+    return _read_as(RunConfig, Path(folder) / "config.json")
+
+
+def read_rank(path: Path) -> RankMeasurement:
+    """What a rank has written into `ranks/N.json`; `UserError` says what is wrong with it."""
+    return _read_as(RankMeasurement, path)
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write `record.json`: the last thing that a run does."""
+    files.write_json(folder / "record.json", record.to_json())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder; `UserError` if the file is damaged."""
+    return _parsed(path, _text(path))
+
+
+def _read_as(kind: type[T], path: Path) -> T:
+    """A document of a run folder, validated strictly."""
     from pydantic import ValidationError
 
-    version = record.get("schema_version")
-    if version != SCHEMA_VERSION:
+    text = _text(path)
+    document = _parsed(path, text)
+    version = document.get("schema_version")
+    if issubclass(kind, RunConfig) and version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: run it again")
     try:
         # JSON, since a strict dataclass takes no dictionary from Python.
-        _adapter().validate_json(text)
+        found: T = _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
         raise UserError(f"{path}: {place}{shown}: {first['msg']}; run it again") from None
-    for rank in record["ranks"]:
-        for each in fields(RankMeasurement):
-            if each.name not in rank:
-                raise UserError(f"{path}: ranks.{rank.get('rank')}.{each.name}: missing; run it again")
-        for name, value in (rank["shape"] or {}).items():
-            if type(value) is not NO_NUMBERS.get(name, int):
-                raise UserError(f"{path}: ranks.{rank['rank']}.shape.{name} is {value!r:.60}; run it again")
+    fault = next((fault for rank in document.get("ranks", ()) for fault in _rank_faults(rank)), None)
+    if fault is not None:
+        raise UserError(f"{path}: ranks.{fault}; run it again")
+    return found
+
+
+def _rank_faults(rank: dict[str, Any]) -> Iterator[str]:
+    """Keys that have a default for whoever measures, and that a record must have all the same; numbers of a shape."""
+    for name in sorted(_rank_keys() - rank.keys()):
+        yield f"{rank['rank']}.{name}: missing"
+    for name, value in (rank.get("shape") or {}).items():
+        if type(value) is not NO_NUMBERS.get(name, int):
+            yield f"{rank['rank']}.shape.{name} is {value!r:.60}"
 
 
 @cache
-def _adapter() -> TypeAdapter[Record]:
+def _rank_keys() -> frozenset[str]:
+    return frozenset(each.name for each in fields(RankMeasurement))
+
+
+@cache
+def _adapter(kind: type[object]) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Record)
+    return TypeAdapter(kind)
 
 
-# Training time and throughput of a run, from what its ranks measured.
-
-
-def train_seconds(ranks: Sequence[dict[str, Any]]) -> float | None:
-    """Seconds of all optimizer steps of the slowest rank, evaluation and saving left out; None without a step."""
-    return max((sum(rank["step_seconds"]) for rank in ranks), default=0.0) or None
-
-
-def samples_per_second(ranks: Sequence[dict[str, Any]], effective_batch_size: int) -> float | None:
-    """Training samples of all ranks together a second, over the steps after warm-up; the slowest rank's clock."""
-    timed = [rank["step_seconds"][rank["warmup_steps"] :] for rank in ranks]
-    if not timed or not min(map(len, timed)):
-        return None
-    return min(effective_batch_size * len(steps) / sum(steps) for steps in timed)
-
-
-# How many real tokens a rank trained on, by the task of its run.
-
-ONE_TEXT = ("squad", "lm")
-"""Tasks whose row is one text: the tokens that carry a loss are among those that were read."""
-
-
-def real_tokens(rank: Mapping[str, Any], task: str) -> int:
-    """Tokens without padding, over the steps that were timed: source and target, or all of a text."""
-    return rank["source_tokens"] + (0 if task in ONE_TEXT else rank["target_tokens"])
-
-
-# A record's figures against one another: what contradicts itself is not shown as a result.
-
-RELATIVE = 1e-9
-
-
-def check_arithmetic(path: Path, record: dict[str, Any]) -> None:
-    """Refuse a record whose counts or rates do not follow from what its ranks measured; `UserError` names the first."""
-    fault = next(_faults(record), None)
-    if fault is not None:
-        raise UserError(f"{path}: {fault}; it was changed after the run, or written by something else: run it again")
-
-
-def _faults(record: dict[str, Any]) -> Iterator[str]:
-    yield from _processes(record)
-    yield from _steps(record)
-    yield from _rates(record)
-
-
-def _processes(record: dict[str, Any]) -> Iterator[str]:
-    world, ranks = record["world_size"], [rank["rank"] for rank in record["ranks"]]
-    if world != record["pods"] * record["slots"]:
-        yield f"world_size {world}, pods x slots {record['pods']} x {record['slots']}"
-    batch = record["per_device_train_batch_size"] * record["gradient_accumulation_steps"] * world
-    if record["effective_batch_size"] != batch:
-        yield f"effective_batch_size {record['effective_batch_size']}, rows x passes x processes give {batch}"
-    if ranks != sorted(set(ranks) & set(range(world))):
-        yield f"ranks {ranks}, world_size {world}"
-    if record["status"] == "ok" and len(ranks) != world:
-        yield f"status ok with {len(ranks)} of {world} ranks"
-    for rank in record["ranks"]:
-        if record["status"] == "ok" != rank["status"]:
-            yield f"status ok, rank {rank['rank']} says {rank['status']}"
-
-
-def _steps(record: dict[str, Any]) -> Iterator[str]:
-    for rank in record["ranks"]:
-        timed, shortest = len(rank["step_seconds"]), min(rank["step_seconds"], default=0.0)
-        if shortest < 0:
-            yield f"rank {rank['rank']}: a step took {shortest} s"
-        if rank["step"] - rank["first_step"] != timed:
-            yield f"rank {rank['rank']}: steps {rank['first_step']} to {rank['step']}, {timed} times"
-        if rank["padded_tokens"] < real_tokens(rank, record["task"]):
-            yield f"rank {rank['rank']}: padded_tokens {rank['padded_tokens']}, fewer than the real ones"
-    reached = max((rank["step"] for rank in record["ranks"]), default=0)
-    if record["steps"] != reached:
-        yield f"steps {record['steps']}, its ranks reached {reached}"
-    for key in ("losses", "eval_losses"):
-        steps = [loss["step"] for loss in record[key]]
-        if any(later < earlier for earlier, later in pairwise(steps)) or any(step > reached for step in steps):
-            yield f"{key}: steps {steps[:6]} do not rise to at most {reached}"
-
-
-def _rates(record: dict[str, Any]) -> Iterator[str]:
-    ranks = record["ranks"]
-    for key, expected in (
-        ("train_seconds", train_seconds(ranks)),
-        ("samples_per_second", samples_per_second(ranks, record["effective_batch_size"])),
-    ):
-        if not _equal(record[key], expected):
-            yield f"{key} {record[key]}, its ranks' steps give {expected}"
-
-
-def _equal(said: float | None, computed: float | None) -> bool:
-    if said is None or computed is None:
-        return said is computed
-    return math.isclose(said, computed, rel_tol=RELATIVE)
-
-
-# The record of a run: composed from what was asked (config.json) and what each rank measured.
-
-CAUSES = ("oom", "failed", "timeout", "pod_lost", "interrupted", "ok")
-"""Statuses from what ends a run by itself to what follows from it."""
-
-
-def compose_record(
-    folder: Path,
-    *,
-    status: str | None = None,
-    reason: str | None = None,
-    pod: str | None = None,
-    last_lines: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The record of the last attempt of a run folder; the one place where a record is made.
-
-    Args:
-        status: overrules what the ranks say (a supervisor knows that a pod was lost).
-        reason: why, where `status` is given.
-        pod: the pod that it is about.
-        last_lines: what was written last, where the run did not end well.
-    """
-    config = read_json(folder / "config.json")
-    ranks = [read_json(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
-    if status is None:
-        status, reason = _status(ranks, config["world_size"])
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **{key: value for key, value in config.items() if key != "schema_version"},
-        "status": status,
-        "reason": reason,
-        "pod": pod,
-        "last_lines": list(last_lines),
-        "steps": max((r["step"] for r in ranks), default=0),
-        "train_seconds": train_seconds(ranks),
-        "samples_per_second": samples_per_second(ranks, config["effective_batch_size"]),
-        "losses": ranks[0]["losses"] if ranks else [],
-        "eval_losses": ranks[0]["eval_losses"] if ranks else [],
-        "ranks": ranks,
-    }
-
-
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write `record.json`: the last thing that a run does."""
-    files.write_json(folder / "record.json", record)
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run folder, its form and its arithmetic checked; `UserError` says what is wrong with it."""
-    path = Path(folder) / "record.json"
-    if not path.is_file():
-        raise UserError(f"{folder}: no record.json: no run there, or one that is running or was killed")
-    text = _read(path)
-    record = _parsed(path, text)
-    check_form(path, record, text)
-    check_arithmetic(path, record)
-    return record
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run folder; `UserError` if the file is damaged."""
-    return _parsed(path, _read(path))
-
-
-def first_failure(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The rank that began the end: the others fail because it is gone, or are stopped. None where all went well."""
-    ended = [r for r in ranks if r["status"] != "ok"]
-    return min(ended, key=lambda r: (CAUSES.index(r["status"]), r.get("ended_unix_seconds") or 0.0), default=None)
-
-
-def _status(ranks: list[dict[str, Any]], world_size: int) -> tuple[str, str | None]:
-    first = first_failure(ranks)
-    if first is not None:
-        place = f"rank {first['rank']} on {first['host']}: " if world_size > 1 else ""
-        return first["status"], f"{place}{first['reason']}"
-    if len(ranks) < world_size:
-        return "failed", f"{world_size - len(ranks)} of {world_size} ranks left no measurement"
-    return "ok", None
-
-
-def _read(path: Path) -> str:
+def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -445,3 +326,149 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UserError(f"{path}: {type(document).__name__}; expected a JSON object: put the run folder aside")
     return document
+
+
+# How a record is composed, from config.json and ranks/N.json.
+
+CAUSES = ("oom", "failed", "timeout", "pod_lost", "interrupted", "ok")
+"""Statuses from what ends a run by itself to what follows from it."""
+
+
+def compose_record(
+    folder: Path,
+    *,
+    status: str | None = None,
+    reason: str | None = None,
+    pod: str | None = None,
+    last_lines: Sequence[str] = (),
+    restarts: int = 0,
+) -> Record:
+    """The record of the last attempt of a run folder; the one place where a record is made.
+
+    Args:
+        status: overrules what the ranks say (a supervisor knows that a pod was lost).
+        reason: why, where `status` is given.
+        pod: the pod that it is about.
+        last_lines: what was written last, where the run did not end well.
+        restarts: how many times the launch had gone on by itself.
+    """
+    config = read_config(folder)
+    ranks = [read_rank(path) for path in sorted((folder / "ranks").glob("*.json"), key=lambda p: int(p.stem))]
+    if status is None:
+        status, reason = _status(ranks, config.world_size)
+    return Record(
+        **vars(config),
+        restarts=restarts,
+        status=status,  # type: ignore[arg-type]
+        reason=reason,
+        pod=pod,
+        last_lines=list(last_lines),
+        steps=max((rank.step for rank in ranks), default=0),
+        train_seconds=train_seconds(ranks),
+        samples_per_second=samples_per_second(ranks, config.effective_batch_size),
+        losses=ranks[0].losses if ranks else [],
+        eval_losses=ranks[0].eval_losses if ranks else [],
+        ranks=ranks,
+    )
+
+
+def first_failure(ranks: Sequence[RankMeasurement]) -> RankMeasurement | None:
+    """The rank that began the end: the others fail because it is gone, or are stopped. None where all went well."""
+    ended = [rank for rank in ranks if rank.status != "ok"]
+    return min(ended, key=lambda rank: (CAUSES.index(rank.status), rank.ended_unix_seconds or 0.0), default=None)
+
+
+def _status(ranks: Sequence[RankMeasurement], world_size: int) -> tuple[str, str | None]:
+    first = first_failure(ranks)
+    if first is not None:
+        place = f"rank {first.rank} on {first.host}: " if world_size > 1 else ""
+        return first.status, f"{place}{first.reason}"
+    if len(ranks) < world_size:
+        return "failed", f"{world_size - len(ranks)} of {world_size} ranks left no measurement"
+    return "ok", None
+
+
+# Figures that a record holds although they follow from what its ranks measured.
+
+ONE_TEXT = ("squad", "lm")
+"""Tasks whose row is one text: the tokens that carry a loss are among those that were read."""
+
+
+def train_seconds(ranks: Sequence[RankMeasurement]) -> float | None:
+    """Seconds of all optimizer steps of the slowest rank, evaluation and saving left out; None without a step."""
+    return max((sum(rank.step_seconds) for rank in ranks), default=0.0) or None
+
+
+def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: int) -> float | None:
+    """Training samples per second of all ranks together, over the steps after warm-up, by the slowest rank's clock."""
+    timed = [rank.step_seconds[rank.warmup_steps :] for rank in ranks]
+    if not timed or not min(map(len, timed)):
+        return None
+    return min(effective_batch_size * len(steps) / sum(steps) for steps in timed)
+
+
+def real_tokens(rank: RankMeasurement, task: str) -> int:
+    """Tokens without padding, over the steps that were timed: source and target, or all of a text."""
+    return rank.source_tokens + (0 if task in ONE_TEXT else rank.target_tokens)
+
+
+# A record's figures against one another: what contradicts itself is not shown as a result.
+
+RELATIVE = 1e-9
+
+
+def _contradictions(record: Record) -> Iterator[str]:
+    """Counts and rates that do not follow from what the ranks measured."""
+    yield from _processes(record)
+    yield from _steps(record)
+    yield from _rates(record)
+
+
+def _processes(record: Record) -> Iterator[str]:
+    world, ranks = record.world_size, [rank.rank for rank in record.ranks]
+    if world != record.pods * record.slots:
+        yield f"world_size {world}, pods x slots {record.pods} x {record.slots}"
+    batch = record.per_device_train_batch_size * record.gradient_accumulation_steps * world
+    if record.effective_batch_size != batch:
+        yield f"effective_batch_size {record.effective_batch_size}, rows x passes x processes give {batch}"
+    if ranks != sorted(set(ranks) & set(range(world))):
+        yield f"ranks {ranks}, world_size {world}"
+    if record.status == "ok" and len(ranks) != world:
+        yield f"status ok with {len(ranks)} of {world} ranks"
+    for rank in record.ranks:
+        if record.status == "ok" != rank.status:
+            yield f"status ok, rank {rank.rank} says {rank.status}"
+
+
+def _steps(record: Record) -> Iterator[str]:
+    for rank in record.ranks:
+        timed, shortest = len(rank.step_seconds), min(rank.step_seconds, default=0.0)
+        if shortest < 0:
+            yield f"rank {rank.rank}: a step took {shortest} s"
+        if rank.step - rank.first_step != timed:
+            yield f"rank {rank.rank}: steps {rank.first_step} to {rank.step}, {timed} times"
+        if rank.padded_tokens < real_tokens(rank, record.task):
+            yield f"rank {rank.rank}: padded_tokens {rank.padded_tokens}, fewer than the real ones"
+    reached = max((rank.step for rank in record.ranks), default=0)
+    if record.steps != reached:
+        yield f"steps {record.steps}, its ranks reached {reached}"
+    for key, losses in (("losses", record.losses), ("eval_losses", record.eval_losses)):
+        steps = [loss.step for loss in losses]
+        if any(later < earlier for earlier, later in pairwise(steps)) or any(step > reached for step in steps):
+            yield f"{key}: steps {steps[:6]} do not rise to at most {reached}"
+
+
+def _rates(record: Record) -> Iterator[str]:
+    ranks = record.ranks
+    for key, said, expected in (
+        ("train_seconds", record.train_seconds, train_seconds(ranks)),
+        ("samples_per_second", record.samples_per_second, samples_per_second(ranks, record.effective_batch_size)),
+    ):
+        if not _equal(said, expected):
+            yield f"{key} {said}, its ranks' steps give {expected}"
+
+
+def _equal(said: float | None, computed: float | None) -> bool:
+    if said is None or computed is None:
+        return said is computed
+    return math.isclose(said, computed, rel_tol=RELATIVE)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import folder_locked
-from zeropods.measure.record import compose_record, read_json
+from zeropods.measure.record import compose_record, read_json, write_record
 
 CONFIG = "config.json"
 RECORD = "record.json"
@@ -92,8 +91,9 @@ def _put_aside(folder: Path, again: bool) -> int:
     attempts = folder / "attempts"
     attempts.mkdir(exist_ok=True)
     number = len(list(attempts.glob("*.json")))
-    files.write_json(attempts / f"{number}.json", _last_record(folder))
-    (folder / RECORD).unlink(missing_ok=True)
+    if not (folder / RECORD).is_file():
+        write_record(folder, compose_record(folder, status="failed", reason="killed before it could write its record"))
+    os.rename(folder / RECORD, attempts / f"{number}.json")
     for said in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
         said.unlink()
     _keep_stacks(folder / "stacks", attempts / f"{number}.stacks")
@@ -111,9 +111,3 @@ def _keep_stacks(stacks: Path, kept: Path) -> None:
             file.unlink()
     if any(stacks.iterdir()):
         os.rename(stacks, kept)
-
-
-def _last_record(folder: Path) -> dict[str, Any]:
-    if (folder / RECORD).is_file():
-        return read_json(folder / RECORD)
-    return compose_record(folder, status="failed", reason="killed before it could write its record")

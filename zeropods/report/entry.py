@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import read_score
-from zeropods.measure.record import read_json, read_record
+from zeropods.measure.record import Record, RunConfig, read_config, read_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD, is_held
 from zeropods.plan.parameters import known_shape
 
@@ -21,11 +21,8 @@ SCORED_SPLITS = ("test", "dev")
 Facts = dict[str, Any]
 
 PARTS: dict[type, tuple[str, ...]] = {
-    dict: (
-        *("identity", "versions", "hardware", "deepspeed"),
-        *("deepspeed.zero_optimization", "deepspeed.flops_profiler"),
-    ),
-    list: ("hardware.gpus", "ranks"),
+    dict: (*("deepspeed.zero_optimization", "deepspeed.flops_profiler"),),
+    list: ("hardware.gpus",),
 }
 """By kind; what is nested comes after what it is in."""
 
@@ -40,23 +37,15 @@ class Entry:
     """The record's; without one `running`, `killed` or `broken`."""
     reason: str | None = None
     """One line."""
-    facts: Facts = field(default_factory=dict)
-    """The record; the configuration where there is no record yet; nothing where it is broken."""
+    config: RunConfig | None = None
+    """The record; the configuration where there is no record yet; None where it is broken."""
     split: str | None = None
     score: Facts | None = None
 
     @property
-    def record(self) -> Facts | None:
+    def record(self) -> Record | None:
         """The record, or None where the run has none that can be read."""
-        return self.facts if "ranks" in self.facts else None
-
-    @property
-    def losses(self) -> list[dict[str, float]]:
-        return self.facts.get("losses", [])
-
-    @property
-    def eval_losses(self) -> list[dict[str, float]]:
-        return self.facts.get("eval_losses", [])
+        return self.config if isinstance(self.config, Record) else None
 
 
 def read_entry(folder: Path, name: str) -> Entry:
@@ -83,35 +72,37 @@ def _entry(folder: Path, name: str) -> Entry:
         record = read_record(folder)
         _check_parts(folder / RECORD, record)
         _check_shapes(folder / RECORD, record)
-        reason = one_line(record["reason"], folder) if record["reason"] else None
-        return Entry(name=name, folder=folder, status=record["status"], reason=reason, facts=record)
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    _check_parts(folder / CONFIG, config)
+        reason = one_line(record.reason, folder) if record.reason else None
+        return Entry(name=name, folder=folder, status=record.status, reason=reason, config=record)
+    config = read_config(folder) if (folder / CONFIG).is_file() else None
+    if config is not None:
+        _check_parts(folder / CONFIG, config)
     if is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK):
         status, reason = "running", "no record yet"
     else:
         status, reason = "killed", "ended without a record; the same command resumes it"
-    return Entry(name=name, folder=folder, status=status, reason=reason, facts=config)
+    return Entry(name=name, folder=folder, status=status, reason=reason, config=config)
 
 
-def _check_parts(path: Path, facts: Facts) -> None:
+def _check_parts(path: Path, config: RunConfig) -> None:
     """Refuse parts that settings are compared by where they are not of the kind that a run writes."""
     for kind, names in PARTS.items():
         for name in names:
-            value: Any = facts
-            for key in name.split("."):
+            first, *below = name.split(".")
+            value: Any = getattr(config, first)
+            for key in below:
                 value = None if value is None else value.get(key)
             if value is not None and not isinstance(value, kind):
                 raise UserError(f"{path}: {name} is {value!r:.60}; expected {kind.__name__}: run it again")
 
 
-def _check_shapes(path: Path, record: Facts) -> None:
-    for rank in record["ranks"]:
+def _check_shapes(path: Path, record: Record) -> None:
+    for rank in record.ranks:
         try:
-            if rank["shape"] is not None:
-                known_shape(rank["shape"])
+            if rank.shape is not None:
+                known_shape(rank.shape)
         except UserError as error:
-            raise UserError(f"{path}: ranks.{rank['rank']}.{error}") from None
+            raise UserError(f"{path}: ranks.{rank.rank}.{error}") from None
 
 
 def _score(folder: Path) -> tuple[str | None, Facts | None]:

@@ -8,21 +8,17 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-from zeropods.measure.record import PHASES, real_tokens
+from zeropods.measure.record import PHASES, Record, real_tokens
 from zeropods.plan.machines import published_flops
 from zeropods.plan.parameters import known_shape, sample_flops
 
 # What all ranks of a record have measured: a figure of a run needs each of them.
 
-Record = dict[str, Any]
-"""A record as `measure.records.read_record` gives it."""
-
 
 def of_ranks(record: Record, key: str) -> list[Any] | None:
     """A field of each rank, in their order; None unless every rank of the run has measured it."""
-    ranks = record["ranks"]
-    values = [rank[key] for rank in ranks if rank[key] is not None]
-    return values if len(values) == len(ranks) == record["world_size"] else None
+    values = [value for rank in record.ranks if (value := getattr(rank, key)) is not None]
+    return values if len(values) == len(record.ranks) == record.world_size else None
 
 
 def largest(record: Record, key: str) -> Any:
@@ -65,13 +61,13 @@ def save_seconds(record: Record) -> float | None:
 
 def is_resumed(record: Record) -> bool:
     """Whether the last attempt, the one that was measured, went on from an earlier one's checkpoint."""
-    return any(rank["first_step"] > 0 for rank in record["ranks"])
+    return any(rank.first_step > 0 for rank in record.ranks)
 
 
 def samples(record: Record) -> int:
     """Training rows of all ranks in the steps of this attempt: rows x passes x steps, summed over ranks."""
-    a_step = record["per_device_train_batch_size"] * record["gradient_accumulation_steps"]
-    return sum(a_step * len(rank["step_seconds"]) for rank in record["ranks"])
+    a_step = record.per_device_train_batch_size * record.gradient_accumulation_steps
+    return sum(a_step * len(rank.step_seconds) for rank in record.ranks)
 
 
 def tokens_per_sample(record: Record) -> tuple[float, float] | None:
@@ -80,27 +76,28 @@ def tokens_per_sample(record: Record) -> tuple[float, float] | None:
     Source and target; of a causal model all tokens, and those with a loss, which are among them.
     """
     rows = samples(record)
-    source, target = (sum(rank[f"{side}_tokens"] for rank in record["ranks"]) for side in ("source", "target"))
+    source = sum(rank.source_tokens for rank in record.ranks)
+    target = sum(rank.target_tokens for rank in record.ranks)
     return (source / rows, target / rows) if rows and source + target else None
 
 
 def tokens_per_second(record: Record) -> float | None:
     """Real tokens a second, no padding: samples/s x mean real tokens a sample, of T5 both sides."""
-    rate, rows = record["samples_per_second"], samples(record)
-    tokens = sum(real_tokens(rank, record["task"]) for rank in record["ranks"])
+    rate, rows = record.samples_per_second, samples(record)
+    tokens = sum(real_tokens(rank, record.task) for rank in record.ranks)
     return None if rate is None or not tokens else rate * tokens / rows
 
 
 def padding_share(record: Record) -> float | None:
     """Share of 1 of what was computed that was padding: 1 - real tokens / tokens with padding, of all ranks."""
-    padded = sum(rank["padded_tokens"] for rank in record["ranks"])
-    real = sum(real_tokens(rank, record["task"]) for rank in record["ranks"])
+    padded = sum(rank.padded_tokens for rank in record.ranks)
+    real = sum(real_tokens(rank, record.task) for rank in record.ranks)
     return 1 - real / padded if padded else None
 
 
 def evaluation_samples_per_second(record: Record) -> float | None:
     """Rows of the dev split / mean seconds of an evaluation, of the slowest rank."""
-    seconds, rows = of_ranks(record, "evaluate_seconds"), record["dev_rows"]
+    seconds, rows = of_ranks(record, "evaluate_seconds"), record.dev_rows
     if not rows or not seconds or not all(seconds):
         return None
     slowest = max(map(mean, seconds))
@@ -117,8 +114,8 @@ def model_flops_per_second(record: Record) -> float | None:
 
     `plan.flops` has those of a T5; `plan.causal_flops` those of a causal model, half a square of attention included.
     """
-    rate, tokens = record["samples_per_second"], tokens_per_sample(record)
-    shape = next((rank["shape"] for rank in record["ranks"] if rank["shape"]), None)
+    rate, tokens = record.samples_per_second, tokens_per_sample(record)
+    shape = next((rank.shape for rank in record.ranks if rank.shape), None)
     if rate is None or tokens is None or shape is None:
         return None
     return sample_flops(known_shape(shape), *tokens) * rate
@@ -154,14 +151,14 @@ def machines(record: Record) -> int | None:
 
 def _published(record: Record) -> float | None:
     names = of_ranks(record, "gpu")
-    peaks = [published_flops(name, record["precision"]) for name in names or ()]
+    peaks = [published_flops(name, record.precision) for name in names or ()]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) if known and len(known) == len(peaks) else None
 
 
 def _measured(record: Record) -> float | None:
-    one = next((rank["matmul_flops_per_second"] for rank in record["ranks"] if rank["rank"] == 0), None)
-    devices = len(record["ranks"]) if of_ranks(record, "gpu") else machines(record)
+    one = next((rank.matmul_flops_per_second for rank in record.ranks if rank.rank == 0), None)
+    devices = len(record.ranks) if of_ranks(record, "gpu") else machines(record)
     return None if one is None or devices is None else one * devices
 
 
@@ -200,8 +197,8 @@ def pod_memory_bytes(record: Record) -> list[float] | None:
         return None
     values = _device_used(record) if kind == DEVICE_USED else of_ranks(record, f"peak_{kind}_bytes")
     pods: dict[int, list[float]] = {}
-    for rank, value in zip(record["ranks"], values or (), strict=True):
-        pods.setdefault(rank["rank"] // record["slots"], []).append(value)
+    for rank, value in zip(record.ranks, values or (), strict=True):
+        pods.setdefault(rank.rank // record.slots, []).append(value)
     return [sum(of_pod) if kind == RESIDENT else max(of_pod) for of_pod in pods.values()]
 
 
@@ -213,7 +210,7 @@ def peak_memory_bytes(record: Record) -> float | None:
 
 def phase_kind(record: Record) -> str | None:
     """Allocated on GPUs, resident on CPUs: whose own counters are reset between phases; None without phases."""
-    kinds = (ALLOCATED, RESIDENT) if any(rank["phases"] for rank in record["ranks"]) else ()
+    kinds = (ALLOCATED, RESIDENT) if any(rank.phases for rank in record.ranks) else ()
     return next((kind for kind in kinds if peak_bytes(record, kind) is not None), None)
 
 
@@ -223,7 +220,7 @@ def phase_peak_bytes(record: Record, phase: str) -> float | None:
     phases = of_ranks(record, "phases")
     if kind is None or phases is None:
         return None
-    peaks: list[Any] = [of_rank.get(phase, {}).get(f"peak_{kind}_bytes") for of_rank in phases]
+    peaks: list[Any] = [getattr(of_rank.get(phase), f"peak_{kind}_bytes", None) for of_rank in phases]
     return None if None in peaks else max(peaks)
 
 
@@ -243,7 +240,7 @@ def measured_bytes(record: Record) -> float | None:
     if of_ranks(record, "gpu"):
         return peak_bytes(record, DEVICE_USED)
     live = of_ranks(record, "live_bytes")
-    return None if live is None else max(sum(parts.values()) for parts in live)
+    return None if live is None else max(parts.parameters + parts.gradients + parts.optimizer for parts in live)
 
 
 def planned_kind(record: Record) -> str:
@@ -258,7 +255,7 @@ def measured_to_planned(measured: float | None, planned: float | None) -> float 
 
 def _device_used(record: Record) -> list[float] | None:
     sampled = of_ranks(record, "sampled") or []
-    used = [columns["device_used_bytes"]["peak"] for columns in sampled if "device_used_bytes" in columns]
+    used = [columns["device_used_bytes"].peak for columns in sampled if "device_used_bytes" in columns]
     return used if used and len(used) == len(sampled) else None
 
 
@@ -277,12 +274,12 @@ Score = dict[str, Any]
 
 def train_loss(record: Record) -> float | None:
     """The last training loss, nats a label token."""
-    return record["losses"][-1]["loss"] if record["losses"] else None
+    return record.losses[-1].loss if record.losses else None
 
 
 def eval_loss(record: Record) -> float | None:
     """The last evaluation loss, nats a label token."""
-    return record["eval_losses"][-1]["loss"] if record["eval_losses"] else None
+    return record.eval_losses[-1].loss if record.eval_losses else None
 
 
 def energy_joules(record: Record) -> float | None:
@@ -302,7 +299,7 @@ def cost(record: Record, price_per_hour: float | None) -> float | None:
     seconds = duration_seconds(record)
     if seconds is None or price_per_hour is None:
         return None
-    return record["pods"] * seconds / SECONDS_AN_HOUR * price_per_hour
+    return record.pods * seconds / SECONDS_AN_HOUR * price_per_hour
 
 
 def inference_result(score: Score | None) -> tuple[str, float] | None:
@@ -345,7 +342,7 @@ class Figure:
 
 
 def _recorded(key: str) -> Callable[[Record], Any]:
-    return lambda record: record[key]
+    return lambda record: getattr(record, key)
 
 
 FIGURES = (

@@ -16,6 +16,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from zeropods.evaluate.score_file import TEXT2SQL
+from zeropods.measure.record import Record, RunConfig
 from zeropods.report.accuracy import accuracy
 from zeropods.report.entry import Entry
 from zeropods.report.figures import figures, machines, of_repeats
@@ -74,46 +75,46 @@ BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 """Of a DeepSpeed configuration: buckets need memory whatever the stage. Compared where both runs have them."""
 
 
-def settings(facts: Mapping[str, Any]) -> Settings:
+def settings(config: RunConfig | None) -> Settings:
     """All but technique and pods: model, data, flags, hardware, versions, by name.
 
     Args:
-        facts: a record, or the configuration of a run that has none yet; of nothing, nothing is compared.
+        config: a record, or the configuration of a run that has none yet; of nothing, nothing is compared.
     """
-    if not facts:
+    if config is None:
         return {}
-    identity = facts.get("identity") or {}
+    identity = config.identity
     left = identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}
     key = next((identity[name] for name in DATA if name in identity), None)
     data = {} if key is None else {"data": str(key)[:SHOWN_DIGITS]}
     return {
-        **{key: facts[key] for key in SETTING_FACTS if key in facts},
+        **{key: getattr(config, key) for key in SETTING_FACTS},
         **data,
         **{key: identity[key] for key in sorted(left)},
-        **_deepspeed(facts.get("deepspeed") or {}),
-        **machine_settings(facts),
+        **_deepspeed(config.deepspeed or {}),
+        **machine_settings(config),
     }
 
 
-def machine_settings(facts: Mapping[str, Any]) -> Settings:
+def machine_settings(config: RunConfig) -> Settings:
     """Hardware and versions, each value by its own name. Of GPUs the names count: how many are used is the number of
     processes."""
-    hardware = dict(facts.get("hardware") or {})
+    hardware = dict(config.hardware)
     if "gpus" in hardware:
         hardware["gpus"] = sorted(set(hardware["gpus"] or ()))
-    parts = {"hardware": hardware, "versions": facts.get("versions") or {}}
+    parts = {"hardware": hardware, "versions": config.versions}
     return {f"{group} {key}": value for group, values in parts.items() for key, value in values.items()}
 
 
-def arrangement(facts: Mapping[str, Any]) -> Settings:
+def arrangement(config: RunConfig | None) -> Settings:
     """Technique, pods and what goes with them: equal, with equal settings, in repeats of one run."""
-    identity = facts.get("identity") or {}
+    identity = {} if config is None else config.identity
     keys = ("technique", "pods", "slots", "per_device_train_batch_size", "gradient_accumulation_steps")
     return {
-        **{key: facts.get(key) for key in keys},
+        **{key: getattr(config, key, None) for key in keys},
         "deepspeed": _digest(identity.get("deepspeed")),
         "per_device_eval_batch_size": identity.get("per_device_eval_batch_size"),
-        "machines": machines(dict(facts)) if facts.get("ranks") else None,
+        "machines": machines(config) if isinstance(config, Record) and config.ranks else None,
     }
 
 
@@ -180,8 +181,8 @@ class Run:
             "run": entry.name,
             "status": entry.status,
             "reason": entry.reason,
-            **{key: entry.facts.get(key) for key in FACTS},
-            "seed": (entry.facts.get("identity") or {}).get("seed"),
+            **{key: getattr(entry.config, key, None) for key in FACTS},
+            "seed": None if entry.config is None else entry.config.identity.get("seed"),
             **self.figures,
             **accuracy([entry]),
         }
@@ -213,7 +214,7 @@ class Group:
     @property
     def task(self) -> str:
         """What it was trained for; text-to-SQL where nothing is known of it."""
-        return str(self.first.facts.get("task", TEXT2SQL))
+        return TEXT2SQL if self.first.config is None else self.first.config.task
 
     @property
     def is_ok(self) -> bool:
@@ -238,12 +239,12 @@ class Group:
     @cached_property
     def settings(self) -> Settings:
         """What must be equal for another row to be compared with it."""
-        return settings(self.first.facts)
+        return settings(self.first.config)
 
     @cached_property
     def arrangement(self) -> Settings:
         """Technique, pods and what goes with them."""
-        return arrangement(self.first.facts)
+        return arrangement(self.first.config)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -255,7 +256,7 @@ class Group:
             "name": self.name,
             "repeats": len(self.measured),
             "status": self.status,
-            **{key: self.first.facts.get(key) for key in FACTS},
+            **{key: getattr(self.first.config, key, None) for key in FACTS},
             **of_repeats([run.figures for run in self.measured]),
             "samples_per_second_interval": t_interval([rate for rate in rates if rate is not None]),
             **accuracy([run.entry for run in self.measured]),
@@ -270,9 +271,9 @@ def group_runs(entries: Iterable[Entry], price_per_hour: float | None = None) ->
     found: dict[str, list[Run]] = {}
     seen: set[str] = set()
     for number, entry in enumerate(entries):
-        run_id = (entry.record or {}).get("run_id")
+        run_id = None if entry.record is None else entry.record.run_id
         alone = entry.record is None or run_id in seen
-        key = str(number) if alone else as_key(settings(entry.facts), arrangement(entry.facts))
+        key = str(number) if alone else as_key(settings(entry.config), arrangement(entry.config))
         seen |= {run_id} if run_id else set()
         found.setdefault(key, []).append(Run(entry, price_per_hour))
     return [Group(letter, tuple(runs)) for letter, runs in zip(letters(), found.values(), strict=False)]
@@ -282,7 +283,7 @@ def copies(entries: Sequence[Entry]) -> Iterator[str]:
     """A line for each record that has the id of an earlier one."""
     seen: dict[str, str] = {}
     for entry in entries:
-        run_id = (entry.record or {}).get("run_id")
+        run_id = None if entry.record is None else entry.record.run_id
         if run_id in seen:
             yield f"{entry.name}: has the id {run_id} of {seen[run_id]}: a copied run, not counted as a repeat"
         elif run_id:
@@ -430,10 +431,9 @@ def _order(group: Group) -> tuple[int, bool]:
 
 
 def _work(group: Group) -> str:
-    identity = group.first.facts.get("identity") or {}
-    return as_key(
-        {"model_id": group.first.facts["model_id"], "task": group.task, **{k: identity.get(k) for k in LENGTHS}}
-    )
+    config = group.first.config
+    identity = {} if config is None else config.identity
+    return as_key({"model_id": group.values["model_id"], "task": group.task, **{k: identity.get(k) for k in LENGTHS}})
 
 
 def _required(group: Group) -> str:

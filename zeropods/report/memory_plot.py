@@ -179,11 +179,11 @@ def memory_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
 
 def _began(entry: Entry, number: int) -> float:
     """When the rank's last attempt began, by its clock; from the beginning where it did not say."""
-    ranks = (entry.record or {}).get("ranks", [])
-    rank = next((rank for rank in ranks if rank["rank"] == number), None)
-    if rank is None or rank["ended_unix_seconds"] is None or rank["wall_seconds"] is None:
+    ranks = entry.record.ranks if entry.record else []
+    rank = next((rank for rank in ranks if rank.rank == number), None)
+    if rank is None or rank.ended_unix_seconds is None or rank.wall_seconds is None:
         return 0.0
-    return float(rank["ended_unix_seconds"] - rank["wall_seconds"] - SLACK_SECONDS)
+    return rank.ended_unix_seconds - rank.wall_seconds - SLACK_SECONDS
 
 
 def _draw(axes: Axes, timeline: Timeline) -> None:

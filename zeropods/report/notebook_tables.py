@@ -25,7 +25,7 @@ from zeropods.evaluate.perplexity import TextToScore, text_perplexity
 from zeropods.evaluate.predictions import Prediction, read_predictions
 from zeropods.evaluate.score import load_metric
 from zeropods.evaluate.score_file import Score, TextScore, read_score
-from zeropods.measure.record import read_json
+from zeropods.measure.record import Record, Sampled, read_json, read_record
 from zeropods.plan.parameters import BYTES, t5_parameters
 from zeropods.plan.shapes import T5_SHAPES
 from zeropods.report import rows
@@ -33,7 +33,6 @@ from zeropods.report.accuracy import score_lines
 from zeropods.report.figures import (
     DEVICE_USED,
     RESIDENT,
-    Record,
     eval_loss,
     evaluation_samples_per_second,
     measured_bytes,
@@ -66,14 +65,14 @@ def technique_table(runs: Sequence[Run]) -> Table:
 
 def loss_difference(record: Record, baseline: Record) -> float | None:
     """The largest |loss - loss of the baseline| / loss of the baseline, over the steps that both have; None if none."""
-    before = {point["step"]: point["loss"] for point in baseline["losses"]}
-    pairs = [(point["loss"], before[point["step"]]) for point in record["losses"] if point["step"] in before]
+    before = {point.step: point.loss for point in baseline.losses}
+    pairs = [(point.loss, before[point.step]) for point in record.losses if point.step in before]
     return max((abs(loss - base) / base for loss, base in pairs), default=None)
 
 
 def speed_up(record: Record, baseline: Record) -> float | None:
     """samples/s of a run / of the baseline; None where one of them has none."""
-    rate, base = record["samples_per_second"], baseline["samples_per_second"]
+    rate, base = record.samples_per_second, baseline.samples_per_second
     return rate / base if rate and base else None
 
 
@@ -81,8 +80,8 @@ def _line(record: Record, baseline: Record) -> dict[str, str]:
     kind = pod_memory_kind(record)
     states = measured_bytes(record) if kind == "resident" else None
     return {
-        "technique": record["technique"],
-        "training (samples/s)": _shown(record["samples_per_second"], "{:,.1f}"),
+        "technique": record.technique,
+        "training (samples/s)": _shown(record.samples_per_second, "{:,.1f}"),
         "against the first": _shown(speed_up(record, baseline), "{:.2f} x"),
         "peak memory (MiB)": _mib(peak_memory_bytes(record)),
         "kind of memory": kind or NOT_MEASURED,
@@ -90,7 +89,7 @@ def _line(record: Record, baseline: Record) -> dict[str, str]:
         "final train loss": _shown(train_loss(record), "{:.4f}"),
         "final eval loss": _shown(eval_loss(record), "{:.4f}"),
         "loss difference": _shown(loss_difference(record, baseline), "{:.1e}"),
-        "status": record["status"],
+        "status": record.status,
     }
 
 
@@ -104,7 +103,7 @@ def _shown(value: float | None, form: str) -> str:
 
 # A run that lost a pod and went on, beside one that nothing has disturbed.
 
-ATTEMPTS, FAULT, JOURNAL = "attempts", "fault.json", "restarts.json"
+FAULT, JOURNAL = "fault.json", "restarts.json"
 
 
 def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
@@ -116,18 +115,18 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
         raise UserError(f"{disturbed.folder}: did not go on by itself; nothing was lost")
     record, other = disturbed.record, undisturbed.record
     entry = read_json(disturbed.folder / JOURNAL)["restarts"][-1]
-    first = read_json(disturbed.folder / ATTEMPTS / f"{record['attempt'] - 1}.json")
+    first = read_record(disturbed.folder, record.attempt - 1)
     told = " ".join(f"--{name} {value}" for name, value in entry["flags"].items())
     facts = {
         "ended by": (f"{entry['status']}: {entry['pod']}", "nothing"),
         "found after": (_seconds(_until_found(disturbed.folder, entry)), "-"),
         "trained again after": (_seconds(_until_first_step(record, entry)), "-"),
-        "steps done twice": (str(first["steps"] - record["ranks"][0]["first_step"]), "0"),
-        "pods": (f"{first['pods']}, then {record['pods']}: {', '.join(entry['pods'])}", str(other["pods"])),
+        "steps done twice": (str(first.steps - record.ranks[0].first_step), "0"),
+        "pods": (f"{first.pods}, then {record.pods}: {', '.join(entry['pods'])}", str(other.pods)),
         "told otherwise": (told or "nothing", "-"),
-        "effective batch": tuple(str(one["effective_batch_size"]) for one in (record, other)),
-        "steps": tuple(str(one["steps"]) for one in (record, other)),
-        "last training loss": tuple(f"{one['losses'][-1]['loss']:.6f}" for one in (record, other)),
+        "effective batch": tuple(str(one.effective_batch_size) for one in (record, other)),
+        "steps": tuple(str(one.steps) for one in (record, other)),
+        "last training loss": tuple(f"{one.losses[-1].loss:.6f}" for one in (record, other)),
         "last validation loss": tuple(_validation(one) for one in (record, other)),
         "largest difference of a step's loss": (f"{largest_difference(record, other):.1e}", "-"),
     }
@@ -135,10 +134,10 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
     return Table.of(lines)
 
 
-def largest_difference(record: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def largest_difference(record: Record, other: Record) -> float:
     """Of the losses of the steps that both records have, relative to the other's."""
-    known = {point["step"]: point["loss"] for point in other["losses"]}
-    pairs = [(point["loss"], known[point["step"]]) for point in record["losses"] if point["step"] in known]
+    known = {point.step: point.loss for point in other.losses}
+    pairs = [(point.loss, known[point.step]) for point in record.losses if point.step in known]
     return max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
 
 
@@ -149,17 +148,17 @@ def _until_found(folder: Path, entry: Mapping[str, Any]) -> float | None:
     return float(entry["found_unix_seconds"] - read_json(folder / FAULT)["killed_unix_seconds"])
 
 
-def _until_first_step(record: Mapping[str, Any], entry: Mapping[str, Any]) -> float | None:
+def _until_first_step(record: Record, entry: Mapping[str, Any]) -> float | None:
     """From that moment to the first step of the last attempt, start of all processes included."""
-    first = record["ranks"][0]
-    if first["wall_seconds"] is None or first["start_seconds"] is None:
+    first = record.ranks[0]
+    if first.wall_seconds is None or first.start_seconds is None or first.ended_unix_seconds is None:
         return None
-    began = first["ended_unix_seconds"] - first["wall_seconds"]
-    return float(began + first["start_seconds"] - entry["found_unix_seconds"])
+    began = first.ended_unix_seconds - first.wall_seconds
+    return float(began + first.start_seconds - entry["found_unix_seconds"])
 
 
-def _validation(record: Mapping[str, Any]) -> str:
-    return f"{record['eval_losses'][-1]['loss']:.6f}" if record["eval_losses"] else "none"
+def _validation(record: Record) -> str:
+    return f"{record.eval_losses[-1].loss:.6f}" if record.eval_losses else "none"
 
 
 def _seconds(value: float | None) -> str:
@@ -190,13 +189,13 @@ def training_table(runs: Sequence[Run]) -> Table:
         [
             {
                 "run": run.folder.name,
-                "technique": record["technique"],
+                "technique": record.technique,
                 "final train loss": _shown(train_loss(record), "{:.4f}"),
                 **{_heading(epoch): _shown(losses.get(epoch), "{:.4f}") for epoch in epochs},
-                "training (samples/s)": _shown(record["samples_per_second"], "{:,.2f}"),
+                "training (samples/s)": _shown(record.samples_per_second, "{:,.2f}"),
                 "evaluation (samples/s)": _shown(evaluation_samples_per_second(record), "{:,.2f}"),
                 "steps an epoch": f"{steps_per_epoch(record):,}",
-                "status": record["status"],
+                "status": record.status,
             }
             for run, record, losses in zip(runs, records, by_epoch, strict=True)
         ]
@@ -216,7 +215,7 @@ def memory_table(runs: Sequence[Run]) -> Table:
         lines.append(
             {
                 "run": run.folder.name,
-                "technique": record["technique"],
+                "technique": record.technique,
                 "kind of memory": kind or NOT_MEASURED,
                 "peak (MiB)": _mib_workshop_tables(max, sampled, "peak"),
                 "mean (MiB)": _mib_workshop_tables(mean, sampled, "mean"),
@@ -239,20 +238,20 @@ def scaling_table(runs: Sequence[Run], *, allow_differences: bool = False) -> Ta
 
 def steps_per_epoch(record: Record) -> int:
     """Optimizer steps of an epoch: rows of the train split / effective batch size, rounded up."""
-    return math.ceil(record["train_rows"] / record["effective_batch_size"])
+    return math.ceil(record.train_rows / record.effective_batch_size)
 
 
 def eval_losses_by_epoch(record: Record) -> dict[int, float]:
     """The last evaluation loss within each epoch, from 1; under 0 that before the first step."""
     length = steps_per_epoch(record)
-    return {math.ceil(point["step"] / length): point["loss"] for point in record["eval_losses"]}
+    return {math.ceil(point.step / length): point.loss for point in record.eval_losses}
 
 
 def _heading(epoch: int) -> str:
     return f"eval loss, epoch {epoch}" if epoch else "eval loss, before"
 
 
-def _sampled(record: Record) -> tuple[str | None, list[dict[str, Any]]]:
+def _sampled(record: Record) -> tuple[str | None, list[Sampled]]:
     """The first kind that every rank has samples of, and their statistics in bytes."""
     of_all = of_ranks(record, "sampled") or []
     for kind, column in ((DEVICE_USED, "device_used_bytes"), (RESIDENT, "resident_bytes")):
@@ -262,8 +261,8 @@ def _sampled(record: Record) -> tuple[str | None, list[dict[str, Any]]]:
     return None, []
 
 
-def _mib_workshop_tables(of_all: Any, sampled: Sequence[dict[str, Any]], key: str) -> str:
-    return f"{of_all([one[key] for one in sampled]) / MIB:,.1f}" if sampled else NOT_MEASURED
+def _mib_workshop_tables(of_all: Any, sampled: Sequence[Sampled], key: str) -> str:
+    return f"{of_all([getattr(one, key) for one in sampled]) / MIB:,.1f}" if sampled else NOT_MEASURED
 
 
 def _slots(line: dict[str, Any]) -> int | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zeropods.measure.record import Loss
 from zeropods.report.entry import Entry
 from zeropods.report.rows import GIB, MIB, Values
 from zeropods.techniques import NAMES
@@ -158,28 +159,29 @@ def loss_plot(entries: Sequence[Entry], labels: Sequence[str] | None = None) -> 
         labels: what the runs are called, if not by their names.
     """
     names = [literal(name) for name in labels or [entry.name for entry in entries]]
-    found = [pair for pair in zip(names, entries, strict=True) if pair[1].losses or pair[1].eval_losses]
+    recorded = ((name, entry.record) for name, entry in zip(names, entries, strict=True))
+    found = [(name, of) for name, of in recorded if of is not None and (of.losses or of.eval_losses)]
     curves = found[:SHOWN_CURVES]
     figure, (axes,) = new_axes(8, 4, margins=beside_legend([name for name, _ in curves]))
-    for number, (name, entry) in enumerate(curves):
+    for number, (name, record) in enumerate(curves):
         color = f"C{number}"
-        _curve(axes, entry.losses, color=color, linewidth=1, alpha=0.6)
-        _curve(axes, entry.eval_losses, color=color, linewidth=2, marker="o", markersize=4, linestyle="--")
+        _curve(axes, record.losses, color=color, linewidth=1, alpha=0.6)
+        _curve(axes, record.eval_losses, color=color, linewidth=2, marker="o", markersize=4, linestyle="--")
         axes.plot([], [], color=color, label=name)
     title = f"Loss: lines training, dots validation{of_all(len(curves), len(found))}"
     axes.set(xlabel="optimizer step", ylabel="loss a label token (nats)", title=title)
     if curves:
         _logarithmic(axes)
-        _steps(axes, [max(loss["step"] for loss in [*entry.losses, *entry.eval_losses]) for _, entry in curves])
+        _steps(axes, [max(loss.step for loss in [*record.losses, *record.eval_losses]) for _, record in curves])
         legend_beside(axes)
     else:
         nothing(axes, "no run has a loss yet")
     return drawn(figure, f"training and validation loss by step of {listed([name.strip() for name, _ in curves])}")
 
 
-def _curve(axes: Axes, losses: list[dict[str, float]], **style: Any) -> None:
+def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
     if losses:
-        axes.plot([entry["step"] for entry in losses], [entry["loss"] for entry in losses], **style)
+        axes.plot([point.step for point in losses], [point.loss for point in losses], **style)
 
 
 def _steps(axes: Axes, last: Sequence[float]) -> None:

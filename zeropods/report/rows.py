@@ -249,7 +249,7 @@ def _accuracy_table(groups: Sequence[Group], labels: Mapping[str, str]) -> Table
     """Every row, with the columns of the tasks that were trained for or scored."""
     lines = list(_accuracy(groups, labels))
     scored = [task_of(run.entry.score) for group in groups for run in group.measured if run.entry.score]
-    tasks = {*(group.task for group in groups if group.first.facts), *scored} or {TEXT2SQL}
+    tasks = {*(group.task for group in groups if group.first.config), *scored} or {TEXT2SQL}
     known = [task for task in ACCURACY_OF if task in tasks]
     return table("Accuracy", accuracy_columns(known, lines), lines, whole=True)
 

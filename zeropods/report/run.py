@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from zeropods.measure.record import read_record
+from zeropods.measure.record import Record, read_record
 from zeropods.report.entry import read_entry
 from zeropods.report.plots import Plot, loss_plot
 from zeropods.report.profile import ProfileReport
@@ -21,7 +20,7 @@ class Run:
     folder: Path
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """`record.json`; `UserError` where there is none."""
         return read_record(self.folder)
 

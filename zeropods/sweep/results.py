@@ -10,7 +10,7 @@ from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.measure.record import read_json
+from zeropods.measure.record import Record, read_json
 from zeropods.sweep.matrix import LeftOut, Matrix
 from zeropods.sweep.reading import matrix_of
 from zeropods.sweep.trial import Trial
@@ -48,16 +48,16 @@ class Row:
         """A row that waits for its run."""
         return cls(cell=trial.cell.name, repeat=trial.repeat, folder=trial.name, **asdict(trial.cell))
 
-    def ended(self, record: dict[str, Any], seconds: float | None) -> Row:
+    def ended(self, record: Record, seconds: float | None) -> Row:
         """The row with what a record says."""
-        place = f"{record['pod']}: " if record.get("pod") else ""
-        return replace(
-            self,
-            status=record["status"],
-            reason=None if record["reason"] is None else f"{place}{record['reason']}",
-            samples_per_second=record["samples_per_second"],
-            seconds=seconds,
-        )
+        place = f"{record.pod}: " if record.pod else ""
+        reason = None if record.reason is None else f"{place}{record.reason}"
+        rate = record.samples_per_second
+        return replace(self, status=record.status, reason=reason, samples_per_second=rate, seconds=seconds)
+
+    def without_record(self, status: str, reason: str, seconds: float | None) -> Row:
+        """The row of a run that left no record."""
+        return replace(self, status=status, reason=reason, seconds=seconds)
 
     @property
     def is_measured(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
@@ -22,7 +22,7 @@ from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
 from zeropods.launch.supervisor import run_launch
-from zeropods.measure.record import read_record
+from zeropods.measure.record import Record, read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import Matrix, write_matrix
@@ -253,31 +253,27 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
     try:
         record = _record(trial, timeout_seconds, pods, argv)
     except UnopenedError as error:
-        record = _unrecorded(error.status, error.reason)
+        return row.without_record(error.status, error.reason, time.monotonic() - began)
     except (UserError, OSError) as error:
-        record = _unrecorded("failed", " ".join(str(error).split()))
+        return row.without_record("failed", " ".join(str(error).split()), time.monotonic() - began)
     return row.ended(record, time.monotonic() - began)
 
 
-def _record(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> dict[str, Any]:
+def _record(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Record:
     if trial.cell.is_one_process:
         return run_one(trial.launch, timeout_seconds)
     cluster = pods.ready()
     planned = plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
     record = run_launch(planned, cluster, argv=argv, timeout_seconds=timeout_seconds)
-    if record["status"] == "interrupted":
+    if record.status == "interrupted":
         # The supervisor has taken the signal, which was for all of us.
-        raise KeyboardInterrupt(record["reason"])
+        raise KeyboardInterrupt(record.reason)
     return record
 
 
 def _interrupted(trial: Trial) -> Row:
     """The row of a run that ended with this sweep; its record is read when the next call has to decide."""
-    return Row.of(trial).ended(_unrecorded("interrupted", "ended with the sweep"), None)
-
-
-def _unrecorded(status: str, reason: str) -> dict[str, Any]:
-    return {"status": status, "reason": reason, "pod": None, "samples_per_second": None}
+    return Row.of(trial).without_record("interrupted", "ended with the sweep", None)
 
 
 def _told(row: Row) -> str:
