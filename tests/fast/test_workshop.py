@@ -1,36 +1,55 @@
-"""The settings of the notebooks, and the sizes of models that they show."""
+"""The settings of the notebooks, and the published recipes."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zeropods.errors import UserError
+from zeropods.launch.command import Launch
+from zeropods.launch.local import train_arguments
+from zeropods.launch.planning import check_arguments
 from zeropods.plan.parameters import t5_parameters
 from zeropods.plan.shapes import t5_shape
-from zeropods.workshop import ROOT, Workshop
+from zeropods.pods.hostfile import Host
+from zeropods.train.arguments import CausalArguments
+from zeropods.workshop import ROOT, CausalWorkshop, Workshop
+from zeropods.workshop.causal import TECHNIQUES, read_recipes
+
+EACH = [(name, task) for name, tasks in read_recipes().items() for task in tasks]
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DATASET", "MODEL", "STEPS", "RUNS", "LIMIT", "INIT"):
-        monkeypatch.delenv(f"ZEROPODS_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("ZEROPODS_")]:
+        monkeypatch.delenv(name)
 
 
-def test_the_default_is_the_embedded_job() -> None:
-    workshop = Workshop()
+def test_the_defaults_are_the_small_jobs() -> None:
+    workshop, causal = Workshop(), CausalWorkshop()
     assert (workshop.dataset, workshop.model, workshop.training["init"]) == ("sample", "t5-tiny", "random")
+    assert (causal.model_id, Path(causal.data).name, causal.training["init"]) == (
+        "bloom-tiny",
+        "sample-squad",
+        "random",
+    )
 
 
-def test_the_environment_decides_where_the_notebook_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZEROPODS_MODEL", "t5-small")
-    assert Workshop().model == "t5-small"
-
-
-def test_the_notebook_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZEROPODS_MODEL", "t5-small")
-    assert Workshop(model="t5-tiny").model == "t5-tiny"
+def test_the_notebook_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "MODEL": "t5-small",
+        "CAUSAL_STEPS": "7",
+        "CAUSAL_RECIPE": "published",
+        "RUNS": "runs/a",
+    }.items():
+        monkeypatch.setenv(f"ZEROPODS_{name}", value)
+    assert (Workshop().model, Workshop(model="t5-tiny").model) == ("t5-small", "t5-tiny")
+    causal = CausalWorkshop(task="lm", steps=3)
+    assert (causal.model_id, causal.training["max_train_steps"]) == ("distilbert/distilgpt2", 3)
+    assert (causal.area, Workshop().summary_folder) == (ROOT / "runs" / "a", ROOT / "runs" / "a" / "summary")
 
 
 def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,47 +58,72 @@ def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.Monk
         Workshop()
 
 
-def test_paths_are_relative_to_the_project() -> None:
-    assert Workshop(runs=Path("runs/a")).summary_folder == ROOT / "runs" / "a" / "summary"
-
-
 def test_a_number_of_steps_takes_the_place_of_the_clock() -> None:
     training = Workshop(steps=30).training
     assert (training["max_steps"], training["max_train_seconds"]) == (30, None)
-
-
-def test_models_that_are_fine_tuned_begin_with_their_weights() -> None:
     assert Workshop(model="t5-large").training["init"] == "pretrained"
 
 
 def test_other_settings_are_another_run() -> None:
     runs = {Workshop(**given).run_folder for given in ({}, {"steps": 3}, {"limit": 9}, {"model": "t5-small"})}
-    assert len(runs) == 4
-
-
-def test_the_effective_batch_is_the_same_on_any_number_of_pods() -> None:
-    rows = [Workshop().on_pods("zero1", pods)["per_device_train_batch_size"] * pods for pods in (1, 2, 3)]
-    assert len(set(rows)) == 1
-
-
-def test_a_batch_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(UserError, match="5 pods: an effective batch of 48 rows does not divide"):
-        Workshop(pods=5).on_pods("zero1")
-
-
-def test_each_technique_and_number_of_pods_has_a_run_of_its_own() -> None:
     asked = [("zero1", 3), ("zero1", 2), ("zero2", 3), ("zero3_offload", 3)]
-    assert len({Workshop().on_pods(*each)["outputdir"] for each in asked}) == len(asked)
+    folders = {Workshop().on_pods(*each)["outputdir"] for each in asked}
+    assert len(runs) == len(folders) == 4
 
 
-@pytest.mark.parametrize("technique", ["zero1", "zero2", "zero3_offload"])
-def test_a_technique_of_the_notebook_has_its_configuration(technique: str) -> None:
-    assert Workshop().on_pods(technique)["deepspeed"].is_file()
+@pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
+def test_the_effective_batch_is_the_same_on_any_number_of_processes(processes: int) -> None:
+    flags = CausalWorkshop().on("zero1", processes)
+    assert flags["per_device_train_batch_size"] * flags["gradient_accumulation_steps"] * processes == 16
+    pods = min(processes, 3)
+    assert Workshop().on_pods("zero1", pods)["per_device_train_batch_size"] * pods == 48
 
 
-def test_a_data_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such folder; expected sample, wikisql or a folder"):
-        Workshop(dataset=str(tmp_path / "none")).get_data()
+def test_each_technique_has_its_configuration() -> None:
+    runs = [CausalWorkshop().on(technique) for technique in TECHNIQUES]
+    assert len({run["outputdir"] for run in runs}) == len(TECHNIQUES)
+    assert all(run["deepspeed"].is_file() for run in runs[1:]) and runs[0]["deepspeed"] is None
+    assert all(
+        Workshop().on_pods(technique)["deepspeed"].is_file() for technique in ("zero1", "zero2", "zero3_offload")
+    )
+
+
+def test_the_published_questions_are_the_workshops() -> None:
+    workshop = CausalWorkshop(recipe="published")
+    wanted, keys = workshop.preparation, ("num_train_epochs", "learning_rate", "weight_decay", "precision")
+    assert (workshop.model_id, wanted.limit, wanted.max_seq_length) == ("bigscience/bloom-560m", 500, 512)
+    assert [workshop.training[key] for key in keys] == [3, 5e-5, 0.01, "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Workshop(pods=5).on_pods("zero1"), "5 pods: an effective batch of 48 rows does not divide"),
+        (lambda: Workshop(dataset="none").get_data(), "no such folder; expected sample, wikisql or a folder"),
+        (lambda: CausalWorkshop(recipe="real"), "recipe 'real'; expected sample, published"),
+        (lambda: CausalWorkshop(recipe="multi_node"), "'multi_node': is for lm, not for 'squad'"),
+        (
+            lambda: CausalWorkshop(dataset="wikitext-2").get_data(),
+            "'wikitext-2': is for lm, this",
+        ),
+        (lambda: CausalWorkshop(dataset="none").get_data(), "no such folder; expected sample, squad or a folder"),
+        (lambda: CausalWorkshop().on("zero1", 3), "3 processes: an effective batch of 16 rows does not divide"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(call: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        call()
+
+
+@pytest.mark.parametrize(("name", "task"), EACH)
+def test_a_recipe_agrees_with_the_script_and_its_configuration(name: str, task: str, tmp_path: Path) -> None:
+    workshop = CausalWorkshop(recipe=name, task=task)
+    flags = {key: value for key, value in workshop.on(workshop.basis.technique).items() if key != "slots"}
+    command = {"arguments": tuple(train_arguments(**flags)), "hosts": (Host("a", 1),), "master_port": 0}
+    check_arguments(Launch(script=ROOT / "causal_train.py", folder=tmp_path, **command))
+    known: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
+    known |= {key: str(known[key]) for key in ("data", "outputdir")} | {"deepspeed": None}
+    assert CausalArguments(**known).max_grad_norm == 1.0
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("t5-small", 60_506_624), ("t5-large", 737_668_096)])

@@ -1,27 +1,20 @@
-"""What notebooks 00 to 06 share: which data and model, where everything lies, how large a job it is.
-
-Each setting can be given in a notebook's parameters cell, `Workshop(model="t5-small")`, or for all
-notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
-"""
+"""What notebooks 00 to 07 share: which data and model, where everything lies, how large a job it is."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.techniques import technique_named
-from zeropods.workshop.recipes import ROOT, RUNS, SAMPLE, at_ease, setting
+from zeropods.techniques import DSCONFIG, technique_named
+from zeropods.workshop.settings import RUNS, SAMPLE, WorkshopSettings, path_or_id, setting
 
 if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
     from zeropods.sweep.matrix import Matrix
 
-
-WIKISQL = "wikisql"
 TINY = "t5-tiny"
-
 TRAINING: dict[str, Any] = {"save_steps": 0, "per_device_train_batch_size": 32}
 """Flags of every training in a notebook."""
 EMBEDDED: dict[str, Any] = {
@@ -40,62 +33,49 @@ EMBEDDED: dict[str, Any] = {
 """Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
 PUBLISHED: dict[str, Any] = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
 """Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
+SHORT: dict[str, Any] = {"max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
+"""Flags of a run of a few steps, to be seen and compared; clocks of several pods differ."""
+TINY_STEPS, MEASURED_STEPS = 40, 30
+"""Steps of the embedded model on pods, and of a run of the matrix: long enough for a rate."""
 PODS_OF_A_BATCH = 3
-TINY_ON_PODS: dict[str, Any] = {"max_steps": 40, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
-"""The embedded model on pods: a few steps, to be seen and compared; clocks of several pods differ."""
-MEASURED: dict[str, Any] = {"max_steps": 30, "max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
-"""A run of the matrix: long enough for a rate."""
 MATRIX_PODS, MATRIX_SECONDS = 2, 600
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workshop:
-    """The settings of notebooks 00 to 06."""
+class Workshop(WorkshopSettings):
+    """The settings of notebooks 00 to 07."""
 
-    dataset: str = field(default_factory=setting("dataset", SAMPLE))
+    task = "text2sql"
+    dataset: str = setting("dataset", default=SAMPLE)
     """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's layout."""
-    model: str = field(default_factory=setting("model", TINY))
+    model: str = setting("model", default=TINY)
     """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder."""
-    init: str | None = field(default_factory=setting("init", None))
+    init: str | None = setting("init")
     """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
-    prompt: str = field(default_factory=setting("prompt", "schema"))
+    prompt: str = setting("prompt", default="schema")
     """`schema` or `question`."""
-    tokenizer: str | None = field(default_factory=setting("tokenizer", None))
+    tokenizer: str | None = setting("tokenizer")
     """A hub id, a folder or a spiece.model; the model's own if not given."""
-    limit: int | None = field(default_factory=setting("limit", None, int))
+    limit: int | None = setting("limit", read=int)
     """Only the first N examples of each split."""
-    steps: int | None = field(default_factory=setting("steps", None, int))
-    """Optimizer steps; the model's own epochs or seconds if not given."""
-    batch_size: int | None = field(default_factory=setting("batch_size", None, int))
-    """Training rows a step and pod."""
-    pods: int = field(default_factory=setting("pods", 3, int))
-    """How many pods 03 starts."""
-    repeats: int = field(default_factory=setting("repeats", 2, int))
+    steps: int | None = setting("steps", read=int)
+    """Number of optimizer steps; the model's own epochs or seconds if not given."""
+    batch_size: int | None = setting("batch_size", read=int)
+    """Number of training rows per step and pod."""
+    pods: int = setting("pods", default=3, read=int)
+    """Number of pods that 03 starts."""
+    repeats: int = setting("repeats", default=2, read=int)
     """How often the matrix of 03 runs each of its cells."""
-    questions: int = field(default_factory=setting("questions", 600, int))
-    """How many questions the trained model answers."""
-    runs: Path = field(default_factory=setting("runs", RUNS, Path))
+    questions: int = setting("questions", default=600, read=int)
+    """Number of questions that the trained model answers."""
+    runs: Path = setting("runs", default=RUNS, read=Path)  # noqa: RUF009
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
-
-    def __post_init__(self) -> None:
-        at_ease()
-
-    def _repr_html_(self) -> str:
-        from zeropods.tables import Table
-
-        values = {name: "default" if value is None else value for name, value in asdict(self).items()}
-        return Table.of_facts(values).to_html()
-
-    @property
-    def area(self) -> Path:
-        """The folder of all that the notebooks make."""
-        return ROOT / self.runs
 
     @property
     def data(self) -> Path:
-        """The raw data set."""
-        generated = self.dataset in (SAMPLE, WIKISQL)
-        return self.area / "data" / self.dataset if generated else ROOT / self.dataset
+        """The folder of the raw data set."""
+        made = self.area / "data" / self.dataset
+        return made if self.dataset in (SAMPLE, "wikisql") else Path(path_or_id(self.dataset))
 
     @property
     def prepared(self) -> Path:
@@ -106,8 +86,7 @@ class Workshop:
     @property
     def run_folder(self) -> Path:
         """The run of 02."""
-        steps = f"-{self.steps}-steps" if self.steps else ""
-        return self.area / f"{self.prepared.name}-one-pod{steps}"
+        return self._folder("one-pod")
 
     @property
     def summary_folder(self) -> Path:
@@ -117,8 +96,7 @@ class Workshop:
     @property
     def sweep_folder(self) -> Path:
         """The runs of the matrix in 03."""
-        steps = f"-{self.steps}-steps" if self.steps else ""
-        return self.area / f"{self.prepared.name}-sweep{steps}"
+        return self._folder("sweep")
 
     @property
     def split(self) -> str:
@@ -130,19 +108,16 @@ class Workshop:
         """What 01 asks of `prepare`."""
         from zeropods.data.prepare import Preparation
 
-        name = self.tokenizer or self.model
-        tokenizer = str(ROOT / name) if (ROOT / name).exists() else name
+        tokenizer = path_or_id(self.tokenizer or self.model)
         return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
 
     @property
     def training(self) -> dict[str, Any]:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
         size = EMBEDDED if self.model == TINY else PUBLISHED
+        given = {"init": self.init, "per_device_train_batch_size": self.batch_size}
         flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
-        if self.init is not None:
-            flags["init"] = self.init
-        if self.batch_size is not None:
-            flags["per_device_train_batch_size"] = self.batch_size
+        flags |= {name: value for name, value in given.items() if value is not None}
         if self.steps is not None:
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
@@ -159,13 +134,12 @@ class Workshop:
             raise UserError(f"{pods} pods: an effective batch of {effective} rows does not divide; choose batch_size")
         flags |= {"per_device_train_batch_size": effective // pods, "gradient_accumulation_steps": 1}
         if self.model == TINY:
-            flags |= TINY_ON_PODS | {"max_steps": self.steps or TINY_ON_PODS["max_steps"]}
-        folder = self.area / f"{self.prepared.name}-{technique}-{pods}-pods"
+            flags |= SHORT | {"max_steps": self.steps or TINY_STEPS}
         return {
             **flags,
             "pods": pods,
-            "deepspeed": ROOT / "dsconfig" / f"{technique_named(technique).profiled}.json",
-            "outputdir": folder,
+            "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
+            "outputdir": self.area / f"{self.prepared.name}-{technique}-{pods}-pods",
         }
 
     @property
@@ -174,7 +148,7 @@ class Workshop:
         from zeropods.pods.this_pod import slots
         from zeropods.sweep.reading import matrix_of
 
-        flags = self.training | MEASURED | ({} if self.steps is None else {"max_steps": self.steps})
+        flags = self.training | SHORT | {"max_steps": self.steps or MEASURED_STEPS}
         effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
         pods = min(MATRIX_PODS, self.pods)
         document = {
@@ -191,14 +165,8 @@ class Workshop:
 
     def get_data(self) -> Path:
         """Generate or fetch the raw data set where it is not there yet; returns its folder."""
-        if self.dataset == SAMPLE:
-            from zeropods.data.sample import write_sample
+        return self._get_data(self.dataset, self.data)
 
-            write_sample(self.data)
-        elif self.dataset == WIKISQL:
-            from zeropods.data.download import get
-
-            get(WIKISQL, self.data)
-        elif not self.data.is_dir():
-            raise UserError(f"dataset {self.dataset!r}: no such folder; expected {SAMPLE}, {WIKISQL} or a folder")
-        return self.data
+    def _folder(self, what: str) -> Path:
+        steps = f"-{self.steps}-steps" if self.steps else ""
+        return self.area / f"{self.prepared.name}-{what}{steps}"

@@ -1,0 +1,94 @@
+"""What the settings of all notebooks have in common: where they come from, where everything lies, which data they get.
+
+A setting can be given in a notebook's parameters cell, `Workshop(model="t5-small")`, or for all notebooks in the
+environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Any
+
+from zeropods.errors import UserError
+from zeropods.programs import wait_passively
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = "sample"
+RUNS = Path("runs/notebooks")
+FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}
+"""Data sets that `zeropods data get` knows, and the task of each."""
+
+
+def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) -> Any:
+    """A field whose default is the first value that the environment has as ZEROPODS_NAME, as `read` reads it."""
+
+    def value() -> Any:
+        for variable in (f"ZEROPODS_{name.upper()}" for name in names):
+            if text := os.environ.get(variable):
+                try:
+                    return read(text)
+                except ValueError:
+                    raise UserError(f"{variable}: {text!r}; expected {read.__name__}") from None
+        return default
+
+    return field(default_factory=value)
+
+
+class WorkshopSettings:
+    """The base of a notebook's settings, which are a dataclass: a table of them, and their folders."""
+
+    runs: Path
+    """Where data and runs lie, relative to the project's root."""
+    task: str
+
+    def __post_init__(self) -> None:
+        # Threads sleep while they wait, and other libraries' progress bars stay out of a notebook: ours is enough.
+        wait_passively()
+        if "ipykernel" in sys.modules:
+            for library in ("HF_HUB", "HF_DATASETS"):
+                os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+            warnings.filterwarnings("ignore", message="IProgress not found")
+
+    def _repr_html_(self) -> str:
+        from zeropods.tables import Table
+
+        shown = {n: self._default(n) if v is None else v for n, v in asdict(self).items()}  # type: ignore[call-overload]
+        return Table.of_facts(shown).to_html()
+
+    def _default(self, name: str) -> Any:
+        """What is shown of a setting that was not given."""
+        return "default"
+
+    @property
+    def area(self) -> Path:
+        """The folder of all that the notebooks make."""
+        return ROOT / self.runs
+
+    def _get_data(self, name: str, folder: Path) -> Path:
+        """Generate or fetch a data set where it is not there yet; returns its folder."""
+        if FETCHED.get(name, self.task) != self.task:
+            raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
+        if name == SAMPLE:
+            from zeropods.data.causal_samples import write_squad_sample, write_text_sample
+            from zeropods.data.sample import write_sample
+
+            writers = {"text2sql": write_sample, "squad": write_squad_sample, "lm": write_text_sample}
+            writers[self.task](folder)
+        elif name in FETCHED:
+            from zeropods.data.download import get
+
+            get(name, folder)
+        elif not folder.is_dir():
+            known = ", ".join([SAMPLE, *(known for known, task in FETCHED.items() if task == self.task)])
+            raise UserError(f"dataset {name!r}: no such folder; expected {known} or a folder")
+        return folder
+
+
+def path_or_id(name: str) -> str:
+    """The whole path of a file or folder of the project; other names, such as a hub id, stay."""
+    return str(ROOT / name) if (ROOT / name).exists() else name
