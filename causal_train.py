@@ -12,13 +12,12 @@ from __future__ import annotations
 import sys
 
 from zeropods.errors import guarded
-from zeropods.train.causal import Causal
-from zeropods.train.run import run_script
+from zeropods.train.script import run_script
 
 
 def main() -> int:
     """Train; the exit status says whether all went well."""
-    return run_script(Causal)
+    return run_script("causal_train.py")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ from __future__ import annotations
 import sys
 
 from zeropods.errors import guarded
-from zeropods.train.run import run_script
-from zeropods.train.text2sql import TextToSQL
+from zeropods.train.script import run_script
 
 
 def main() -> int:
     """Train; the exit status says whether all went well."""
-    return run_script(TextToSQL)
+    return run_script("textsql_train.py")
 
 
 if __name__ == "__main__":

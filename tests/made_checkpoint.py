@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from zeropods.train.checkpoint_files import Origin, complete, digest, make_room, measured, names_in, share
+from zeropods.train.checkpoints import Origin, complete, digest, hashed, make_room, names_in, share
 
 MEMORY = Path("/dev/shm")
 
@@ -35,7 +35,7 @@ def save(folder: Path, step: int, *, save: str = "first", origin: Origin | None 
         (place / name).write_bytes(content)
     files = {}
     for rank in range(3):
-        files.update(measured(place, share(names_in(place), rank, 3)))
+        files.update(hashed(place, share(names_in(place), rank, 3)))
     complete(folder, step, origin or an_origin(), files)
     return place
 

@@ -1,150 +1,54 @@
-"""A run's weights as a model folder that anyone can load, put together from what its ranks have saved."""
+"""A run's weights as a model folder that anyone can load.
+
+Each checkpoint holds the weights whole and in FP32, also where ZeRO divides them: the ranks put them together as they
+save (`train.trainer.whole_weights`).
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods import files
-from zeropods import files as atomic
 from zeropods.errors import UserError
-from zeropods.files import SUFFIX, first_line, foreign_object, has_weights, plain_values_only, refuse_other_weights
+from zeropods.files import SUFFIX, has_weights, refuse_other_weights
 from zeropods.measure.record import read_json
 from zeropods.measure.run_folder import CONFIG, RECORD
-from zeropods.train.checkpoint_files import (
+from zeropods.tables import GIB
+from zeropods.train.checkpoints import (
     MANIFEST,
-    Manifest,
+    STATE,
+    CheckpointManifest,
+    Origin,
     UnsoundError,
     name_of,
-    names_of,
     newest_first,
+    newest_good,
     step_of,
-    verified,
-    zero_folders,
+    verified_step,
 )
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-
 DTYPES = ("float32", "bfloat16", "float16")
 """What exported numbers may be; those of a checkpoint are FP32."""
+MODEL_CONFIG = "config.json"
+FILE_BYTES = 4 * GIB
+TEXT = (".json", ".jinja", ".model", ".txt")
+"""Endings of what a tokenizer and a configuration are made of."""
+OTHERS = (MODEL_CONFIG, MANIFEST, STATE)
+REMEDY = "free or repair the disk, then export again"
 
-
-# Which checkpoint of a run its weights are taken from, verified before anything of it is opened.
-
-STATE = "trainer_state.json"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Weights of a run, at one step."""
-
-    folder: Path
-    """With configuration and tokenizer, and safetensors or ZeRO's shards."""
-    step: int
-    shards: str | None = None
-    """The folder in it that holds ZeRO's shards; None where there are none."""
-    final: Path | None = None
-    """The finished run's `model/`, where it is of the same step, and not the source itself."""
-    asked: bool = False
-    """Whether the step was asked for."""
-
-
-def find_source(run: Path, asked: int | None = None) -> Source:
-    """The weights of a run: of the step asked for, else those it ended with, else of the newest checkpoint that counts.
-
-    Args:
-        run: a run folder.
-        asked: the step of a checkpoint.
-
-    Raises:
-        UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
-    """
-    config = read_json(run / CONFIG) if (run / CONFIG).is_file() else {}
-    if "run_id" not in config:
-        raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
-    run_id = str(config["run_id"])
-    ended = _ended_at(run)
-    final = run / "model" if ended is not None else None
-    if asked is not None:
-        return _asked_for(run, run_id, asked, final if asked == ended else None)
-    if ended is None:
-        return _newest(run, run_id)
-    checkpoint = run / "checkpoints" / name_of(ended)
-    if checkpoint.is_dir():
-        try:
-            return _of_checkpoint(checkpoint, run_id, final)
-        except UnsoundError as unsound:
-            _passed_over(checkpoint, unsound)
-    refuse_other_weights(run / "model")
-    return Source(run / "model", ended)
-
-
-def _asked_for(run: Path, run_id: str, asked: int, final: Path | None) -> Source:
-    checkpoint = run / "checkpoints" / name_of(asked)
-    try:
-        return _of_checkpoint(checkpoint, run_id, final, asked=True)
-    except UnsoundError as unsound:
-        there = ", ".join(str(step_of(name)) for name in newest_first(names_of(run / "checkpoints"))) or "none"
-        why = unsound if checkpoint.is_dir() else "no such checkpoint"
-        raise UserError(f"--checkpoint {asked}: {checkpoint}: {why}; there are: {there}") from None
-
-
-def _newest(run: Path, run_id: str) -> Source:
-    for name in newest_first(names_of(run / "checkpoints")):
-        try:
-            return _of_checkpoint(run / "checkpoints" / name, run_id, None)
-        except UnsoundError as unsound:
-            _passed_over(run / "checkpoints" / name, unsound)
-    raise UserError(f"{run}: not finished, and has no checkpoint that counts; train on, with --save_steps above 0")
-
-
-def _of_checkpoint(checkpoint: Path, run_id: str, final: Path | None, *, asked: bool = False) -> Source:
-    manifest = verified(checkpoint, lambda found: None if found.run_id == run_id else f"of run {found.run_id}")
-    if manifest.step != step_of(checkpoint.name):
-        raise UnsoundError(f"is of step {manifest.step}, under another name")
-    refuse_other_weights(checkpoint)
-    return Source(checkpoint, manifest.step, _shards(checkpoint, manifest), final, asked)
-
-
-def _shards(checkpoint: Path, manifest: Manifest) -> str | None:
-    folders = zero_folders(manifest.files)
-    if len(folders) > 1:
-        raise UnsoundError(f"holds the shards of several steps ({', '.join(sorted(folders))})")
-    return folders.pop() if folders else None
-
-
-def _ended_at(run: Path) -> int | None:
-    """The step of which a finished run's `model/` is; None where the run is not finished."""
-    if not (run / RECORD).is_file() or not has_weights(run / "model"):
-        return None
-    record = read_json(run / RECORD)
-    if record["status"] != "ok":
-        return None
-    identity: dict[str, Any] = record.get("identity") or {}
-    if not (identity.get("load_best_model") or identity.get("early_stopping_patience")):
-        return int(record["steps"])
-    state = run / "checkpoints" / name_of(record["steps"]) / STATE
-    best = read_json(state).get("best_global_step") if state.is_file() else None
-    return int(best or record["steps"])
-
-
-def _passed_over(checkpoint: Path, why: UnsoundError) -> None:
-    print(f"{checkpoint}: passed over: {why}", file=sys.stderr)
-
-
-# Export: source -> weights -> folder -> read back -> in place.
+Weights = dict[str, Callable[[], "torch.Tensor"]]
+"""Tensors by name that are read, contiguous and on the CPU, when they are called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,17 +61,17 @@ class Exported:
     checkpoint: int
     """Its step."""
     consolidated: bool
-    """Whether they were put together from ZeRO's shards."""
+    """Whether ZeRO had divided them among ranks, which put them together as they saved."""
     parameters: int
-    """Tied ones once."""
+    """Number of parameters, tied ones once."""
     bytes: int
-    """Of the weight files."""
+    """Size of the weight files."""
     dtype: str
     equals_model: bool | None
     """Whether they are those of the finished run's `model/`; None where that is not of the same step."""
 
     def to_json(self) -> dict[str, Any]:
-        """By name."""
+        """The values by name."""
         return asdict(self)
 
 
@@ -187,7 +91,7 @@ def export(
         run: a run folder.
         out: the folder to make; it may exist if it is empty.
         checkpoint: the step to take; the finished run's own, or the newest one, if not given.
-        dtype: of the exported floating-point numbers.
+        dtype: the type of the exported floating-point numbers.
         progress: is told of each tensor written.
 
     Raises:
@@ -197,19 +101,13 @@ def export(
         raise UserError(f"--dtype {dtype!r}; expected {', '.join(DTYPES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
-    source = find_source(run, checkpoint)
-    return _exported(source, out, dtype, progress)
-
-
-def _exported(source: Source, out: Path, dtype: str, progress: Callable[[int], object]) -> Exported:
     import torch
 
-    from zeropods.files import said_in_one_line
-
-    weights, kind = weights_of(source), getattr(torch, dtype)
+    source, kind = find_source(run, checkpoint), getattr(torch, dtype)
+    weights = stored(source.folder)
     equals = _compared(source, weights)
     with files.new_folder(out) as built:
-        with said_in_one_line(built.parent, str(out), "see to the disk, then export again"):
+        with files.said_in_one_line(built.parent, str(out), REMEDY):
             write_weights(weights, built, kind, progress)
             write_companions(source.folder, built, dtype)
         parameters = check_export(weights, built, kind)
@@ -218,7 +116,7 @@ def _exported(source: Source, out: Path, dtype: str, progress: Callable[[int], o
         out=str(out),
         source=str(source.folder),
         checkpoint=source.step,
-        consolidated=source.shards is not None,
+        consolidated=source.divided,
         parameters=parameters,
         bytes=size,
         dtype=dtype,
@@ -226,42 +124,88 @@ def _exported(source: Source, out: Path, dtype: str, progress: Callable[[int], o
     )
 
 
-def _compared(source: Source, weights: Any) -> bool | None:
-    """Compare with what training itself put together: the checkpoint's whole weights, the finished model."""
-
-    if source.shards is not None and has_weights(source.folder):
-        different = difference(weights, stored(source.folder))
-        if different is not None:
-            raise UserError(f"{source.folder}: its shards and its *{SUFFIX} differ: {different}; take another one")
-    if source.final is None:
-        return True if source.folder.name == "model" else None
-    different = difference(weights, stored(source.final))
-    if different is not None and not source.asked:
-        raise UserError(
-            f"{source.final}: differs from {source.folder.name}: {different}; "
-            f"one of them was changed: --checkpoint {source.step} exports the checkpoint"
-        )
-    return different is None
-
-
-# Weights by name that are read one at a time: from safetensors, or from the shards that ZeRO's ranks have saved.
+# Which checkpoint of a run its weights are taken from, verified before anything of it is opened.
 
 
 @dataclass(frozen=True)
-class Weight:
-    """One tensor that is not in memory yet."""
+class ExportSource:
+    """Weights of a run, at one step."""
 
-    shape: tuple[int, ...]
-    read: Callable[[], torch.Tensor]
-    """Gives it, contiguous, on the CPU."""
+    folder: Path
+    """The folder with safetensors, configuration and tokenizer."""
+    step: int
+    divided: bool = False
+    """Whether it also holds what ZeRO had divided; those files are pickles, and are never opened."""
+    final: Path | None = None
+    """The finished run's `model/`, where it is of the same step, and not the source itself."""
+    asked: bool = False
+    """Whether the step was asked for."""
 
 
-Weights = dict[str, Weight]
+def find_source(run: Path, asked: int | None) -> ExportSource:
+    """The weights of a run: of the step asked for, else those it ended with, else of the newest checkpoint that counts.
+
+    Raises:
+        UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
+    """
+    config = read_json(run / CONFIG) if (run / CONFIG).is_file() else {}
+    if "run_id" not in config:
+        raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
+    saved, model, ended = run / "checkpoints", run / "model", _ended_at(run)
+
+    def refused(origin: Origin) -> str | None:
+        return None if origin.run_id == config["run_id"] else f"of run {origin.run_id}"
+
+    if asked is not None:
+        place = saved / name_of(asked)
+        try:
+            manifest = verified_step(place, refused)
+        except UnsoundError as unsound:
+            there = ", ".join(str(step_of(name)) for name in newest_first(saved)) or "none"
+            raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
+        return _of_checkpoint(place, manifest, model if asked == ended else None, asked=True)
+    if ended is None:
+        newest = newest_good(saved, refused, _passed_over)
+        if newest is None:
+            remedy = "train on, with --save_steps above 0"
+            raise UserError(f"{run}: not finished, and has no checkpoint that counts; {remedy}")
+        return _of_checkpoint(*newest)
+    place = saved / name_of(ended)
+    if place.is_dir():
+        try:
+            return _of_checkpoint(place, verified_step(place, refused), model)
+        except UnsoundError as unsound:
+            _passed_over(place, str(unsound))
+    refuse_other_weights(model)
+    return ExportSource(model, ended)
 
 
-def weights_of(source: Source) -> Weights:
-    """All tensors of a source, a tied one once."""
-    return sharded(source.folder, source.shards) if source.shards is not None else stored(source.folder)
+def _of_checkpoint(
+    checkpoint: Path, manifest: CheckpointManifest, final: Path | None = None, *, asked: bool = False
+) -> ExportSource:
+    refuse_other_weights(checkpoint)
+    return ExportSource(checkpoint, manifest.step, manifest.shards() is not None, final, asked)
+
+
+def _ended_at(run: Path) -> int | None:
+    """The step of which a finished run's `model/` is; None where the run is not finished."""
+    if not (run / RECORD).is_file() or not has_weights(run / "model"):
+        return None
+    record = read_json(run / RECORD)
+    if record["status"] != "ok":
+        return None
+    steps, identity = int(record["steps"]), record["identity"]
+    state = run / "checkpoints" / name_of(steps) / STATE
+    if (identity.get("load_best_model") or identity.get("early_stopping_patience")) and state.is_file():
+        return int(read_json(state).get("best_global_step") or steps)
+    return steps
+
+
+def _passed_over(checkpoint: Path, why: str) -> None:
+    print(f"{checkpoint}: passed over: {why}", file=sys.stderr)
+
+
+# Weights by name, read one at a time.
 
 
 def stored(folder: Path) -> Weights:
@@ -273,61 +217,25 @@ def stored(folder: Path) -> Weights:
         try:
             file = safe_open(path, framework="pt")
         except SafetensorError as error:
-            raise UserError(f"{path}: damaged ({error}); put it aside") from None
+            raise UserError(f"{path}: damaged ({error}); move it away") from None
         names = file.keys()
-        for name in names:
-            found[name] = Weight(tuple(file.get_slice(name).get_shape()), partial(file.get_tensor, name))
+        found |= {name: partial(file.get_tensor, name) for name in names}
     if not found:
         raise UserError(f"{folder}: no weights (*{SUFFIX}) in this folder")
     return found
 
 
-def sharded(checkpoint: Path, tag: str) -> Weights:
-    """The FP32 weights that ZeRO has divided, put together by DeepSpeed's own functions.
+def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight as `dtype`, if it holds floating-point numbers; none may become infinite by that."""
+    import torch
 
-    ZeRO-3's are gathered one at a time as they are read; ZeRO-1's and ZeRO-2's are in memory together. Whatever
-    in the files is no plain value is refused, though their digests are known to be right.
-
-    Args:
-        checkpoint: a checkpoint that verifies.
-        tag: the folder in it that holds the shards.
-    """
-    with _silent(), plain_values_only():
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        try:
-            state = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag, lazy_mode=True)
-        except pickle.UnpicklingError as error:
-            what = foreign_object(error)
-            raise UserError(f"{checkpoint / tag}: holds {what}, which is no plain value; it is not opened") from None
-        except (ValueError, KeyError, RuntimeError, FileNotFoundError, NotImplementedError) as error:
-            raise UserError(f"{checkpoint / tag}: cannot be put together ({first_line(error)})") from None
-    found: Weights = {}
-    known: set[int] = set()
-    for name, tensor in state.items():
-        # A tied weight is one object under several names, its own name first.
-        if id(tensor) not in known:
-            found[name] = Weight(tuple(tensor.shape), tensor.contiguous)
-        known.add(id(tensor))
-    return found
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """What DeepSpeed tells on the way is no result of ours."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
-
-
-# Weights into safetensors files, a file's worth in memory at a time, and what belongs beside them.
-
-MODEL_CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-FILE_BYTES = 4 * 2**30
-"""Most bytes of a weight file, as far as single tensors allow."""
-TEXT = (".json", ".jinja", ".model", ".txt")
-"""Endings of what a tokenizer and a configuration are made of."""
-OTHERS = (MODEL_CONFIG, MANIFEST, STATE)
+    if not tensor.is_floating_point():
+        return tensor
+    converted = tensor.to(dtype)
+    if not bool(torch.isfinite(converted).all()) and bool(torch.isfinite(tensor).all()):
+        raise UserError(f"--dtype {str(dtype).removeprefix('torch.')}: {name} holds larger numbers; take bfloat16")
+    # A view of a large vector would take all of it along.
+    return converted.clone() if converted.untyped_storage().nbytes() > converted.nbytes else converted
 
 
 def write_weights(
@@ -338,35 +246,15 @@ def write_weights(
     Args:
         folder: where to write them.
         done: is told of each tensor.
+        file_bytes: most bytes of a file, as far as single tensors allow.
     """
-    from safetensors.torch import save_file
+    from huggingface_hub import save_torch_state_dict
 
-    groups = _groups(weights, dtype.itemsize, file_bytes)
-    names = [_file_name(number, len(groups)) for number in range(len(groups))]
-    for name, group in zip(names, groups, strict=True):
-        tensors = {}
-        for key in group:
-            tensors[key] = cast(key, weights[key], dtype)
-            done(1)
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-    if len(groups) > 1:
-        where = {key: name for name, group in zip(names, groups, strict=True) for key in group}
-        size = sum((folder / name).stat().st_size for name in names)
-        atomic.write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": where})
-
-
-def cast(name: str, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """A weight as `dtype`, if it holds floating-point numbers; none may become infinite by that."""
-    import torch
-
-    tensor = weight.read()
-    if not tensor.is_floating_point():
-        return tensor
-    converted = tensor.to(dtype)
-    if not bool(torch.isfinite(converted).all()) and bool(torch.isfinite(tensor).all()):
-        raise UserError(f"--dtype {str(dtype).removeprefix('torch.')}: {name} holds larger numbers; take bfloat16")
-    # A view of a large vector would take all of it along.
-    return converted.clone() if converted.untyped_storage().nbytes() > converted.nbytes else converted
+    tensors = {}
+    for name, read in weights.items():
+        tensors[name] = cast(name, read(), dtype)
+        done(1)
+    save_torch_state_dict(tensors, folder, max_shard_size=file_bytes)
 
 
 def write_companions(source: Path, folder: Path, dtype: str) -> None:
@@ -381,27 +269,20 @@ def write_companions(source: Path, folder: Path, dtype: str) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def _groups(weights: Weights, item_bytes: int, file_bytes: int) -> list[list[str]]:
-    """Names, in their order, such that a group fits into a file."""
-    groups: list[list[str]] = [[]]
-    room = file_bytes
-    for name, weight in weights.items():
-        size = item_bytes
-        for length in weight.shape:
-            size *= length
-        if groups[-1] and size > room:
-            groups.append([])
-            room = file_bytes
-        groups[-1].append(name)
-        room -= size
-    return groups
-
-
-def _file_name(number: int, files: int) -> str:
-    return "model.safetensors" if files == 1 else f"model-{number + 1:05}-of-{files:05}.safetensors"
-
-
 # Whether weights are those they should be: bit by bit on the disk, and as a model that was loaded from there.
+
+
+def _compared(source: ExportSource, weights: Weights) -> bool | None:
+    """Whether the weights of a checkpoint are those of the finished model; None where there is none of that step."""
+    if source.final is None:
+        return True if source.folder.name == "model" else None
+    different = difference(weights, stored(source.final))
+    if different is not None and not source.asked:
+        raise UserError(
+            f"{source.final}: differs from {source.folder.name}: {different}; "
+            f"one of them was changed: --checkpoint {source.step} exports the checkpoint"
+        )
+    return different is None
 
 
 def difference(weights: Weights, others: Weights, dtype: torch.dtype | None = None) -> str | None:
@@ -414,17 +295,17 @@ def difference(weights: Weights, others: Weights, dtype: torch.dtype | None = No
     """
     for name in sorted(weights.keys() ^ others.keys()):
         return f"{name} is in one of them only"
-    for name, weight in weights.items():
-        expected = weight.read() if dtype is None else cast(name, weight, dtype)
-        found = others[name].read()
+    for name, read in weights.items():
+        expected = read() if dtype is None else cast(name, read(), dtype)
+        found = others[name]()
         if (expected.dtype, expected.shape) != (found.dtype, found.shape):
             return f"{name} is {found.dtype} {tuple(found.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
-        if not same_bits(expected, found):
+        if not _same_bits(expected, found):
             return f"{name} has other values"
     return None
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one type and shape are the same, NaN and the sign of zero included."""
     import torch
 
@@ -437,18 +318,21 @@ def check_export(weights: Weights, folder: Path, dtype: torch.dtype) -> int:
     Raises:
         UserError: something is missing, or is not what was exported.
     """
-    files = stored(folder)
-    different = difference(weights, files, dtype)
+    written = stored(folder)
+    different = difference(weights, written, dtype)
     if different is not None:
-        raise UserError(f"{folder}: {different} when read back; see to the disk, then export again")
+        raise UserError(f"{folder}: {different} when read back; {REMEDY}")
     model = _loaded(folder)
     state = model.state_dict(keep_vars=True)
-    for name, weight in files.items():
-        expected = weight.read()
+    for name, read in written.items():
+        expected = read()
         # transformers keeps some weights of some models in FP32 whatever their files hold.
-        if name not in state or not same_bits(state[name].detach().to(expected.dtype), expected):
+        if name not in state or not _same_bits(state[name].detach().to(expected.dtype), expected):
             raise UserError(f"{folder}: {name} is another once the model is loaded; this model cannot be exported")
-    _check_ties(model, state, files, folder)
+    own = {state[name].data_ptr() for name in written}
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        if state[name].data_ptr() not in own:
+            raise UserError(f"{folder}: {name} is in no file, and tied to nothing that is")
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -466,11 +350,3 @@ def _loaded(folder: Path) -> PreTrainedModel:
             named = ", ".join(sorted(map(str, about[fault]))[:3])
             raise UserError(f"{folder}: {fault.replace('_', ' ')} when loaded as a model: {named}")
     return model
-
-
-def _check_ties(model: PreTrainedModel, state: dict[str, torch.Tensor], files: Weights, folder: Path) -> None:
-    """What has no weight of its own must be one with a weight that has."""
-    own = {state[name].data_ptr() for name in files}
-    for name, _ in model.named_parameters(remove_duplicate=False):
-        if state[name].data_ptr() not in own:
-            raise UserError(f"{folder}: {name} is in no file, and tied to nothing that is")

@@ -16,7 +16,7 @@ from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
 from zeropods.train import attempt, run
-from zeropods.train.run import run_parsed
+from zeropods.train.script import run_parsed
 from zeropods.train.text2sql import T5ForTextToSQL, TextToSQL
 
 SCRIPT = "textsql_train.py"
@@ -65,20 +65,20 @@ def _take_fused_adamw() -> None:
     def unfused(made: TrainingArguments) -> None:
         made.optim = OptimizerNames.ADAMW_TORCH
 
-    ours = attempt._adamw
-    setattr(attempt, "_adamw", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
+    ours = attempt.adamw_settings
+    setattr(attempt, "adamw_settings", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
     _change_settings(unfused)
 
 
 def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
-    ours = run._arguments
+    ours = run._transformers_arguments
 
     def changed(job: Any) -> TrainingArguments:
         made = ours(job)
         change(made)
         return made
 
-    setattr(run, "_arguments", changed)  # noqa: B010
+    setattr(run, "_transformers_arguments", changed)  # noqa: B010
 
 
 TAKEN: dict[str, Callable[[], None]] = {

@@ -10,7 +10,7 @@ from random import Random
 
 from benchmarks.reliability.scene import Scene
 from zeropods.measure.heartbeat import read_beats
-from zeropods.train.checkpoint_files import MANIFEST, names_of, newest_first, read_manifest
+from zeropods.train.checkpoints import MANIFEST, newest_first, read_manifest
 
 
 def flip(path: Path, random: Random) -> None:
@@ -37,7 +37,7 @@ def after_kill(damage: Callable[[Path, Random], None]) -> Callable[[Scene], str]
             os.kill(beat.pid, signal.SIGKILL)
         newest = newest_complete(scene.folder)
         files = read_manifest(newest).files
-        path = newest / scene.random.choice(sorted(name for name, shard in files.items() if shard.bytes))
+        path = newest / scene.random.choice(sorted(name for name, saved in files.items() if saved.bytes))
         damage(path, scene.random)
         return str(path.relative_to(newest.parent))
 
@@ -47,4 +47,4 @@ def after_kill(damage: Callable[[Path, Random], None]) -> Callable[[Scene], str]
 def newest_complete(folder: Path) -> Path:
     """The newest checkpoint of a run that has a manifest."""
     saved = folder / "checkpoints"
-    return next(saved / name for name in newest_first(names_of(saved)) if (saved / name / MANIFEST).is_file())
+    return next(saved / name for name in newest_first(saved) if (saved / name / MANIFEST).is_file())

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.measure.environment import Gpu, find_gpu
-from zeropods.measure.sampler import COLUMNS, Sampler, Series, resident_bytes
+from zeropods.measure.sampler import COLUMNS, Sampler, resident_bytes
+from zeropods.tables import MIB
 
-MIB = 2**20
 KNOWN = """
 import json, time
 from pathlib import Path
@@ -92,22 +91,8 @@ def test_statistics_are_of_the_columns_that_hold_numbers(tmp_path: Path) -> None
     assert set(found) == {"resident_bytes", "power_watts"}
     resident = found["resident_bytes"]
     assert (resident.samples, resident.minimum, resident.peak) == (count, 100.0, 100.0 * count)
+    assert resident.mean == pytest.approx(50.0 * (count + 1))
     assert found["power_watts"].samples == count // 2
-
-
-def test_peak_mean_and_minimum_of_a_series() -> None:
-    series = Series()
-    for value in (3.0, None, 1.0, 8.0):
-        series.add(value)
-    found = series.sampled()
-    assert found is not None
-    assert (found.samples, found.peak, found.mean, found.minimum) == (3, 8.0, 4.0, 1.0)
-
-
-def test_a_series_of_nothing_has_no_statistics() -> None:
-    series = Series()
-    series.add(None)
-    assert series.sampled() is None
 
 
 def test_a_later_attempt_goes_on_in_the_file_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -149,19 +134,6 @@ def test_the_thread_ends_with_the_attempt(tmp_path: Path) -> None:
     calls = read.calls
     time.sleep(0.05)
     assert read.calls == calls == 2
-
-
-def test_what_nvml_does_not_tell_is_none() -> None:
-    import pynvml
-
-    # Not initialised: every question is answered with an error.
-    gpu = Gpu(pynvml, None)
-    assert set(gpu.read().values()) == {None}
-    assert gpu.energy_joules() is None
-
-
-def test_a_gpu_that_nobody_has_is_not_found() -> None:
-    assert find_gpu(["GPU-00000000-0000-0000-0000-000000000000", "00000000:FF:1F.0"]) is None
 
 
 def test_resident_bytes_are_what_the_kernel_says_of_this_process() -> None:

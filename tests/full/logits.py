@@ -17,8 +17,9 @@ from zeropods import files
 from zeropods.measure.record import RankMeasurement
 from zeropods.train import processes
 from zeropods.train.arguments import TextToSQLArguments, parse_flags
-from zeropods.train.attempt import _trainer, check_call
+from zeropods.train.attempt import make_trainer
 from zeropods.train.cpu import suit_cpu
+from zeropods.train.job import check_call
 from zeropods.train.meter import Meter
 from zeropods.train.run import training_arguments
 from zeropods.train.sampler import collate
@@ -32,7 +33,7 @@ def main() -> None:
     settings = training_arguments(job)
     (job.folder / "tensorboard").mkdir(parents=True, exist_ok=True)
     measured = RankMeasurement(rank=processes.rank(), host="here")
-    trainer = _trainer(job, settings, measured, Meter(job.folder, measured, interval=0.0, age_seconds=0.0))
+    trainer = make_trainer(job, settings, measured, Meter(job.folder, measured, interval=0.0, age_seconds=0.0))
     trainer.train()
     trainer.save_model(str(job.folder / "model"))
     batch = collate([job.train[index] for index in range(ROWS)])

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from zeropods import files
+from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.record import RankMeasurement, compose_record, read_json, write_record
 from zeropods.measure.run_folder import open_run
-from zeropods.train.beating import Beating
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
             files.write_json(folder / "config.json", config(world_size, arguments) | {"attempt": attempt})
         (folder / f"pid.{rank}").write_text(str(os.getpid()))
         try:
-            with Beating(folder, rank, lambda: "steady") as beating:
+            with HeartbeatWriter(folder, rank, lambda: "steady") as beating:
                 train(arguments, rank, folder, beating)
             measured.status = "ok"
         except KeyboardInterrupt:
@@ -107,7 +107,7 @@ def config(world_size: int, arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Beating) -> None:
+def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: HeartbeatWriter) -> None:
     print(f"rank {rank} trains", flush=True)
     if rank == arguments.fail_rank:
         raise MemoryError

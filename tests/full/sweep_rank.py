@@ -10,7 +10,7 @@ from pathlib import Path
 
 import rank
 
-from zeropods.train.beating import Beating
+from zeropods.measure.heartbeat import HeartbeatWriter
 
 ENDINGS = {
     "well": ["--seconds", "0.2"],
@@ -34,7 +34,7 @@ def main() -> int:
     return rank.main()
 
 
-def train(arguments: argparse.Namespace, number: int, folder: Path, beating: Beating, usual=rank.train) -> None:
+def train(arguments: argparse.Namespace, number: int, folder: Path, beating: HeartbeatWriter, usual=rank.train) -> None:
     if arguments.seconds == -1:
         raise RuntimeError("the script is broken")
     if arguments.seconds == -2:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -18,8 +17,7 @@ import pytest
 
 from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
 from zeropods import files
-from zeropods.train import checkpoint_files as protocol
-from zeropods.train.checkpoint_files import newest_good
+from zeropods.train import checkpoints as protocol
 
 ROOM = str(Path(protocol.__file__).parent)
 SEED = random.SystemRandom().randrange(2**32)
@@ -74,10 +72,16 @@ def killed_at(line: int, act: Callable[[], object]) -> int:
     return passed
 
 
+def newest(folder: Path) -> Path:
+    """The newest checkpoint that counts."""
+    found = protocol.newest_good(folder, lambda of: of.other_run(an_origin()))
+    assert found is not None
+    return found[0]
+
+
 def check(folder: Path, step: int, name: str) -> bool:
     """That what counts is the old or the new one, bit by bit; whether it is the new one."""
-    path = newest_good(folder, an_origin()).path
-    assert path is not None
+    path = newest(folder)
     new = read(path) == content_of(step, name)
     assert new or (read(path) == content_of(10) and path.name in ("checkpoint-10", "checkpoint-10.previous"))
     return new
@@ -86,8 +90,7 @@ def check(folder: Path, step: int, name: str) -> bool:
 def check_goes_on(folder: Path, step: int) -> None:
     """That the next attempt saves the same step whole, and that nothing of the killed one stays."""
     save(folder, step, save="third")
-    found = newest_good(folder, an_origin())
-    assert (found.path, found.skipped) == (folder / f"checkpoint-{step}", ())
+    assert newest(folder) == folder / f"checkpoint-{step}"
     assert read(folder / f"checkpoint-{step}") == content_of(step, "third")
     assert set(os.listdir(folder)) <= {"checkpoint-10", "checkpoint-20", "latest.json"}
 
@@ -108,24 +111,3 @@ def test_killed_at_eighty_random_lines(copies: Callable[[], Path], step: int, na
         if number % 4 == 0:
             check_goes_on(folder, step)
     assert {(-signal.SIGKILL, False), (-signal.SIGKILL, True)} <= outcomes
-
-
-def test_killed_at_forty_random_moments(copies: Callable[[], Path]) -> None:
-    """As others kill: between two instructions, in the kernel, in any thread."""
-    folder = copies()
-    began = time.monotonic()
-    assert in_child(lambda: save(folder, 20)) == 0
-    longest = time.monotonic() - began
-    chosen = random.Random(SEED)
-    for number in range(40):
-        folder, delay = copies(), chosen.random() * longest
-        assert in_child(lambda after=delay, to=folder: killed_after(after, lambda: save(to, 20))) in (-9, 0)
-        check(folder, 20, "first")
-        if number % 4 == 0:
-            check_goes_on(folder, 20)
-
-
-def killed_after(seconds: float, act: Callable[[], object]) -> None:
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    act()
-    os._exit(0)

@@ -19,7 +19,7 @@ import pytest
 from tests.full.conftest import ROOT, TINY
 from tests.full.test_train import refused, train
 from zeropods.measure.record import read_record
-from zeropods.train.checkpoint_files import fault
+from zeropods.train.checkpoints import verified
 
 SECONDS = 120.0
 SHARD = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
@@ -246,14 +246,14 @@ def test_a_full_disk_and_a_read_only_folder_end_a_run_in_one_line_and_spare_the_
     runs = several(prepared, (1, full / "run", ()), (1, locked, ()))
     said = said_by(["unshare", "-m", "sh", "-c", script, "sh", *map(str, (full, locked, kept)), *runs], tmp_path, 1)
     lines = [line for line in said.splitlines() if line.startswith("zeropods: ")]
-    remedy = "see to the disk, then call again: the run goes on from the checkpoint before"
+    remedy = "free or repair the disk, then run again: it resumes from the checkpoint before"
     assert len(lines) == 2, said
     assert lines[0].startswith(f"zeropods: {full}/run/checkpoints")
-    assert "(No space left on device); see to the disk" in lines[0]
+    assert "(No space left on device); free or repair the disk" in lines[0]
     assert lines[1] == (
         f"zeropods: {locked}/checkpoints: checkpoint-15 cannot be written (Read-only file system); {remedy}"
     )
     assert [read_record(run).status for run in (kept, locked)] == ["failed", "failed"]
     assert sorted(os.listdir(kept / "checkpoints")) == ["checkpoint-5", "latest.json"]
     spared = (kept / "checkpoints" / "checkpoint-5", locked / "checkpoints" / "checkpoint-10")
-    assert [fault(checkpoint, lambda _: None) for checkpoint in spared] == [None, None]
+    assert [verified(checkpoint, lambda _: None).step for checkpoint in spared] == [5, 10]

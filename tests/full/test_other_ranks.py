@@ -9,20 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.full.forks import ForkServer
-from tests.full.regrouped import CAUSAL, EFFECTIVE_BATCH, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
+from tests.full.regrouped import CAUSAL, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
 from zeropods.errors import UserError
 from zeropods.measure.record import read_record
-from zeropods.train.checkpoint_files import (
-    MANIFEST,
-    Manifest,
-    Origin,
-    measured,
-    names_in,
-    read_manifest,
-    write_manifest,
-)
-from zeropods.train.checkpoints import Checkpoints, convert
-from zeropods.train.run import fitting
+from zeropods.train.checkpoints import MANIFEST, Origin, complete, hashed, names_in, read_manifest
+from zeropods.train.job import fitting
+from zeropods.train.resume import Checkpoints, convert
 
 TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 """`none` on several ranks is `ddp`."""
@@ -68,24 +60,13 @@ def test_each_loss_after_the_change_is_that_of_the_undisturbed_run(
     assert (run / "checkpoints" / "universal" / str(SAVED)).exists() == (name != "none")
 
 
-def test_the_rows_of_a_step_may_be_divided_over_more_passes(runs: Runs) -> None:
-    run = runs.killed("zero3_offload", 1, "passes", CAUSAL)
-    halved = ("--per_device_train_batch_size", EFFECTIVE_BATCH // 2, "--gradient_accumulation_steps", 2)
-    runs.train("zero3_offload", 1, run, *halved, script=CAUSAL)
-    assert_same_losses(run, runs.undisturbed("zero3_offload", 1, CAUSAL))
-
-
-def test_other_rows_a_step_are_refused_with_the_flags_that_fit(runs: Runs) -> None:
-    run = runs.killed("zero1", 2, "rows")
+def test_other_rows_per_step_and_another_technique_are_refused_with_what_fits(runs: Runs) -> None:
+    run = runs.killed("zero1", 2, "refused")
     said = runs.train("zero1", 1, run, "--per_device_train_batch_size", 8, status=1)
     assert said.splitlines()[-1] == (
-        f"zeropods: {run}: holds a run of 12 rows a step, this call has 8 rows x 1 passes x 1 processes = 8; "
+        f"zeropods: {run}: holds a run of 12 rows per step, this call has 8 rows x 1 passes x 1 processes = 8; "
         "give --per_device_train_batch_size 6 --gradient_accumulation_steps 2"
     )
-
-
-def test_another_technique_is_refused_by_its_name(runs: Runs) -> None:
-    run = runs.killed("zero1", 2, "technique")
     said = runs.train("none", 1, run, status=1)
     assert f"{run}: holds a run of technique zero1, this call is of none; give the run's own --deepspeed" in said
 
@@ -119,13 +100,10 @@ def fitted(saved: Path, ranks: int = 1) -> Path:
     return Checkpoints(saved.parent, wanted).fitted(saved, manifest)
 
 
-def test_as_many_ranks_load_the_checkpoint_itself(saved: Path) -> None:
-    assert fitted(saved, 2) == saved
-
-
 def test_the_universal_form_is_made_once_and_again_where_it_is_damaged(
     saved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert fitted(saved, 2) == saved
     place = fitted(saved)
     first = (place / MANIFEST).stat().st_mtime_ns
     assert fitted(saved, 3) == place
@@ -138,7 +116,7 @@ def test_the_universal_form_is_made_once_and_again_where_it_is_damaged(
 
 
 class Evil:
-    """A pickle that makes a file when it is loaded."""
+    """A pickle that makes a folder when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -150,12 +128,8 @@ class Evil:
 def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(saved: Path, tmp_path: Path) -> None:
     import torch
 
-    shards = saved / f"global_step{SAVED}"
-    torch.save(Evil(tmp_path / "made"), shards / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
-    before = read_manifest(saved)
-    (saved / MANIFEST).unlink()
-    files = measured(saved, sorted(names_in(saved)))
-    write_manifest(saved, Manifest(step=before.step, origin=before.origin, files=files))
+    torch.save(Evil(tmp_path / "made"), saved / f"global_step{SAVED}" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved, names_in(saved)))
     with pytest.raises(UserError, match=r"global_step10: holds \S*mkdir, which is no plain value; it is not opened"):
         fitted(saved)
     assert not (tmp_path / "made").exists()

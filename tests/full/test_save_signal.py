@@ -17,7 +17,7 @@ from tests.full.test_train import refused, train
 from zeropods.errors import guarded
 from zeropods.measure.record import read_record
 from zeropods.train.arguments import TextToSQLArguments, parse_flags
-from zeropods.train.checkpoint_files import fault
+from zeropods.train.checkpoints import verified
 from zeropods.train.run import fine_tune
 from zeropods.train.text2sql import TextToSQL
 
@@ -86,7 +86,7 @@ def test_a_signal_saves_at_the_next_step_and_a_later_call_ends_with_the_same_wei
     assert 3 <= step < 9
     name = "SIGUSR1" if told.name == "USR1" else "SIGTERM"
     assert (record.status, record.reason) == ("interrupted", f"{name}: saved at step {step}")
-    assert fault(told / "checkpoints" / f"checkpoint-{step}", lambda _: None) is None
+    assert verified(told / "checkpoints" / f"checkpoint-{step}", lambda _: None).step == step
     again = train(told, prepared, *STEPS)
     assert (again.status, again.attempt, again.ranks[0].first_step) == ("ok", 1, step)
     assert weights(told) == weights(undisturbed)

@@ -98,7 +98,7 @@ def served_runs(port: int, child: subprocess.Popen[bytes]) -> list[str]:
     raise AssertionError(f"no runs within {SECONDS} s")
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_the_application_shows_the_runs_and_leaves_nothing(
     application: subprocess.Popen[bytes], port: int, end: signal.Signals
 ) -> None:
@@ -129,19 +129,12 @@ def said(*arguments: object, **environment: str) -> str:
     return done.stderr
 
 
-def test_without_a_port_it_says_so_in_one_line() -> None:
+def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path, port: int) -> None:
     assert said() == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
-
-
-def test_a_port_in_use_is_named_in_one_line() -> None:
+    assert "no such folder" in said("--runs", tmp_path / "none", "--port", port)
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
-        taken = str(busy.getsockname()[1])
-        assert (
-            said(CDSW_APP_PORT=taken) == f"zeropods: port {taken}: Address already in use; give another with --port\n"
-        )
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path, port: int) -> None:
-    assert "no such folder" in said("--runs", tmp_path / "none", "--port", port)
+        number = busy.getsockname()[1]
+        busy_line = f"zeropods: port {number}: Address already in use; give another with --port\n"
+        assert said(CDSW_APP_PORT=str(number)) == busy_line

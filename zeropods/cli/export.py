@@ -15,7 +15,7 @@ Result = dict[str, Any]
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
-    verb = add(verbs, "export", "a run's weights as safetensors, put together from ZeRO's shards and checked", run)
+    verb = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", run)
     verb.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model folder to make")
     verb.add_argument("--checkpoint", type=int, metavar="N", help="of this step; the last one if not given")

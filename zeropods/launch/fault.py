@@ -14,7 +14,7 @@ from zeropods.pods.backends.local import RECORDS
 from zeropods.pods.backends.workers import WorkerRecords
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.processes import PROC, Process, descendants, find_process, from_record, is_alive, send
-from zeropods.train.checkpoint_files import POINTER
+from zeropods.train.checkpoints import POINTER
 
 FAULT = "fault.json"
 """In the run folder: which pod was killed, and when."""

@@ -24,7 +24,7 @@ from zeropods.launch.local import end_standstill, to_end, watched
 from zeropods.launch.series import SEPARATOR
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.programs import free_port, own_programs_first, use_own_cache, wait_passively
-from zeropods.train.run import run_parsed
+from zeropods.train.script import run_parsed, task_of_script
 
 if TYPE_CHECKING:
     from zeropods.train.tasks import Task
@@ -54,20 +54,16 @@ def main() -> int:
 
 def task_of(script: str, *, with_deepspeed: bool) -> type[Task]:
     """The task of one of our scripts, with all that a run of it needs imported."""
-    from zeropods.train.arguments import CausalArguments, arguments_of
+    from zeropods.train.arguments import arguments_of
 
     kind = arguments_of(script)
     if kind is None:
         raise UserError(f"{script}: runs by forks are for this project's own training scripts")
     if with_deepspeed:
         import deepspeed  # noqa: F401
-    if kind is CausalArguments:
-        from zeropods.train.causal import Causal
+    import zeropods.train.run  # noqa: F401
 
-        return Causal
-    from zeropods.train.text2sql import TextToSQL
-
-    return TextToSQL
+    return task_of_script(kind.script)
 
 
 def _parts(words: Sequence[str]) -> Iterator[list[str]]:

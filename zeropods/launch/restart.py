@@ -17,7 +17,7 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import plan_launch
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.record import Record
-from zeropods.train.checkpoint_files import MANIFEST
+from zeropods.train.checkpoints import MANIFEST
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster

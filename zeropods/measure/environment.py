@@ -1,4 +1,4 @@
-"""What a run ran on: versions, revision, hardware, and what NVML says of a GPU."""
+"""What a run ran on: versions, revision, hardware, and what NVIDIA's management library says of a GPU."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 
 from zeropods import __version__
 
-# What a run ran on: versions, revision, hardware.
-
 PACKAGES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "tokenizers")
 
 
@@ -26,8 +24,13 @@ def host() -> str:
 
 def versions() -> dict[str, str | None]:
     """Versions of what decides a run's figures, our own being this code's; None where a package is missing."""
-    packages = {name: _version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), "zeropods": __version__, **packages}
+    found: dict[str, str | None] = {"python": platform.python_version(), "zeropods": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def git_revision(folder: Path) -> str | None:
@@ -42,52 +45,30 @@ def git_revision(folder: Path) -> str | None:
 
 def hardware() -> dict[str, Any]:
     """CPU model, cores this process may use, memory in bytes."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
     return {
-        "cpu": _cpu_model(),
+        "cpu": model or platform.processor() or None,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
 
 
-def machine() -> str | None:
-    """Differs between machines, not between pods of one: the kernel's boot id; None where there is no /proc."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except FileNotFoundError:
-        return None
+def machine() -> str:
+    """The kernel's boot id: it differs between machines, not between pods of one."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def process_age_seconds() -> float:
-    """Seconds since this process began, interpreter and imports included; 0 where there is no /proc."""
-    try:
-        # The name, in parentheses, may hold blanks; the start is field 22, in clock ticks since boot (proc(5)).
-        after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
+    """Seconds since this process began, interpreter and imports included."""
+    # The name, in parentheses, may hold blanks; the start is field 22, in clock ticks since boot (proc(5)).
+    after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except FileNotFoundError:
-        return platform.processor() or None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
-
-
-# What NVIDIA's management library says of a GPU: the figures of `nvidia-smi`, all processes together.
-
-
 class Gpu:
-    """One GPU, read through NVML; what a driver or a GPU does not tell is None."""
+    """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where it does not tell."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         """`nvml`: the module `pynvml`, initialised; `handle`: the device's."""

@@ -1,53 +1,72 @@
-"""A rank's heartbeat, `ranks/N.beat` of a run folder: that it runs, how far it is, and where."""
+"""Heartbeats, the ranks' part of hang detection: that a rank runs, how far it is, and where.
+
+Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.hangs` reads them all. The signal that
+asks a rank for its stacks is answered in `stacks/N.txt`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from types import FrameType
+
+from zeropods.pods.processes import STACKS
 
 BYTES = 4096
-"""Of every beat: written over the one before, it needs no room on a disk that has become full."""
+"""Size of every heartbeat: written over the one before, it needs no room on a disk that has become full."""
 FRAMES = 24
+"""Most stack frames of a heartbeat."""
+PAUSE_SECONDS = 1.0
+JOIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank says of itself about once a second."""
+    """One heartbeat of a rank."""
 
     rank: int
     pid: int
     began_unix_seconds: float
     """When this attempt began, by the rank's own clock."""
     alive: int
-    """Goes up with every beat, whatever the main thread does."""
+    """Goes up with every heartbeat, whatever the main thread does."""
     marks: int
     """Goes up with every piece of work that is done: a forward and backward pass, a step, a batch of an evaluation."""
     step: int
-    """Optimizer steps that are done."""
+    """Number of optimizer steps that are done."""
     phase: str
     patient: bool
-    """Whether what it does now has no such pieces: loading, the first step, saving."""
+    """Whether what the rank does now has no such pieces: loading, the first step, saving."""
     stack: tuple[str, ...]
-    """Its main thread, innermost first: `FILE:LINE FUNCTION`."""
+    """The main thread's stack, innermost first: `FILE:LINE FUNCTION`."""
     called_from: str | None
     """The innermost of these that is neither of Python nor of an installed package."""
 
     def place(self) -> str:
-        """Where its main thread is, and whence in the user's or our own code."""
+        """Where the main thread is, and from where in the user's or our own code it was called."""
         inner = self.stack[0] if self.stack else "an unknown place"
         called = self.called_from
         return inner if called in (None, inner) else f"{inner}, called from {called}"
 
 
 def beat_file(folder: Path, rank: int) -> Path:
-    """Where a rank's beat is; it is there from the beginning of an attempt to its end."""
+    """The file of a rank's heartbeat; it exists from the beginning of an attempt to its end."""
     return folder / "ranks" / f"{rank}.beat"
 
 
 def write_beat(folder: Path, beat: Beat) -> None:
-    """Write over the beat before. Closed each time, since a network file system shows others what was closed."""
+    """Write over the heartbeat before. The file is closed each time: a network file system shows what was closed."""
     stack = list(beat.stack[:FRAMES])
     while len(text := json.dumps({**asdict(beat), "stack": stack}).encode()) > BYTES and stack:
         stack.pop()
@@ -59,18 +78,134 @@ def write_beat(folder: Path, beat: Beat) -> None:
 
 
 def read_beats(folder: Path) -> dict[int, Beat]:
-    """The last beat of every rank that has one; one that is just being written counts as none."""
+    """The last heartbeat of every rank that has one; a heartbeat that is just being written is left out."""
     found = {}
     for path in (folder / "ranks").glob("*.beat"):
-        try:
-            beat = _beat(json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
-            continue
-        found[beat.rank] = beat
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            document = json.loads(path.read_bytes())
+            beat = Beat(**{**document, "stack": tuple(document["stack"])})
+            found[beat.rank] = beat
     return found
 
 
-def _beat(document: dict[str, object]) -> Beat:
-    names = {field.name for field in fields(Beat)}
-    beat = Beat(**{name: value for name, value in document.items() if name in names})  # type: ignore[arg-type]
-    return Beat(**{**asdict(beat), "stack": tuple(beat.stack)})
+class HeartbeatWriter:
+    """A thread that writes a rank's heartbeat each second while this is entered; a step costs it two additions."""
+
+    def __init__(self, folder: Path, rank: int, phase: Callable[[], str]) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            folder: the run folder.
+            phase: tells what the rank is doing.
+        """
+        self.training = False
+        """Whether steps follow one another now."""
+        self.step = 0
+        self._marks = self._alive = 0
+        self._folder = folder
+        self._rank = rank
+        self._phase = phase
+        self._began = time.time()
+        self._main = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> HeartbeatWriter:
+        self._main = threading.get_ident()
+        self._began = time.time()
+        # Training itself complains of a disk that takes no more.
+        with contextlib.suppress(OSError):
+            beat_file(self._folder, self._rank).parent.mkdir(parents=True, exist_ok=True)
+            self._open.enter_context(stacks_on_signal(self._folder / "stacks" / f"{self._rank}.txt"))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(JOIN_SECONDS)
+        with contextlib.suppress(OSError):
+            self._open.close()
+        self._remove()
+
+    def mark(self, step: int | None = None) -> None:
+        """Count a piece of work that is done; with its number, an optimizer step."""
+        self._marks += 1
+        if step is not None:
+            self.step = step
+
+    def _run(self) -> None:
+        while True:
+            try:
+                write_beat(self._folder, self._beat())
+            except OSError:
+                # An old heartbeat would look like a stopped rank; none looks like a rank that does not tell.
+                self._remove()
+            if self._ending.wait(PAUSE_SECONDS):
+                return
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            beat_file(self._folder, self._rank).unlink(missing_ok=True)
+
+    def _beat(self) -> Beat:
+        self._alive += 1
+        phase, frames = self._phase(), list(_outwards(sys._current_frames().get(self._main)))
+        return Beat(
+            rank=self._rank,
+            pid=os.getpid(),
+            began_unix_seconds=self._began,
+            alive=self._alive,
+            marks=self._marks,
+            step=self.step,
+            phase=phase,
+            patient=not (phase == "evaluate" or (phase == "steady" and self.training)),
+            stack=tuple(map(_described, frames)),
+            called_from=next((_described(frame) for frame in frames if _is_own(frame)), None),
+        )
+
+
+@contextlib.contextmanager
+def stacks_on_signal(path: Path) -> Iterator[None]:
+    """Write the stacks of all threads into a file whenever `STACKS` comes, whoever holds Python's lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        # Once faulthandler is unregistered, the signal must not mean what it means by default: the process's end.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(STACKS, signal.SIG_IGN)
+        faulthandler.register(STACKS, file=file, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(STACKS)
+    if path.stat().st_size == 0:
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _described(frame: FrameType) -> str:
+    """`FILE:LINE FUNCTION`; a file of Python or of a package is told without what leads there."""
+    path = frame.f_code.co_filename
+    for root in (*_installed(), os.getcwd() + os.sep):
+        path = path.removeprefix(root)
+    return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _is_own(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return os.path.isabs(path) and not path.startswith(_installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    """Folders of packages and of Python's own modules; packages come first, since they may lie below the others."""
+    paths = sysconfig.get_paths()
+    return tuple(paths[name] + os.sep for name in ("purelib", "platlib", "stdlib"))

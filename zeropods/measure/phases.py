@@ -28,7 +28,7 @@ class Counters:
         return Peaks(peak_resident_bytes())
 
     def reset(self) -> bool:
-        """Begin anew; False where the kernel's peak goes on from before."""
+        """Reset the peaks; False where the kernel's peak cannot be reset."""
         return reset_peak_resident()
 
 
@@ -52,45 +52,36 @@ class Phases:
 
     @property
     def phase(self) -> str:
-        """The phase that goes on now."""
+        """The present phase."""
         return self._state.phase
 
     def enter(self, phase: str) -> str:
         """End a phase and begin another; returns the one that ended."""
-        before = self._state
-        if phase == before.phase:
-            return phase
-        if phase not in PHASES:
-            raise ValueError(f"phase {phase!r}; expected one of {', '.join(PHASES)}")
-        ended, self.most = self._folded(before), self._most()
-        self._state = _State(ended, phase, time.monotonic(), self.counters.reset())
-        return before.phase
+        before = self._state.phase
+        if phase != before:
+            ended, self.most = self.measured()
+            self._state = _State(ended, phase, time.monotonic(), self.counters.reset())
+        return before
 
     def measured(self) -> tuple[dict[str, PhasePeak], Peaks]:
         """Peaks by phase, the present one included, and the peaks of all of them."""
-        return self._folded(self._state), self._most()
-
-    def _most(self) -> Peaks:
-        now = self.counters.peaks()
-        return Peaks(
-            larger(self.most.resident, now.resident),
-            larger(self.most.allocated, now.allocated),
-            larger(self.most.reserved, now.reserved),
-        )
-
-    def _folded(self, state: _State) -> dict[str, PhasePeak]:
-        now = self.counters.peaks()
+        state, most, now = self._state, self.most, self.counters.peaks()
         earlier = state.ended.get(state.phase, NOTHING)
         resident = now.resident if state.resident_is_its_own else None
-        folded = PhasePeak(
+        present = PhasePeak(
             seconds=earlier.seconds + time.monotonic() - state.since,
             peak_resident_bytes=larger(earlier.peak_resident_bytes, resident),
             peak_allocated_bytes=larger(earlier.peak_allocated_bytes, now.allocated),
             peak_reserved_bytes=larger(earlier.peak_reserved_bytes, now.reserved),
         )
-        return {**state.ended, state.phase: folded}
+        highest = Peaks(
+            larger(most.resident, now.resident),
+            larger(most.allocated, now.allocated),
+            larger(most.reserved, now.reserved),
+        )
+        return {**state.ended, state.phase: present}, highest
 
 
 def larger(one: int | None, other: int | None) -> int | None:
-    """The larger of two figures, of which either may not have been measured."""
+    """The larger of two figures, either of which may not have been measured."""
     return max((value for value in (one, other) if value is not None), default=None)

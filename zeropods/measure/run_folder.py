@@ -88,26 +88,20 @@ def _refuse_differences(folder: Path, old: dict[str, Any], new: dict[str, Any], 
 
 def _put_aside(folder: Path, again: bool) -> int:
     """Move the last attempt's record into `attempts/K.json`; returns the number of the new attempt."""
-    attempts = folder / "attempts"
+    attempts, record, stacks = folder / "attempts", folder / RECORD, folder / "stacks"
     attempts.mkdir(exist_ok=True)
     number = len(list(attempts.glob("*.json")))
-    if not (folder / RECORD).is_file():
+    if not record.is_file():
         write_record(folder, compose_record(folder, status="failed", reason="killed before it could write its record"))
-    os.rename(folder / RECORD, attempts / f"{number}.json")
-    for said in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
-        said.unlink()
-    _keep_stacks(folder / "stacks", attempts / f"{number}.stacks")
+    os.rename(record, attempts / f"{number}.json")
+    for left in (*(folder / "ranks").glob("*.json"), *(folder / "ranks").glob("*.beat")):
+        left.unlink()
+    # A killed rank that nobody asked for its stacks has left an empty file.
+    for file in stacks.glob("*"):
+        if file.stat().st_size == 0:
+            file.unlink()
+    if any(stacks.glob("*")):
+        os.rename(stacks, attempts / f"{number}.stacks")
     if again and (folder / "checkpoints").exists():
         os.rename(folder / "checkpoints", attempts / f"{number}.checkpoints")
     return number + 1
-
-
-def _keep_stacks(stacks: Path, kept: Path) -> None:
-    """Move the stacks of an attempt aside; of ranks that nobody asked for them there are empty files."""
-    if not stacks.is_dir():
-        return
-    for file in stacks.iterdir():
-        if file.stat().st_size == 0:
-            file.unlink()
-    if any(stacks.iterdir()):
-        os.rename(stacks, kept)

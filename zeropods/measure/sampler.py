@@ -1,10 +1,9 @@
-"""A rank's memory over time, and resident memory of a process."""
+"""A rank's memory over time, in `memory/N.csv` of a run folder, and the resident memory of this process."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -13,37 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from zeropods.measure.record import Sampled
-
-# Statistics of a column of numbers that are not kept.
-
-
-class Series:
-    """Count, largest, smallest and mean of the numbers that were added; None is not a number."""
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self.total = 0.0
-        self.largest = -math.inf
-        self.smallest = math.inf
-
-    def add(self, value: float | None) -> None:
-        """Count a value in, if it was measured."""
-        if value is None:
-            return
-        self.total += value
-        self.largest = max(self.largest, value)
-        self.smallest = min(self.smallest, value)
-        self.samples += 1
-
-    def sampled(self) -> Sampled | None:
-        """The statistics; None where nothing was measured."""
-        if self.samples == 0:
-            return None
-        mean = self.total / self.samples
-        return Sampled(samples=self.samples, peak=float(self.largest), mean=mean, minimum=float(self.smallest))
-
-
-# A rank's memory over time: a thread beside the training one, and the file that it appends to.
+from zeropods.tables import MIB
 
 COLUMNS = (
     "allocated_bytes",
@@ -61,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 class Sampler:
-    """Appends a line to `memory/N.csv` every so often, while it is entered.
+    """A thread that appends a line to `memory/N.csv` at an interval while this is entered.
 
-    What happens to it is told in one log line and ends the sampling, never the run.
+    A failure is told in one log line and ends the sampling, never the run.
     """
 
     def __init__(
@@ -76,14 +45,14 @@ class Sampler:
         """Prepare; nothing is read or written yet.
 
         Args:
-            path: the file; a later attempt of the run goes on in it.
+            path: the file; a later attempt of the run appends to it.
             interval: seconds between two samples; 0: no samples.
-            read: the present values of some of `COLUMNS`; None is left empty.
-            phase: what the rank is doing.
+            read: gives the present values of some of `COLUMNS`; None is left empty.
+            phase: tells what the rank is doing.
         """
         self.path = path
         self.interval = min(interval, threading.TIMEOUT_MAX)
-        self.series = {column: Series() for column in COLUMNS}
+        self._statistics: dict[str, Sampled] = {}
         self._read = read
         self._phase = phase
         self._ending = threading.Event()
@@ -101,8 +70,7 @@ class Sampler:
 
     def statistics(self) -> dict[str, Sampled]:
         """Peak, mean and minimum so far, of the columns that hold numbers."""
-        found = {column: series.sampled() for column, series in self.series.items()}
-        return {column: sampled for column, sampled in found.items() if sampled is not None}
+        return {column: self._statistics[column] for column in COLUMNS if column in self._statistics}
 
     def _run(self) -> None:
         try:
@@ -119,15 +87,26 @@ class Sampler:
 
     def _sample(self, file: TextIO) -> None:
         values = self._read()
-        for column, series in self.series.items():
-            series.add(values.get(column))
-        numbers = (_text(values.get(column)) for column in COLUMNS)
-        file.write(",".join((f"{time.time():.3f}", self._phase(), *numbers)) + "\n")
+        for column in COLUMNS:
+            value = values.get(column)
+            if value is not None:
+                self._statistics[column] = _with(self._statistics.get(column), float(value))
+        texts = ("" if (value := values.get(column)) is None else str(round(value, 3)) for column in COLUMNS)
+        file.write(",".join((f"{time.time():.3f}", self._phase(), *texts)) + "\n")
         file.flush()
 
 
-def _text(value: float | None) -> str:
-    return "" if value is None else str(round(value, 3))
+def _with(before: Sampled | None, value: float) -> Sampled:
+    """The statistics of a column with one more number."""
+    if before is None:
+        return Sampled(samples=1, peak=value, mean=value, minimum=value)
+    count = before.samples + 1
+    return Sampled(
+        samples=count,
+        peak=max(before.peak, value),
+        mean=before.mean + (value - before.mean) / count,
+        minimum=min(before.minimum, value),
+    )
 
 
 def _beginning(file: TextIO) -> str:
@@ -138,38 +117,31 @@ def _beginning(file: TextIO) -> str:
     return "" if file.read() == "\n" else "\n"
 
 
-# Resident memory of this process: now, and the kernel's own peak of it, which can be begun anew.
+# Resident memory of this process: now, and the kernel's own peak of it, which can be reset.
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
 RESET_PEAK = "5"
 """What `/proc/PID/clear_refs` takes for "set VmHWM to the present size" (Linux 4.0, proc(5))."""
-SLACK_BYTES = 64 * 2**20
+SLACK_BYTES = 64 * MIB
 """The kernel counts pages of each core apart and adds them up now and then."""
 
 
-def resident_bytes() -> int | None:
-    """Bytes in memory now; None where there is no /proc."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
-    except FileNotFoundError:
-        return None
+def resident_bytes() -> int:
+    """Bytes in memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes() -> int | None:
-    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where there is no /proc."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except FileNotFoundError:
-        return None
+    """VmHWM: the most bytes in memory since the process began or the peak was reset; None where it is not told."""
+    lines = Path("/proc/self/status").read_text().splitlines()
     peak = next((line for line in lines if line.startswith("VmHWM:")), None)
     return int(peak.split()[1]) * 1024 if peak else None
 
 
 def reset_peak_resident() -> bool:
-    """Begin the peak anew; False where the kernel (or a sandbox before it) does not."""
+    """Reset the peak; False where the kernel (or a sandbox before it) does not."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-        peak, now = peak_resident_bytes(), resident_bytes()
+        peak = peak_resident_bytes()
         # Some sandboxes take the write and do nothing.
-        return peak is not None and now is not None and peak <= now + SLACK_BYTES
+        return peak is not None and peak <= resident_bytes() + SLACK_BYTES
     return False

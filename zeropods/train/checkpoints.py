@@ -1,367 +1,462 @@
-"""Checkpoints of several ranks: saved together, verified by rank 0, and what an attempt goes on from."""
+"""Checkpoints that are complete or do not count. No torch.
+
+How `checkpoints/checkpoint-STEP` of a run folder comes to count:
+
+    rank 0: make_room -> all ranks write -> all ranks: hashed(their share) -> rank 0: complete
+
+A writer may be killed at any moment: without its manifest, which is written last, a checkpoint is not there. Whoever
+calls `make_room`, `complete`, `prune` or `make_universal` holds the run's lock.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import errno
+import hashlib
+import json
 import os
-import subprocess
-import sys
-import tempfile
-import time
+import re
+import secrets
+import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+from typing import Any, Literal
 
 from zeropods.errors import UserError
-from zeropods.files import said_in_one_line
-from zeropods.launch.bound import bound_argv
-from zeropods.measure.run_folder import Opening
-from zeropods.train import processes
-from zeropods.train.checkpoint_files import (
-    MANIFEST,
-    Manifest,
-    Origin,
-    Shard,
-    UnsoundError,
-    check_universal,
-    complete,
-    discard,
-    make_room,
-    make_universal,
-    measured,
-    name_of,
-    names_in,
-    newest_good,
-    retire,
-    share,
-    universal_of,
-    verified,
-)
+from zeropods.files import write_json
+from zeropods.measure.record import STRICT
 
-# ZeRO's shards made universal by a process of its own: with a line of progress, and an end.
-
-LIMIT_SECONDS = 1_500.0
-"""The other ranks wait 1,800 s for rank 0 before they give up."""
-PROGRESS_SECONDS = 5.0
-PACKAGES = Path(__file__).resolve().parents[2]
-"""Where this package is: the process finds it wherever it starts."""
+MANIFEST = "manifest.json"
+POINTER = "latest.json"
+"""The name of the checkpoint that was saved last. It is a hint: it names a checkpoint to a reader whose listing of a
+shared folder is a minute old, and what it names is verified like any other."""
+STATE = "trainer_state.json"
+NAME = re.compile(r"checkpoint-(\d{1,18})(\.previous)?", re.ASCII)
+NUMBERED = re.compile(r"(?:pp_rank_|rng_state_)(\d+)")
+"""Names that DeepSpeed and transformers give to what one rank writes; rank 0 writes the others."""
+DIVIDED = "_optim_states.pt"
+"""How names of files end in which DeepSpeed keeps a rank's share of the FP32 weights and of the optimizer's states."""
+UNIVERSAL = "universal"
+SOURCE = "source.json"
+"""In a universal checkpoint: the manifest of the checkpoint that it was made of."""
+UNDIVIDED = (STATE, "scheduler.pt")
+"""What each checkpoint holds undivided, and resuming reads."""
+THREADS = 4
+"""Hashing leaves the interpreter's lock; a disk or a server is seldom faster than four cores hash."""
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
+"""Some network file systems force no folder down; a folder's entries are on their server already."""
 
 
-def convert(shards: Path, out: Path, *, limit: float = LIMIT_SECONDS) -> None:
-    """Make the universal form of a folder of shards.
+class UnsoundError(Exception):
+    """Why a checkpoint does not count."""
 
-    Args:
-        shards: a checkpoint's folder of what ZeRO has divided; it has been verified.
-        out: the folder to make; its own folder gets `latest_universal`, which names it.
-        limit: seconds after which it is given up.
 
-    Raises:
-        UserError: it took too long, ran out of room, or the shards hold what is no plain value.
-    """
-    command = bound_argv([sys.executable, "-m", "zeropods.train.convert", str(shards), str(out)])
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a checkpoint belongs to: who saved it, or what a run may go on from."""
+
+    __pydantic_config__ = STRICT
+
+    run_id: str
+    settings: str
+    """`digest` of everything that must be equal for two calls to mean the same run."""
+    model: dict[str, int | str | bool | None]
+    """What must be equal for the files to fit at all: shape, precision, technique."""
+    world_size: int
+    """Number of ranks that wrote it."""
+
+    def other_model(self, wanted: Origin) -> str | None:
+        """Why a checkpoint of this origin does not fit the wanted model; None where it does."""
+        for key in sorted(self.model.keys() | wanted.model.keys()):
+            if self.model.get(key) != wanted.model.get(key):
+                return f"of another model: {key} {self.model.get(key)}, expected {wanted.model.get(key)}"
+        return None
+
+    def other_run(self, wanted: Origin) -> str | None:
+        """Why it does not belong to the wanted run; None where settings and model are the same."""
+        other = self.other_model(wanted)
+        return other or (
+            None if self.settings == wanted.settings else f"of run {self.run_id}, which has other settings"
         )
-        try:
-            _await(process, shards, out, limit)
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode != 0:
-            said.seek(0)
-            raise UserError(_why(said.read().decode(errors="replace"), shards, process.returncode))
 
 
-def _environment() -> dict[str, str]:
-    found = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(PACKAGES), *([found] if found else [])])
-    # It needs no GPU, and would take room on one.
-    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-
-
-def _await(process: subprocess.Popen[bytes], shards: Path, out: Path, limit: float) -> None:
-    began = time.monotonic()
-    while True:
-        try:
-            process.wait(min(PROGRESS_SECONDS, limit))
-            return
-        except subprocess.TimeoutExpired:
-            elapsed = time.monotonic() - began
-        if elapsed >= limit:
-            raise UserError(f"{shards}: not converted within {limit:.0f} s; resume on as many ranks as saved it")
-        line = f"{out.parent}: {_bytes_in(out) / 1e9:.1f} GB converted in {elapsed:.0f} s"
-        print(line, file=sys.stderr, flush=True)
-        log.info(line)
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            try:
-                total += os.lstat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total
-
-
-def _why(said: str, shards: Path, status: int) -> str:
-    """The process's line for people, without the name that begins it; else the last one."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    ours = [line.removeprefix("zeropods: ") for line in lines if line.startswith("zeropods: ")]
-    if ours:
-        return ours[-1]
-    last = f": {lines[-1][:200]}" if lines else ""
-    return f"{shards}: the process that converts it ended with status {status}{last}; resume on as many ranks"
-
-
-# Checkpoints of several ranks: saved together, verified by rank 0 before anything of them is loaded.
-
-log = logging.getLogger(__name__)
-REMEDY = "see to the disk, then call again: the run goes on from the checkpoint before"
-
-
-class Checkpoints:
-    """The checkpoints of a run. Every rank has one, and calls the same methods at the same time."""
-
-    def __init__(self, folder: Path, origin: Origin, *, keep: int | None = None) -> None:
-        """`Checkpoints` of a folder that all ranks share.
-
-        Args:
-            folder: `checkpoints/` of the run folder.
-            origin: of this run.
-            keep: how many may stay when a newer one is whole; None: all.
-        """
-        self.folder = folder
-        self.origin = origin
-        self.keep = keep
-
-    def save(self, step: int, write: Callable[[], None], best: Callable[[], str | None] = lambda: None) -> None:
-        """Save a step, then delete older ones that are too many.
-
-        Args:
-            step: of the optimizer.
-            write: writes this rank's files into the step's folder.
-            best: the folder of the best model's checkpoint, asked after writing; it is never deleted.
-
-        Raises:
-            UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
-        """
-        try:
-            processes.on_rank_zero(self._in_one_line(step, lambda: make_room(self.folder, step)))
-            self._in_one_line(step, write)()
-            processes.gathered(None)
-            files = self._files(step)
-            processes.on_rank_zero(self._in_one_line(step, lambda: complete(self.folder, step, self.origin, files)))
-        except UserError:
-            self._free(step)
-            raise
-        if self.keep is not None and processes.rank() == 0:
-            self._retire(step, self.keep, best())
-
-    def newest(self) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint that counts; what is passed over is said, with the reason."""
-        return processes.on_rank_zero(self._newest)
-
-    def fitted(self, checkpoint: Path, manifest: Manifest) -> Path:
-        """What this number of ranks can load of a checkpoint that verifies: itself, or its universal form.
-
-        That is made where there is none yet.
-
-        Args:
-            manifest: the checkpoint's own.
-
-        Raises:
-            UserError: it cannot be made.
-        """
-        kind, saved_by = self.origin.model.get("deepspeed"), manifest.origin.world_size
-        if kind is None or saved_by == self.origin.world_size:
-            return checkpoint
-        if kind == "custom":
-            raise processes.SharedError(
-                f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is none of "
-                f"dsconfig/ it goes on on {saved_by} ranks only"
-            )
-        return processes.on_rank_zero(lambda: self._universal(checkpoint, manifest))
-
-    def check(self, checkpoint: Path, place: str, remedy: str) -> Manifest:
-        """Refuse a checkpoint that is not whole, or not of this model; it may be another run's. Returns its manifest.
-
-        Args:
-            place: what the message begins with.
-        """
-
-        def check() -> Manifest:
-            try:
-                return verified(checkpoint, lambda found: found.other_model(self.origin))
-            except UnsoundError as unsound:
-                raise UserError(f"{place}: {unsound}; {remedy}") from None
-
-        return processes.on_rank_zero(check)
-
-    def _newest(self) -> tuple[Path, Manifest] | None:
-        found = newest_good(self.folder, self.origin)
-        for name, why in found.skipped:
-            log.warning("%s passed over: %s", self.folder / name, why)
-            print(f"{self.folder / name}: passed over: {why}", file=sys.stderr)
-        if found.path is not None:
-            log.info("going on from %s", found.path)
-        elif found.skipped:
-            log.warning("no checkpoint counts: beginning at step 0")
-        return None if found.path is None or found.manifest is None else (found.path, found.manifest)
-
-    def _universal(self, checkpoint: Path, manifest: Manifest) -> Path:
-        """On rank 0, which has the run's lock."""
-        place = universal_of(self.folder, manifest.step)
-        try:
-            if place.exists():
-                check_universal(place, checkpoint)
-                log.info("going on from %s, made before", place)
-                return place
-        except UnsoundError as unsound:
-            self._say(place, f"made again: {unsound}")
-        ranks = f"{manifest.origin.world_size} ranks -> {self.origin.world_size}"
-        self._say(place, f"made of {checkpoint.name} ({ranks})")
-        try:
-            with said_in_one_line(place.parent, place.name, REMEDY):
-                make_universal(place, checkpoint, manifest, convert)
-        except UnsoundError as unsound:
-            raise UserError(f"{checkpoint}: {unsound}; resume on as many ranks") from None
-        return place
-
-    def _say(self, place: Path, what: str) -> None:
-        log.info("%s: %s", place, what)
-        print(f"{place}: {what}", file=sys.stderr, flush=True)
-
-    def _retire(self, step: int, keep: int, best: str | None) -> None:
-        """On rank 0; what cannot be deleted takes room, and is no reason to end a run."""
-        try:
-            retired = retire(self.folder, step, self.origin, keep, Path(best).name if best else None)
-        except OSError as error:
-            log.warning("%s: older checkpoints cannot be deleted (%s)", self.folder, error.strerror)
-            return
-        if retired.fault is not None:
-            place = self.folder / name_of(step)
-            log.warning("%s: %s; older checkpoints stay", place, retired.fault)
-            print(f"{place}: {retired.fault}; older checkpoints stay", file=sys.stderr)
-        for name in retired.gone:
-            log.info("%s deleted: --save_total_limit %d", self.folder / name, keep)
-
-    def _files(self, step: int) -> dict[str, Shard]:
-        """What all ranks answer for. A rank that cannot must tell the others, or they would wait for ever."""
-        told = processes.gathered(self._share(step))
-        for _, failure in told:
-            if failure is not None:
-                raise processes.SharedError(failure)
-        return {name: shard for share_, _ in told for name, shard in share_.items()}
-
-    def _share(self, step: int) -> tuple[dict[str, Shard], str | None]:
-        """What this rank answers for, or why it cannot."""
-        place = self.folder / name_of(step)
-        try:
-            with said_in_one_line(self.folder, name_of(step), REMEDY):
-                return measured(place, share(names_in(place), processes.rank(), processes.world_size())), None
-        except UserError as error:
-            return {}, str(error)
-
-    def _in_one_line(self, step: int, act: Callable[[], object]) -> Callable[[], None]:
-        def said() -> None:
-            with said_in_one_line(self.folder, name_of(step), REMEDY):
-                act()
-
-        return said
-
-    def _free(self, step: int) -> None:
-        """Give back the room that an unfinished checkpoint takes: the run's record still has to be written."""
-        place = self.folder / name_of(step)
-        if not (place / MANIFEST).exists():
-            with contextlib.suppress(OSError):
-                discard(place)
-
-
-# What an attempt goes on from, and whether any training is left to do.
+Refuse = Callable[[Origin], str | None]
+"""Why a checkpoint of such an origin is not wanted; None where it is."""
 
 
 @dataclass(frozen=True)
-class Resumption:
-    """A checkpoint to go on from."""
+class SavedFile:
+    """One file of a checkpoint."""
 
-    checkpoint: str | None = None
-    """None: from the beginning."""
-    same_run: bool = False
-    """Whether it was saved under the settings of this run, so that what ended that run ended this one."""
-    step: int = 0
-    universal: bool = False
-    """Whether it is the universal form of what another number of ranks had saved with ZeRO."""
-    other_ranks: bool = False
-    """Whether another number of ranks had saved it."""
+    __pydantic_config__ = STRICT
 
-    def has_ended(self, state: TrainerState) -> bool:
-        """Whether training had ended when the checkpoint was saved.
-
-        A run may be killed after its last checkpoint and before its record. transformers looks for the end only
-        after a step, and would train one too many.
-
-        Args:
-            state: of a trainer that has loaded the checkpoint.
-        """
-        if state.global_step >= state.max_steps:
-            return True
-        return self.checkpoint is not None and self.same_run and _was_stopping(state)
+    bytes: int
+    sha256: str
 
 
-def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption:
-    """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified.
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest:
+    """`manifest.json` of a checkpoint: written last, and proof of every file in it."""
 
-    Of what another number of ranks has saved with ZeRO, its universal form.
+    __pydantic_config__ = STRICT
+
+    writer: Literal["zeropods"] = "zeropods"
+    """Files of other writers are never opened: some of them are pickles."""
+    schema_version: Literal[1] = 1
+    step: int
+    origin: Origin
+    files: dict[str, SavedFile]
+    """The files by path, relative to the checkpoint."""
+
+    def digest(self) -> str:
+        """SHA-256 of all of it; stored beside it, so that a manifest proves itself too."""
+        return digest(asdict(self))
+
+    def shards(self) -> str | None:
+        """The folder that holds what ZeRO's ranks have divided; None without ZeRO."""
+        return next((str(Path(name).parent) for name in self.files if name.endswith(DIVIDED)), None)
+
+
+def digest(document: Any) -> str:
+    """SHA-256 of a JSON document, whatever the order of its keys."""
+    text = json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def name_of(step: int) -> str:
+    """The folder that a step is saved in: the name that transformers gives it."""
+    return f"checkpoint-{step}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a checkpoint's name; None where it is no such name."""
+    found = NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def newest_first(folder: Path, *more: str) -> list[str]:
+    """Names of all that look like checkpoints, and more, by step; what was saved again precedes what it replaces."""
+    found = {path.name for path in folder.glob("*")} | set(more)
+    names = [name for name in found if step_of(name) is not None]
+    return sorted(names, key=lambda name: (-(step_of(name) or 0), len(name), name))
+
+
+# Saving.
+
+
+def make_room(folder: Path, step: int) -> Path:
+    """The empty folder that a step is to be written in.
+
+    What a killed save has left there is removed, so that its files do not mix with the new ones. A complete checkpoint
+    of the same step is renamed, and counts until the new one does.
     """
-    if asked not in ("auto", "never"):
-        place = Path(asked)
-        manifest = checkpoints.check(place, f"--resume {asked}", "give auto, never or the folder of a whole checkpoint")
-        return _going_on(place, manifest, checkpoints)
-    found = checkpoints.newest() if opening.resume else None
-    return _going_on(*found, checkpoints) if found else Resumption()
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".discarded-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for left in folder.glob(f".{POINTER}.*"):
+        left.unlink(missing_ok=True)
+    _sweep_universal(folder)
+    place, previous = folder / name_of(step), _previous(folder, step)
+    if (place / MANIFEST).is_file():
+        discard(previous)
+        os.rename(place, previous)
+    discard(place)
+    place.mkdir()
+    return place
 
 
-def _going_on(place: Path, manifest: Manifest, checkpoints: Checkpoints) -> Resumption:
-    fitted, wanted = checkpoints.fitted(place, manifest), checkpoints.origin
-    return Resumption(
-        str(fitted),
-        same_run=manifest.origin.settings == wanted.settings,
-        step=manifest.step,
-        universal=fitted != place,
-        other_ranks=manifest.origin.world_size != wanted.world_size,
-    )
+def names_in(checkpoint: Path) -> set[str]:
+    """Paths of the files below a checkpoint, relative, with `/`.
+
+    Names that begin with a dot are left out: network file systems keep deleted files so, and writers unfinished ones.
+    """
+    paths = (path for path in checkpoint.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(checkpoint).as_posix() for path in paths} - {MANIFEST}
 
 
-class SamePatience(TrainerCallback):
-    """Lets early stopping count on from the checkpoint: otherwise a resumed run would be more patient."""
+def share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
+    """The files that a rank hashes: its own, which its machine still has in memory.
 
-    def __init__(self, stopping: EarlyStoppingCallback) -> None:
-        self.stopping = stopping
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        saved = _saved(state, EarlyStoppingCallback.__name__).get("attributes", {})
-        self.stopping.early_stopping_patience_counter = saved.get("early_stopping_patience_counter", 0)
+    Each file belongs to some rank, also one with a name of no known kind.
+    """
+    numbers = {name: NUMBERED.search(name) for name in names}
+    return sorted(name for name, found in numbers.items() if (int(found[1]) if found else 0) % world_size == rank)
 
 
-def has_waited(callbacks: Iterable[TrainerCallback]) -> bool:
-    """Whether early stopping, where it is among the callbacks, has waited as long as it may."""
-    stopping = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
-    return any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in stopping)
+def hashed(checkpoint: Path, names: Iterable[str], *, sync: bool = True) -> dict[str, SavedFile]:
+    """Sizes and digests of files, which are forced down to the disk; `OSError` where one cannot be read."""
+
+    def one(name: str) -> SavedFile:
+        with os.fdopen(os.open(checkpoint / name, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            if sync:
+                os.fsync(file.fileno())
+            return SavedFile(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+    names = list(names)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(names, pool.map(one, names), strict=True))
 
 
-def _was_stopping(state: TrainerState) -> bool:
-    """Whether the last step before the save had set the end: by its number, the clock, or want of progress."""
-    return bool(_saved(state, "TrainerControl").get("args", {}).get("should_training_stop"))
+def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile]) -> None:
+    """Make a checkpoint count, once all ranks have written and hashed their files.
+
+    Everything but the manifest is on the disk before it, and it before the pointer.
+
+    Args:
+        files: the files of all ranks.
+
+    Raises:
+        UserError: there are other files than were hashed.
+    """
+    place = folder / name_of(step)
+    strange = sorted(names_in(place) ^ files.keys())
+    if strange:
+        raise UserError(f"{place}: {strange[0]} came or went while the step was saved; let nothing else write there")
+    manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items())))
+    sync_folder(folder)
+    sync_folder(folder.parent)
+    write_manifest(place, manifest)
+    write_json(folder / POINTER, {"checkpoint": place.name, "manifest": manifest.digest()})
+    sync_folder(folder)
+    discard(_previous(folder, step))
 
 
-def _saved(state: TrainerState, callback: str) -> dict[str, Any]:
-    """What a callback had put into the state; the last one of a kind."""
-    found = (state.stateful_callbacks or {}).get(callback, {})
-    return found[-1] if isinstance(found, list) and found else found or {}
+def write_manifest(checkpoint: Path, manifest: CheckpointManifest) -> None:
+    """Write the manifest when all else is on the disk; from then on the checkpoint counts."""
+    for root, _, _ in os.walk(checkpoint, topdown=False):
+        sync_folder(Path(root))
+    write_json(checkpoint / MANIFEST, {**asdict(manifest), "digest": manifest.digest()})
+    sync_folder(checkpoint)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder, where there is one: its name is free at once, its content goes after that.
+
+    The new name counts for nothing, and takes no room on a full disk; `make_room` removes what a killed process left.
+    """
+    if not folder.exists():
+        return
+    away = folder.with_name(f".discarded-{folder.name}-{secrets.token_hex(4)}")
+    os.rename(folder, away)
+    # Were the new name lost in a power cut and files already gone, a broken checkpoint would be there again.
+    sync_folder(folder.parent)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries down: without it a renamed file may be gone after a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+def _previous(folder: Path, step: int) -> Path:
+    """Where a complete checkpoint of the same step waits until its successor is complete."""
+    return folder / f"{name_of(step)}.previous"
+
+
+# Verifying.
+
+
+def newest_good(
+    folder: Path, refused: Refuse, passed_over: Callable[[Path, str], None] = lambda path, why: None
+) -> tuple[Path, CheckpointManifest] | None:
+    """The newest checkpoint of a run that is whole; None where there is none.
+
+    The listing of a shared folder may be old on this machine. The name that the pointer gives is looked up by itself.
+
+    Args:
+        folder: `checkpoints/` of a run folder; it may be missing.
+        passed_over: is told of each newer one, newest first, and why it does not count.
+    """
+    try:
+        pointed = _pointed_at(folder)
+    except UnsoundError as unsound:
+        passed_over(folder / POINTER, str(unsound))
+        pointed = None
+    for name in newest_first(folder, *([pointed] if pointed else [])):
+        try:
+            return folder / name, verified_step(folder / name, refused)
+        except UnsoundError as unsound:
+            passed_over(folder / name, str(unsound))
+    return None
+
+
+def verified_step(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
+    """The manifest of a checkpoint that is whole, and of the step that its name says; else `UnsoundError`."""
+    if not checkpoint.is_dir():
+        raise UnsoundError("no such checkpoint")
+    manifest = verified(checkpoint, refused)
+    if manifest.step != step_of(checkpoint.name):
+        raise UnsoundError(f"is of step {manifest.step}, under another name")
+    return manifest
+
+
+def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
+    """The manifest of a checkpoint of which every file is there, unchanged, and nothing else is; else `UnsoundError`.
+
+    The manifest's names are those that are found below the folder, so none of them can lead out of it.
+    """
+    manifest = read_manifest(checkpoint)
+    unwanted = refused(manifest.origin)
+    if unwanted is not None:
+        raise UnsoundError(unwanted)
+    for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
+        raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
+    try:
+        # Sizes first, which cost nothing.
+        for name, expected in manifest.files.items():
+            size = os.lstat(checkpoint / name).st_size
+            if size != expected.bytes:
+                raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
+        for name, found in hashed(checkpoint, manifest.files, sync=False).items():
+            if found != manifest.files[name]:
+                raise UnsoundError(f"{name}: its bytes have changed since it was saved (SHA-256)")
+    except OSError as error:
+        place = os.path.relpath(error.filename, checkpoint) if error.filename else checkpoint.name
+        raise UnsoundError(f"{place}: cannot be read ({error.strerror})") from None
+    return manifest
+
+
+def read_manifest(checkpoint: Path) -> CheckpointManifest:
+    """The manifest of a checkpoint; `UnsoundError` where there is none, or one that cannot be believed."""
+    from pydantic import TypeAdapter
+
+    try:
+        document = json.loads((checkpoint / MANIFEST).read_bytes())
+        if document.get("writer") != "zeropods" or document.get("schema_version") != 1:
+            shown = f"writer {document.get('writer')!r:.40}, schema_version {document.get('schema_version')!r:.40}"
+            raise UnsoundError(f"{MANIFEST}: {shown}; expected 'zeropods', 1")
+        stored = document.pop("digest", None)
+        # JSON, since a strict dataclass takes no dictionary from Python. Its errors are `ValueError`s.
+        manifest = TypeAdapter(CheckpointManifest).validate_json(json.dumps(document))
+    except FileNotFoundError:
+        raise UnsoundError(f"no {MANIFEST}: its save did not end, or something else wrote it") from None
+    except OSError as error:
+        raise UnsoundError(f"{MANIFEST}: cannot be read ({error.strerror})") from None
+    except AttributeError:
+        raise UnsoundError(f"{MANIFEST}: damaged (no JSON object)") from None
+    except (ValueError, RecursionError) as error:
+        raise UnsoundError(f"{MANIFEST}: damaged ({str(error).splitlines()[0]})") from None
+    if manifest.digest() != stored:
+        raise UnsoundError(f"{MANIFEST}: damaged (its digest is another)")
+    return manifest
+
+
+def _pointed_at(folder: Path) -> str | None:
+    """The checkpoint that the pointer names; None where there is no pointer yet."""
+    try:
+        name = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnsoundError(f"cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UnsoundError("damaged") from None
+    if step_of(name) is None:
+        raise UnsoundError(f"names {name!r:.60}, which is no checkpoint's name")
+    return name
+
+
+# Pruning: older checkpoints go once a newer one has been read back whole.
+
+
+def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None = None) -> list[str]:
+    """Delete what lies before the checkpoint of `step` and goes beyond `keep`; returns the names, oldest first.
+
+    The newest ones stay, and the best one instead of the oldest of these; with `keep` 1 both the newest and the best
+    stay. What has no manifest of this run was made by another, or by a save that did not end, and is neither counted
+    nor touched. Whoever is killed here leaves each checkpoint whole under its name, or under one that counts for
+    nothing.
+
+    Args:
+        folder: `checkpoints/` of a run folder.
+        step: the step that was saved last.
+        keep: how many may stay, at least 1.
+        best: name of the best model's checkpoint, where one is known.
+
+    Raises:
+        UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
+    """
+    older = [name for name in newest_first(folder) if (step_of(name) or 0) < step and _is_of(folder / name, origin)]
+    try:
+        spared = {best, _pointed_at(folder)} & set(older)
+    except UnsoundError:
+        spared = {best} & set(older)
+    room = max(0, keep - 1 - len(spared))
+    surplus = [name for name in older if name not in spared][room:][::-1]
+    if surplus:
+        verified(folder / name_of(step), lambda found: found.other_run(origin))
+    for name in surplus:
+        discard(folder / name)
+    _sweep_universal(folder)
+    return surplus
+
+
+def _is_of(checkpoint: Path, origin: Origin) -> bool:
+    try:
+        manifest = read_manifest(checkpoint)
+    except UnsoundError:
+        return False
+    return manifest.origin.run_id == origin.run_id and manifest.step == step_of(checkpoint.name)
+
+
+# The universal form, for any number of ranks: `checkpoints/universal/STEP`, made of `checkpoint-STEP`.
+
+
+def check_universal(place: Path, checkpoint: Path) -> None:
+    """`UnsoundError` where a universal checkpoint is not whole, or was made of another save."""
+    verified(place, lambda _: None)
+    if (place / SOURCE).read_bytes() != (checkpoint / MANIFEST).read_bytes():
+        raise UnsoundError(f"{SOURCE}: of another save of the step")
+
+
+def make_universal(
+    place: Path, checkpoint: Path, manifest: CheckpointManifest, convert: Callable[[Path, Path], None]
+) -> None:
+    """Make the universal form of a checkpoint that verifies.
+
+    It is built under a name that counts for nothing, and renamed when its own manifest is written: one that is there
+    is whole.
+
+    Args:
+        place: where it goes, in `checkpoints/universal/`; what is there is replaced.
+        manifest: the checkpoint's.
+        convert: is given the folder of shards and the folder to make.
+
+    Raises:
+        UnsoundError: nothing in it was divided by ZeRO.
+    """
+    shards = manifest.shards()
+    if shards is None:
+        raise UnsoundError("holds no shards of ZeRO")
+    building = place.with_name(f".building-{place.name}-{secrets.token_hex(4)}")
+    building.mkdir(parents=True)
+    try:
+        for name in UNDIVIDED:
+            if name in manifest.files:
+                shutil.copyfile(checkpoint / name, building / name)
+        shutil.copyfile(checkpoint / MANIFEST, building / SOURCE)
+        convert(checkpoint / shards, building / f"{shards}_{UNIVERSAL}")
+        files = hashed(building, sorted(names_in(building)))
+        write_manifest(building, CheckpointManifest(step=manifest.step, origin=manifest.origin, files=files))
+        discard(place)
+        os.rename(building, place)
+        sync_folder(place.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _sweep_universal(folder: Path) -> None:
+    """Remove universal checkpoints whose checkpoint is gone, and what killed processes left beside them."""
+    for path in (folder / UNIVERSAL).glob("*"):
+        if path.name.startswith("."):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.isdecimal() and not (folder / name_of(int(path.name))).is_dir():
+            discard(path)

@@ -15,8 +15,6 @@ from pathlib import Path
 from zeropods.errors import UserError, guarded
 from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 
-REMEDY = "see to the disk, then call again"
-
 
 def main() -> None:
     """Convert; what is wrong with the shards is one line on stderr."""
@@ -34,7 +32,7 @@ def main() -> None:
         inject_missing_state=True,
     )
     try:
-        with said_in_one_line(Path(out).parent, Path(out).name, REMEDY), plain_values_only():
+        with said_in_one_line(Path(out).parent, Path(out).name, "free or repair the disk"), plain_values_only():
             ds_to_universal.main(wanted)
     except pickle.UnpicklingError as error:
         raise UserError(f"{shards}: holds {foreign_object(error)}, which is no plain value; it is not opened") from None

@@ -13,7 +13,7 @@ from zeropods.programs import free_port
 
 
 class SharedError(UserError):
-    """An error of rank 0 that every rank learned of; one of them says it."""
+    """An error that every rank has learned of; one of them says it."""
 
 
 def rank() -> int:
@@ -27,7 +27,7 @@ def world_size() -> int:
 
 
 def be_the_only_rank() -> None:
-    """Say what a launcher would, where there was none: DeepSpeed needs a process group even for one process."""
+    """Set what a launcher would set, where there was none: DeepSpeed needs a process group even for one process."""
     if "RANK" in os.environ:
         return
     os.environ.update(
@@ -37,7 +37,7 @@ def be_the_only_rank() -> None:
 
 def slots() -> int:
     """Processes of the run on one pod, as torchrun or DeepSpeed's launcher say; else all of them."""
-    # DeepSpeed's word first: accelerate puts LOCAL_WORLD_SIZE=1 beside it on a CPU.
+    # DeepSpeed's variable first: accelerate puts LOCAL_WORLD_SIZE=1 beside it on a CPU.
     said = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
     return int(said) if said else world_size()
 
@@ -68,15 +68,14 @@ def on_rank_zero(action: Callable[[], Any]) -> Any:
 
 def alone_on_rank_zero(measure: Callable[[], float]) -> float | None:
     """Measure on rank 0 while the others wait, so that ranks of one machine do not share it; None on the others."""
-    if not dist.is_initialized():
-        return measure()
     measured = measure() if rank() == 0 else None
-    dist.barrier()
+    if dist.is_initialized():
+        dist.barrier()
     return measured
 
 
 def leave() -> None:
-    """End the process group after everyone is done.
+    """End the process group after every rank is done.
 
     Without it one CPU run in three that succeeded aborts at exit with status 250, and DeepSpeed's
     launcher then ends the ranks beside it.

@@ -1,4 +1,8 @@
-"""How a run hears that it shall end, or save at its next step and end."""
+"""Signals that end a run, or ask it to save at its next step and end, so that it can go on elsewhere.
+
+Schedulers announce an end by a signal: SLURM with `--signal=USR1@120`, clouds before they take a machine back.
+`ZEROPODS_SAVE_SIGNAL` names it; where it names none, nothing here costs a step anything.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,13 @@ from transformers import TrainerCallback
 from zeropods.errors import UserError
 from zeropods.train import processes
 
-# How a run hears that it shall end.
-#
-# Python's own handlers run in the main thread between two instructions, which a rank that waits in a collective for
-# a lost pod never reaches. The operating system's byte on a wake-up socket reaches another thread all the same.
-
 UNHEARD_SECONDS = 2.0
 """How long the main thread may take to act on a signal before it counts as waiting."""
 ENDINGS = (signal.SIGINT, signal.SIGTERM)
+VARIABLE = "ZEROPODS_SAVE_SIGNAL"
+NAMES = ("USR1", "USR2", "TERM", "HUP", "CONT", "URG")
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -52,6 +55,8 @@ def terminable(*, saving: signal.Signals | None = None) -> Iterator[None]:
 def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | None = None) -> Iterator[None]:
     """Call `act` with a signal's name, in a thread, where the main thread does not leave this block on it.
 
+    Python's own handlers run in the main thread between two instructions, which a rank that waits in a collective for
+    a lost pod never reaches. The operating system's byte on a wake-up socket reaches another thread all the same.
     To be entered in the main thread.
 
     Args:
@@ -87,74 +92,57 @@ def _listen(hearing: socket.socket, endings: Sequence[int], act: Callable[[str],
         hearing.settimeout(None)
 
 
-# A signal that asks a run to save at its next step and end, so that it can go on elsewhere.
-#
-# Schedulers announce an end so: SLURM with `--signal=USR1@120`, clouds before they take a machine back.
-# `ZEROPODS_SAVE_SIGNAL` names the signal; where it names none, nothing here costs a step anything.
-
-log = logging.getLogger(__name__)
-VARIABLE = "ZEROPODS_SAVE_SIGNAL"
-NAMES = ("USR1", "USR2", "TERM", "HUP", "CONT", "URG")
-
-
 class SavedOnSignalError(processes.SharedError):
     """The run was asked to end, and has saved all that it needs to go on."""
 
     exit_status = os.EX_TEMPFAIL
 
 
-def named_signal() -> signal.Signals | None:
-    """The signal that `ZEROPODS_SAVE_SIGNAL` names, with or without `SIG`; None where it names none."""
-    said = os.environ.get(VARIABLE, "")
-    name = said.removeprefix("SIG")
-    if not name:
-        return None
-    if name not in NAMES:
-        raise UserError(f"{VARIABLE} {said!r}; expected {', '.join(NAMES)}")
-    return signal.Signals[f"SIG{name}"]
-
-
 class SaveSignal:
-    """Whether this process was told to save and end."""
+    """The signal on which this process saves and ends, and whether it has come."""
 
-    def __init__(self, number: signal.Signals | None) -> None:
-        self.number = number
+    def __init__(self) -> None:
+        """Take the signal that the environment names, with or without `SIG`; it may name none."""
+        said = os.environ.get(VARIABLE, "")
+        name = said.removeprefix("SIG")
+        if name and name not in NAMES:
+            raise UserError(f"{VARIABLE} {said!r}; expected {', '.join(NAMES)}")
+        self.number = signal.Signals[f"SIG{name}"] if name else None
         self.heard = False
 
-    def hear(self, number: int, frame: Any) -> None:
-        """The handler: a flag and nothing else, so that a second signal disturbs no save."""
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take notice of the signal. To be entered in the main thread."""
+        if self.number is None:
+            yield
+            return
+        before = signal.signal(self.number, self._hear)
+        try:
+            yield
+        finally:
+            # A process that ends because of it shall not be killed by the next one on its last steps.
+            signal.signal(self.number, signal.SIG_IGN if self.heard else before)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        # A flag and nothing else, so that a second signal disturbs no save.
         self.heard = True
-
-
-@contextlib.contextmanager
-def save_signal_heard() -> Iterator[SaveSignal]:
-    """Take notice of the signal that the environment names. To be entered in the main thread."""
-    found = SaveSignal(named_signal())
-    if found.number is None:
-        yield found
-        return
-    before = signal.signal(found.number, found.hear)
-    try:
-        yield found
-    finally:
-        # A process that ends because of it shall not be killed by the next one on its last steps.
-        signal.signal(found.number, signal.SIG_IGN if found.heard else before)
 
 
 class SaveOnSignal(TrainerCallback):
     """Saves at the end of the step in which any rank heard the signal, then ends the run.
 
-    All ranks must have one or none: they ask one another after each step.
+    All ranks must make one: they ask one another now which signal it is, and after each step whether it came. Where
+    no rank listens, nothing is asked.
     """
 
-    def __init__(self, asked: SaveSignal, name: str) -> None:
-        """`name`: of the signal, for a rank that listens to none itself."""
+    def __init__(self, asked: SaveSignal) -> None:
         self.asked = asked
-        self.name = name
+        names = processes.gathered(asked.number and asked.number.name)
+        self.name: str | None = next(filter(None, names), None)
         self.saving = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if any_rank(self.asked.heard, args.device):
+        if self.name is not None and _on_any_rank(self.asked.heard, args.device):
             log.info("step %d: %s, saving", state.global_step, self.name)
             self.saving = True
             control.should_save = True
@@ -164,14 +152,7 @@ class SaveOnSignal(TrainerCallback):
             raise SavedOnSignalError(f"{self.name}: saved at step {state.global_step}")
 
 
-def save_on_signal(asked: SaveSignal) -> SaveOnSignal | None:
-    """The callback, for every rank where any of them listens; every rank must call this."""
-    names = [name for name in processes.gathered(asked.number and asked.number.name) if name]
-    return SaveOnSignal(asked, names[0]) if names else None
-
-
-def any_rank(heard: bool, device: torch.device) -> bool:
-    """Whether it is so on any rank."""
+def _on_any_rank(heard: bool, device: torch.device) -> bool:
     if processes.world_size() == 1:
         return heard
     flag = torch.tensor(int(heard), device=device)

@@ -4,184 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, set_seed
+from transformers import TrainerCallback
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import said_in_one_line
 from zeropods.measure.record import RankMeasurement
-from zeropods.train.checkpoints import Checkpoints, Resumption
 from zeropods.train.compiled import step_begins, uncompiled
-from zeropods.train.meter import Recorder, TokenCount
+from zeropods.train.meter import TokenCount
 from zeropods.train.optimizer import MasterAdamW, load_masters, rate_groups
+from zeropods.train.recorder import Recorder
+from zeropods.train.resume import Checkpoints, ResumingTrainer, loading_universal
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
 from zeropods.train.tasks import Prepared, Task
-
-# How a trainer's epochs begin, and when it must stop.
-
-
-class EpochOrder(TrainerCallback):
-    """Tells the sampler its epoch.
-
-    transformers does so too, but does not reach it on several processes once a resumed run has skipped rows
-    of its first epoch: that epoch would have the order of epoch 0.
-    """
-
-    def __init__(self, trainer: MeasuredTrainer) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.trainer.sampler is not None:
-            self.trainer.sampler.set_epoch(int(state.epoch))
-
-
-class TimeLimit(TrainerCallback):
-    """Ends training when its time is up; one process only, since clocks differ."""
-
-    def __init__(self, trainer: MeasuredTrainer, measured: RankMeasurement) -> None:
-        self.trainer = trainer
-        self.measured = measured
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.began = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        began = self.trainer.began
-        if began is not None and time.monotonic() - began >= self.trainer.seconds:
-            self.measured.stopped_by = "time"
-            control.should_training_stop = True
-
-
-# Random numbers of a rank that goes on from what another number of ranks has saved.
-
-
-def draw_anew(seed: int, step: int, ranks: int, rank: int) -> None:
-    """Seed this rank's generators by where it is: the same in each call, another for each rank.
-
-    The order of rows does not depend on them; dropout masks do.
-    """
-    set_seed(int(np.random.SeedSequence((seed, step, ranks, rank)).generate_state(1)[0]))
-
-
-# DeepSpeed told to load a universal checkpoint, and only that one.
-
-
-def expect_universal(config: dict[str, Any]) -> None:
-    """Let an engine that is made of this configuration load a universal checkpoint first."""
-    config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-
-
-def universal_loaded(engine: Any) -> None:
-    """Make right what was loaded, and let what the engine loads after that be checkpoints of its own.
-
-    ZeRO-3 gives all its sub-groups one tensor that counts their steps: each sub-group would count for all, and Adam's
-    correction of its averages would be that of a later step.
-    """
-    engine._config.load_universal_checkpoint = False
-    # DeepSpeed's optimizer has torch's within; without ZeRO it is that itself.
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    for state in optimizer.state.values():
-        if torch.is_tensor(state.get("step")):
-            state["step"] = state["step"].clone()
-
-
-@contextlib.contextmanager
-def loading_universal(engine: Any) -> Iterator[None]:
-    """What the engine loads in this block is a universal checkpoint."""
-    engine._config.load_universal_checkpoint = True
-    try:
-        yield
-    finally:
-        universal_loaded(engine)
-
-
-# transformers' trainer, going on from a checkpoint also where it had ended or other ranks have saved it.
-
-
-class ResumingTrainer(Trainer):
-    """`Trainer` that does as its `resumption` says, which is set before training begins."""
-
-    control: Any
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.resumption = Resumption()
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train for an epoch, where the checkpoint that was loaded is not of the end."""
-        if self.resumption.has_ended(self.state):
-            self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **kwargs)
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare, and load what is resumed, also where another number of ranks has saved it."""
-        if self.resumption.universal:
-            expect_universal(self.accelerator.state.deepspeed_plugin.deepspeed_config)
-        return super()._prepare_for_training(*args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what DeepSpeed has not loaded just before."""
-        if self.resumption.universal:
-            universal_loaded(self.model_wrapped)
-        super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Go on with the random numbers of this rank; of another number of ranks no rank has had them."""
-        if self.resumption.other_ranks:
-            draw_anew(self.args.seed, self.resumption.step, self.args.world_size, self.args.process_index)
-        else:
-            super()._load_rng_state(checkpoint)
-
-
-# The weights of a model that ZeRO has divided among the ranks, put together.
-
-
-@torch.no_grad()
-def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """FP32 weights by name, on the CPU, a tied one once, and what else a model keeps; every rank must call it.
-
-    DeepSpeed's own gathering gives ZeRO-3's BF16 copies, which have lost their low bits, and a copy for
-    each name of a tied weight. Here the optimizer's masters are gathered, one at a time.
-
-    Args:
-        keep: False for a rank that only takes part; its result is empty.
-    """
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    whole = {}
-    for name, parameter in model.named_parameters():
-        master = safe_get_full_fp32_param(parameter)
-        if keep:
-            # Stage 0 has no master beside the parameter itself.
-            gathered = parameter.detach() if master is None else master
-            whole[name] = gathered.to("cpu", torch.float32, copy=True).view(_shape(parameter))
-    return {**whole, **_kept_buffers(model)} if keep else whole
-
-
-def _kept_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What is no weight, but is saved with them; ZeRO does not divide it."""
-    return {
-        f"{place}.{name}".lstrip("."): buffer.to("cpu", copy=True)
-        for place, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    }
-
-
-def _shape(parameter: nn.Parameter) -> torch.Size:
-    """The whole shape, also of a parameter that ZeRO-3 has divided."""
-    return getattr(parameter, "ds_shape", parameter.shape)
-
-
-# transformers' trainer with our order of data, our evaluation, and FP32 masters of BF16 weights.
 
 
 class MeasuredTrainer(ResumingTrainer):
@@ -209,7 +49,7 @@ class MeasuredTrainer(ResumingTrainer):
             data: rows to train on and to evaluate.
             recorder: measures the run; it takes this trainer's tokens.
             seconds: training time by which the learning rate reaches 0; 0: by the last step.
-            scaled_rates: learning rates by kind of weight, as in `rates.rate_groups`.
+            scaled_rates: learning rates by kind of weight, as in `optimizer.rate_groups`.
             compiled: what of the model is, as `compiled.compile_model` has it.
         """
         super().__init__(
@@ -280,7 +120,7 @@ class MeasuredTrainer(ResumingTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **_: Any
     ) -> dict[str, float]:
-        """Mean loss a label token: token losses and counts are summed over ranks, then divided.
+        """Mean loss per label token: token losses and counts are summed over ranks, then divided.
 
         transformers' own `eval_loss` is a mean of means, and depends on the number of processes.
         """
@@ -297,31 +137,29 @@ class MeasuredTrainer(ResumingTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    @torch.no_grad()
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
+        args = self.args
         with self._within("evaluate"), uncompiled(self.compiled):
-            return self._summed_loss(rows)
-
-    @torch.no_grad()
-    def _summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
-        was_training = self.model.training
-        self.model.eval()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        mine = evaluation_batches(rows, self.args.eval_batch_size, self.args.process_index, self.args.world_size)
-        for indices, weight in mine:
-            batch = self._prepare_inputs(self.data_collator([rows[i] for i in indices]))
-            loss = self.model(**batch, num_items_in_batch=1).loss
-            sums[0] += weight * loss.double()
-            sums[1] += weight * batch["label_positions"].numel()
-            self._mark()
-        self.model.train(was_training)
-        total, tokens = self.accelerator.reduce(sums, "sum").tolist()
-        return total, int(tokens)
+            was_training = self.model.training
+            self.model.eval()
+            sums = torch.zeros(2, dtype=torch.float64, device=args.device)
+            mine = evaluation_batches(rows, args.eval_batch_size, args.process_index, args.world_size)
+            for indices, weight in mine:
+                batch = self._prepare_inputs(self.data_collator([rows[i] for i in indices]))
+                loss = self.model(**batch, num_items_in_batch=1).loss
+                sums[0] += weight * loss.double()
+                sums[1] += weight * batch["label_positions"].numel()
+                self._mark()
+            self.model.train(was_training)
+            total, tokens = self.accelerator.reduce(sums, "sum").tolist()
+            return total, int(tokens)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights in FP32; every rank takes part."""
         folder = Path(output_dir or self.args.output_dir)
-        with self._within("save"), said_in_one_line(folder, "the model", "see to the disk, then call again"):
+        with self._within("save"), said_in_one_line(folder, "the model", "free or repair the disk, then run again"):
             if self.is_deepspeed_enabled:
                 self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
             else:
@@ -338,7 +176,7 @@ class MeasuredTrainer(ResumingTrainer):
 
     def _mark(self) -> None:
         if self.recorder is not None:
-            self.recorder.meter.beating.mark()
+            self.recorder.meter.heartbeat.mark()
 
     def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self.recorder is None else self.recorder.within(phase)
@@ -365,20 +203,76 @@ class MeasuredTrainer(ResumingTrainer):
                 super()._load_best_model()
             else:
                 manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
-                self._load_fitted(best, str(self.checkpoints.fitted(Path(best), manifest)))
+                fitted = str(self.checkpoints.fitted(Path(best), manifest))
+                universal = fitted != best
+                self.state.best_model_checkpoint = fitted
+                with loading_universal(self.model_wrapped) if universal else contextlib.nullcontext():
+                    super()._load_best_model()
+                self.state.best_model_checkpoint = best
             masters = self._masters()
             if masters is not None:
                 load_masters(masters, self.model, Path(best) / SAFE_WEIGHTS_NAME)
 
-    def _load_fitted(self, best: str, fitted: str) -> None:
-        if fitted == best:
-            super()._load_best_model()
-            return
-        self.state.best_model_checkpoint = fitted
-        with loading_universal(self.model_wrapped):
-            super()._load_best_model()
-        self.state.best_model_checkpoint = best
-
     def _masters(self) -> dict[int, Tensor] | None:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else None
+
+
+class EpochOrder(TrainerCallback):
+    """Tells the sampler its epoch.
+
+    transformers does so too, but does not reach it on several processes once a resumed run has skipped rows
+    of its first epoch: that epoch would have the order of epoch 0.
+    """
+
+    def __init__(self, trainer: MeasuredTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.trainer.sampler is not None:
+            self.trainer.sampler.set_epoch(int(state.epoch))
+
+
+class TimeLimit(TrainerCallback):
+    """Ends training when its time is up; one process only, since clocks differ."""
+
+    def __init__(self, trainer: MeasuredTrainer, measured: RankMeasurement) -> None:
+        self.trainer = trainer
+        self.measured = measured
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        began = self.trainer.began
+        if began is not None and time.monotonic() - began >= self.trainer.seconds:
+            self.measured.stopped_by = "time"
+            control.should_training_stop = True
+
+
+@torch.no_grad()
+def whole_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """What ZeRO has divided among the ranks, put together; every rank must call it.
+
+    FP32 weights by name, on the CPU, a tied one once, and the buffers that are saved with them. DeepSpeed's own
+    gathering gives ZeRO-3's BF16 copies, which have lost their low bits, and a copy for each name of a tied weight.
+    Here the optimizer's masters are gathered, one at a time.
+
+    Args:
+        keep: False for a rank that only takes part; its result is empty.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    whole = {}
+    for name, parameter in model.named_parameters():
+        master = safe_get_full_fp32_param(parameter)
+        if keep:
+            # Stage 0 has no master beside the parameter itself; stage 3 has divided the parameter's own shape.
+            gathered = parameter.detach() if master is None else master
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            whole[name] = gathered.to("cpu", torch.float32, copy=True).view(shape)
+    for place, module in model.named_modules() if keep else ():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                whole[f"{place}.{name}".lstrip(".")] = buffer.to("cpu", copy=True)
+    return whole

@@ -1,15 +1,23 @@
-"""NVML through its real binding: the library that it loads is a small one of our own, since a driver's needs a GPU."""
+"""What a run ran on: versions without an installed package, the process's age, a GPU through NVML's real binding.
+
+The library that the binding loads is a small one of our own, since a driver's needs a GPU.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from zeropods import __version__
+from zeropods.measure import environment
 
 SOURCE = """
 #include <string.h>
@@ -55,26 +63,42 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ask(library: Path, *names: str) -> object:
-    said = subprocess.run(
-        [sys.executable, "-c", ASK, *names],
-        env={**os.environ, "LD_LIBRARY_PATH": str(library)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return json.loads(said.stdout)
-
-
-@pytest.mark.parametrize("names", [("GPU-1234",), ("MIG-1234", "GPU-1234"), ("GPU-other", "00000000:3B:00.0")])
-def test_a_gpu_is_found_by_any_of_its_names_and_read(library: Path, names: tuple[str, ...]) -> None:
-    assert ask(library, *names) == TOLD
-
-
-def test_a_name_that_is_not_known_finds_none(library: Path) -> None:
-    assert ask(library, "GPU-other") is None
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["GPU-1234"], TOLD),
+        (["MIG-1234", "GPU-1234"], TOLD),
+        (["GPU-other", "00000000:3B:00.0"], TOLD),
+        (["GPU-other"], None),
+    ],
+)
+def test_a_gpu_is_found_by_any_of_its_names_and_read(library: Path, names: list[str], told: object) -> None:
+    assert ask(library, names) == told
 
 
 def test_without_a_driver_there_is_no_gpu(tmp_path: Path) -> None:
-    assert ask(tmp_path, "GPU-1234") is None
+    assert ask(tmp_path, ["GPU-1234"]) is None
+
+
+def ask(library: Path, names: list[str]) -> object:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    command = [sys.executable, "-c", ASK, *names]
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+
+
+def test_a_record_names_the_version_of_the_code_that_ran_and_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_torch(name: str) -> str:
+        if name != "torch":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "2.13.0"
+
+    monkeypatch.setattr(environment, "version", only_torch)
+    found = environment.versions()
+    assert (found["zeropods"], found["torch"], found["deepspeed"]) == (__version__, "2.13.0", None)
+
+
+def test_a_process_knows_its_age() -> None:
+    first = environment.process_age_seconds()
+    time.sleep(0.05)
+    assert 0.04 <= environment.process_age_seconds() - first < 1.0
+    assert first < 24 * 3600

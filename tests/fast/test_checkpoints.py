@@ -1,0 +1,334 @@
+"""Checkpoints count when they are whole: damage is named, older ones are pruned, universal forms are made and go."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
+from zeropods.errors import UserError
+from zeropods.train.checkpoints import (
+    UNIVERSAL,
+    Origin,
+    UnsoundError,
+    check_universal,
+    complete,
+    digest,
+    hashed,
+    make_room,
+    make_universal,
+    names_in,
+    newest_good,
+    prune,
+    read_manifest,
+    share,
+    verified,
+)
+
+SHARD = "global_step20/zero_pp_rank_1_mp_rank_00_optim_states.pt"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """`checkpoints/` with two complete ones, of steps 10 and 20."""
+    with quick_folder() as run:
+        for step in (10, 20):
+            save(run / "checkpoints", step)
+        yield run / "checkpoints"
+
+
+def found(folder: Path, origin: Origin | None = None) -> tuple[str | None, list[tuple[str, str]]]:
+    """The name of the newest checkpoint that counts, and what was passed over."""
+    wanted = origin or an_origin()
+    skipped: list[tuple[str, str]] = []
+    newest = newest_good(folder, lambda of: of.other_run(wanted), lambda place, why: skipped.append((place.name, why)))
+    return newest and newest[0].name, skipped
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(name[11:]) for name in os.listdir(folder) if name.startswith("checkpoint-"))
+
+
+def test_the_newest_is_found_by_number_and_nothing_is_passed_over(folder: Path) -> None:
+    save(folder, 9)
+    assert found(folder) == ("checkpoint-20", [])
+    assert read(folder / "checkpoint-20") == content_of(20)
+    assert found(folder / "missing") == (None, [])
+
+
+def flip(path: Path, at: int = 0, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def link(path: Path) -> None:
+    path.rename(path.parents[2] / "elsewhere")
+    path.symlink_to(path.parents[2] / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("harm", "name", "why"),
+    [
+        (flip, SHARD, f"{SHARD}: its bytes have changed since it was saved (SHA-256)"),
+        (lambda path: os.truncate(path, 233), SHARD, f"{SHARD}: 233 bytes, expected 234"),
+        (Path.unlink, SHARD, f"{SHARD}: missing"),
+        (link, SHARD, f"{SHARD}: "),
+        (Path.touch, "global_step20/zero_pp_rank_3_mp_rank_00_optim_states.pt", "not in the manifest"),
+        (Path.unlink, "manifest.json", "no manifest.json: its save did not end"),
+        (lambda path: os.truncate(path, 100), "manifest.json", "manifest.json: damaged (Expecting"),
+        (lambda path: path.write_text(path.read_text().replace('"step": 20', '"step": 21')), "manifest.json",
+         "manifest.json: damaged (its digest is another)"),
+        (lambda path: path.write_text("[]"), "manifest.json", "manifest.json: damaged (no JSON object)"),
+        (lambda path: path.write_text("[" * 100_000), "manifest.json", "manifest.json: damaged"),
+        (lambda path: path.write_text("{}"), "manifest.json", "writer None, schema_version None; expected 'zeropods'"),
+    ],
+)  # fmt: skip
+def test_damage_is_named_and_the_one_before_counts(
+    folder: Path, harm: Callable[[Path], object], name: str, why: str
+) -> None:
+    harm(folder / "checkpoint-20" / name)
+    newest, ((skipped, said), *_) = found(folder)
+    assert (newest, skipped, why in said) == ("checkpoint-10", "checkpoint-20", True), said
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_one_flipped_bit_anywhere_is_found(data: st.DataObject) -> None:
+    with quick_folder() as run:
+        place = save(run / "checkpoints", 20)
+        names = sorted(names_in(place)) + ["manifest.json"] * 3
+        path = place / data.draw(st.sampled_from(names))
+        flip(path, data.draw(st.integers(0, path.stat().st_size - 1)), data.draw(st.integers(0, 7)))
+        try:
+            verified(place, lambda _: None)
+        except UnsoundError:
+            return
+        # White space of the manifest may change: what it says is proven, not how it is written.
+        document = json.loads(path.read_text())
+        assert document.pop("digest") == digest(document)
+
+
+def test_checkpoints_of_another_model_run_or_step_are_passed_over(folder: Path) -> None:
+    save(folder, 30, origin=an_origin(model={**an_origin().model, "d_model": 1024}, settings=digest("large")))
+    other = save(folder, 40, origin=an_origin(run_id="r2", settings=digest({"max_steps": 60})))
+    shutil.copytree(folder / "checkpoint-10", folder / "checkpoint-50")
+    assert found(folder) == ("checkpoint-20", [
+        ("checkpoint-50", "is of step 10, under another name"),
+        ("checkpoint-40", "of run r2, which has other settings"),
+        ("checkpoint-30", "of another model: d_model 1024, expected 64"),
+    ])  # fmt: skip
+    assert verified(other, lambda origin: origin.other_model(an_origin())).step == 40
+
+
+@pytest.mark.parametrize("text", ["", "7", "{}", '{"checkpoint": 1}', '{"checkpoint": "../../etc"}'])
+def test_a_damaged_pointer_is_named_and_nothing_is_lost(folder: Path, text: str) -> None:
+    (folder / "latest.json").write_text(text)
+    newest, ((skipped, _),) = found(folder)
+    assert (newest, skipped) == ("checkpoint-20", "latest.json")
+    (folder / "latest.json").unlink()
+    assert found(folder) == ("checkpoint-20", [])
+
+
+def test_a_pointer_to_what_is_gone_is_passed_over(folder: Path) -> None:
+    (folder / "latest.json").write_text('{"checkpoint": "checkpoint-30"}')
+    assert found(folder) == ("checkpoint-20", [("checkpoint-30", "no such checkpoint")])
+
+
+def test_what_a_killed_save_left_is_not_mixed_into_the_next_of_its_step(folder: Path) -> None:
+    (make_room(folder, 30) / "zero_pp_rank_7_of_a_killed_save.pt").touch()
+    save(folder, 30)
+    assert found(folder) == ("checkpoint-30", [])
+    assert read(folder / "checkpoint-30") == content_of(30)
+
+
+def test_a_complete_checkpoint_counts_until_its_step_is_complete_again(folder: Path) -> None:
+    make_room(folder, 20)
+    assert found(folder)[0] == "checkpoint-20.previous"
+    assert read(folder / "checkpoint-20.previous") == content_of(20)
+    save(folder, 20, save="second")
+    assert read(folder / "checkpoint-20") == content_of(20, "second")
+    assert sorted(os.listdir(folder)) == ["checkpoint-10", "checkpoint-20", "latest.json"]
+
+
+def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> None:
+    place = make_room(folder, 30)
+    (place / "trainer_state.json").touch()
+    files = hashed(place, names_in(place))
+    (place / ".nfs0001").touch()
+    (place / "late.pt").touch()
+    with pytest.raises(UserError, match=r"late\.pt came or went"):
+        complete(folder, 30, an_origin(), files)
+    assert found(folder)[0] == "checkpoint-20"
+
+
+def test_every_file_belongs_to_one_rank() -> None:
+    names = {*content_of(20), "of_no_known_kind", "rng_state_5.pth"}
+    shares = [share(names, rank, 3) for rank in range(3)]
+    assert sorted(name for own in shares for name in own) == sorted(names)
+    assert shares[1] == [SHARD, "rng_state_1.pth"]
+
+
+# Pruning.
+
+
+@pytest.fixture
+def four(folder: Path) -> Path:
+    """`checkpoints/` with steps 10, 20, 30 and 40."""
+    for step in (30, 40):
+        save(folder, step)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("step", "keep", "best", "stay"),
+    [
+        (40, 2, None, [30, 40]),
+        (40, 4, None, [10, 20, 30, 40]),
+        (40, 1, 10, [10, 40]),
+        (40, 2, 10, [10, 40]),
+        (40, 3, 10, [10, 30, 40]),
+        # A run that went back leaves later steps alone.
+        (30, 1, None, [30, 40]),
+    ],
+)
+def test_the_newest_and_the_best_stay(four: Path, step: int, keep: int, best: int | None, stay: list[int]) -> None:
+    gone = prune(four, step, an_origin(), keep, best and f"checkpoint-{best}")
+    assert kept(four) == stay
+    assert gone == [f"checkpoint-{old}" for old in (10, 20, 30, 40) if old not in stay]
+
+
+def test_nothing_goes_while_the_newest_does_not_verify(four: Path) -> None:
+    flip(four / "checkpoint-40" / "model.safetensors")
+    with pytest.raises(UnsoundError, match=r"model\.safetensors: its bytes have changed"):
+        prune(four, 40, an_origin(), 1)
+    assert kept(four) == [10, 20, 30, 40]
+
+
+def test_what_the_pointer_names_and_what_others_made_stays(four: Path) -> None:
+    (four / "latest.json").write_text('{"checkpoint": "checkpoint-30"}')
+    save_of_another_run = an_origin(run_id="r2")
+    (four / "checkpoint-25").mkdir()
+    (four / "checkpoint-20" / "manifest.json").unlink()
+    shutil.rmtree(four / "checkpoint-10")
+    place = save(four, 15, origin=save_of_another_run)
+    (four / "latest.json").write_text('{"checkpoint": "checkpoint-30"}')
+    assert prune(four, 40, an_origin(), 1) == []
+    assert kept(four) == [15, 20, 25, 30, 40] and place.is_dir()
+
+
+def in_child_killed_at(number: int, folder: Path) -> int:
+    """Prune in a fork that dies before its n-th operation on files; returns its status, or minus the signal."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def audit(event: str, _: Any) -> None:
+            nonlocal seen
+            if event in ("os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "os.scandir"):
+                seen += 1
+                if seen == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+        try:
+            prune(folder, 40, an_origin(), 1)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_killed_before_any_operation_the_newest_is_found_and_the_next_save_tidies_up() -> None:
+    killed, status = 0, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        with quick_folder() as run:
+            folder = run / "checkpoints"
+            for step in (20, 30, 40):
+                save(folder, step)
+            status = in_child_killed_at(killed + 1, folder)
+            assert found(folder) == ("checkpoint-40", [])
+            # Whatever has its name still is whole.
+            assert all(read(folder / f"checkpoint-{step}") == content_of(step) for step in kept(folder))
+            save(folder, 50)
+            prune(folder, 50, an_origin(), 1)
+            assert sorted(os.listdir(folder)) == ["checkpoint-50", "latest.json"]
+        killed += 1
+    assert status == 0 and killed > 20
+
+
+# Universal forms.
+
+
+def convert(shards: Path, out: Path) -> None:
+    """Write what DeepSpeed's converter would, where it would."""
+    assert shards.is_dir()
+    (out / "zero" / "weight").mkdir(parents=True)
+    (out / "zero" / "weight" / "fp32.pt").write_bytes(b"weights")
+    (out.parent / "latest_universal").write_text(out.name)
+
+
+def killed(shards: Path, out: Path) -> None:
+    convert(shards, out)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def made(folder: Path, step: int = 10, by: Callable[[Path, Path], None] = convert) -> tuple[Path, Path]:
+    """A universal checkpoint, and what it was made of."""
+    place, checkpoint = folder / UNIVERSAL / str(step), folder / f"checkpoint-{step}"
+    make_universal(place, checkpoint, read_manifest(checkpoint), by)
+    return place, checkpoint
+
+
+def test_a_universal_form_is_whole_and_can_be_made_again(folder: Path) -> None:
+    place, checkpoint = made(folder)
+    check_universal(place, checkpoint)
+    assert (place / "latest_universal").read_text() == "global_step10_universal"
+    (place / "trainer_state.json").unlink()
+    check_universal(*made(folder))
+    assert (place / "trainer_state.json").read_bytes() == (checkpoint / "trainer_state.json").read_bytes()
+    assert os.listdir(place.parent) == ["10"]
+    assert found(folder) == ("checkpoint-20", [])
+
+
+def test_a_damaged_universal_form_or_one_of_another_save_is_found(folder: Path) -> None:
+    place, checkpoint = made(folder)
+    flip(place / "global_step10_universal" / "zero" / "weight" / "fp32.pt")
+    with pytest.raises(UnsoundError, match=r"fp32.pt: its bytes have changed since it was saved"):
+        check_universal(place, checkpoint)
+    place, checkpoint = made(folder, 20)
+    save(folder, 20, save="second")
+    with pytest.raises(UnsoundError, match=r"source.json: of another save of the step"):
+        check_universal(place, checkpoint)
+
+
+def test_killed_in_mid_conversion_it_is_not_there_and_can_be_made(folder: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        made(folder, by=killed)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert not (folder / UNIVERSAL / "10").exists()
+    check_universal(*made(folder))
+    save(folder, 30)
+    assert os.listdir(folder / UNIVERSAL) == ["10"]
+
+
+def test_it_goes_with_its_checkpoint(folder: Path) -> None:
+    for step in (10, 20):
+        made(folder, step)
+    prune(folder, 20, an_origin(), 1)
+    assert os.listdir(folder / UNIVERSAL) == ["20"]
+    os.rename(folder / "checkpoint-20", folder / "elsewhere")
+    save(folder, 30)
+    assert os.listdir(folder / UNIVERSAL) == []

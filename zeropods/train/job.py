@@ -1,0 +1,207 @@
+"""A checked call of a training script: what it is to do, and what its run folder says about it."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zeropods.errors import UserError
+from zeropods.measure import environment
+from zeropods.measure.record import SCHEMA_VERSION, read_json
+from zeropods.measure.run_folder import CONFIG, Opening
+from zeropods.techniques import TECHNIQUES, technique_of
+from zeropods.train import processes
+from zeropods.train.arguments import RunArguments
+from zeropods.train.deepspeed import Config, check_blocks, check_config, effective_config, read_config, without_batch
+from zeropods.train.device import resolve_precision
+from zeropods.train.tasks import Prepared, Task
+
+DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
+"""Flags that divide the rows of a step over processes and passes."""
+UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
+"""Techniques that keep the same files."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """Everything about a call that can be known before processes meet."""
+
+    task: Task
+    precision: str
+    template: Config | None
+    """The DeepSpeed configuration as it was read."""
+    data: Prepared | None
+    """None for raw data that the run itself is going to prepare."""
+
+    @property
+    def arguments(self) -> RunArguments:
+        """The flags of the call."""
+        return self.task.arguments
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.arguments.run_folder
+
+    @property
+    def deepspeed(self) -> Config | None:
+        """The configuration that is in effect: its output goes into the run folder."""
+        return None if self.template is None else effective_config(self.template, self.folder)
+
+    @property
+    def prepared(self) -> Prepared:
+        """The data, once they are prepared."""
+        assert self.data is not None
+        return self.data
+
+    @property
+    def technique(self) -> str:
+        """The technique's name; to be asked once processes have met, as all that follows."""
+        return technique_of(self.deepspeed, processes.world_size())
+
+    def effective_batch_size(self) -> int:
+        """Rows of an optimizer step, over all ranks."""
+        rows = self.arguments.per_device_train_batch_size * self.arguments.gradient_accumulation_steps
+        return rows * processes.world_size()
+
+    def steps(self) -> int:
+        """Optimizer steps of the whole run, if nothing stops it early."""
+        if self.arguments.max_steps > 0:
+            return self.arguments.max_steps
+        return math.ceil(self.arguments.epochs * math.ceil(len(self.prepared.train) / self.effective_batch_size()))
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for two calls to mean the same run.
+
+        On another number of processes the same rows per step are divided otherwise: that is the same run.
+        """
+        flags = {key: value for key, value in self.task.settings(self.prepared).items() if key not in DIVISION}
+        return {
+            **flags,
+            "effective_batch_size": self.effective_batch_size(),
+            "precision": self.precision,
+            "deepspeed": None if self.template is None else without_batch(self.template),
+        }
+
+    def with_data(self) -> TrainingJob:
+        """The call with its data, prepared by rank 0 where they are raw, and checked against the flags."""
+        job = self
+        if job.data is None:
+            processes.on_rank_zero(self.task.prepare)
+            job = replace(self, data=self.task.data())
+        processes.on_rank_zero(lambda: _check_data(job))
+        return job
+
+
+def check_call(task: Task) -> TrainingJob:
+    """Read what the flags of a task name, and refuse what contradicts itself."""
+    arguments = task.arguments
+    precision = resolve_precision(arguments.precision, arguments.fp16_fault, arguments.model_id)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    config = None
+    if arguments.deepspeed is not None:
+        config = read_config(Path(arguments.deepspeed))
+        check_config(config, arguments.deepspeed, _flags(arguments, precision, ranks), arguments.fp16_fault)
+        check_blocks(config, arguments.deepspeed)
+    if arguments.max_train_seconds and ranks > 1:
+        raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
+    task.check(precision)
+    return TrainingJob(task, precision, config, task.data() if task.is_prepared else None)
+
+
+def _check_data(job: TrainingJob) -> None:
+    """Refuse what only the data show to be wrong."""
+    arguments = job.arguments
+    if job.prepared.dev is None and arguments.wants_best_model:
+        raise UserError(f"{arguments.dataset_path}: has no dev split, by which the best model would be found")
+    if job.template is not None and arguments.deepspeed is not None:
+        known = {**_flags(arguments, job.precision, processes.world_size()), "optimizer_steps": job.steps()}
+        check_config(job.template, arguments.deepspeed, known, arguments.fp16_fault)
+
+
+def _flags(arguments: RunArguments, precision: str, ranks: int) -> dict[str, Any]:
+    """What a DeepSpeed configuration is compared with."""
+    return {**asdict(arguments), "adam_beta1": arguments.adam_beta1, "precision": precision, "world_size": ranks}
+
+
+def check_same_run(job: TrainingJob) -> None:
+    """Refuse another technique than that of the run in the folder, and other rows per step.
+
+    Both may be meant for another number of pods. Other differences are `open_run`'s to find.
+    """
+    if job.arguments.resume == "never" or not (job.folder / CONFIG).is_file():
+        return
+    before = read_json(job.folder / CONFIG)
+    was, now = before["technique"], job.technique
+    if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
+        raise UserError(
+            f"{job.folder}: holds a run of technique {was}, this call is of {now}; give the run's own --deepspeed, "
+            "or choose another --outputdir"
+        )
+    rows_before, rows_now, ranks = before["effective_batch_size"], job.effective_batch_size(), processes.world_size()
+    if rows_before != rows_now:
+        rows, passes = job.arguments.per_device_train_batch_size, job.arguments.gradient_accumulation_steps
+        raise UserError(
+            f"{job.folder}: holds a run of {rows_before} rows per step, this call has {rows} rows x {passes} passes x "
+            f"{ranks} processes = {rows_now}; {fitting(rows_before, rows, ranks)}"
+        )
+
+
+def fitting(effective: int, rows: int, ranks: int) -> str:
+    """The flags by which so many processes train on an effective batch, or which numbers of them would do.
+
+    Args:
+        effective: rows per step.
+        rows: rows per process and pass that were asked for; no more are proposed, since memory was enough for these.
+    """
+    share, rest = divmod(effective, ranks)
+    if rest:
+        numbers = ", ".join(str(n) for n in range(1, min(effective, 64) + 1) if effective % n == 0)
+        return f"{effective} does not divide by {ranks}: take {numbers} processes"
+    most = max(n for n in range(1, min(rows, share) + 1) if share % n == 0)
+    return f"give --per_device_train_batch_size {most} --gradient_accumulation_steps {share // most}"
+
+
+def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, Any]:
+    """What `config.json` of the run folder holds.
+
+    Args:
+        hosts: the pods, each once, in the order of their ranks.
+    """
+    arguments, data, ranks, slots = job.arguments, job.prepared, processes.world_size(), processes.slots()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": opening.run_id,
+        "attempt": opening.attempt,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "task": data.manifest.task,
+        "model_id": arguments.model_id,
+        "init": arguments.init,
+        "technique": job.technique,
+        "pods": ranks // slots,
+        "slots": slots,
+        "world_size": ranks,
+        "precision": job.precision,
+        "prompt": None if data.manifest.task == "lm" else data.manifest.prompt,
+        "per_device_train_batch_size": arguments.per_device_train_batch_size,
+        "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
+        "effective_batch_size": job.effective_batch_size(),
+        "gradient_checkpointing": arguments.gradient_checkpointing,
+        "train_rows": len(data.train),
+        "dev_rows": None if data.dev is None else len(data.dev),
+        "dataset": {"path": arguments.dataset_path, "content_key": data.manifest.content_key},
+        "deepspeed": job.deepspeed,
+        "identity": job.identity(),
+        "argv": argv,
+        "hosts": hosts,
+        "versions": environment.versions(),
+        "git_revision": environment.git_revision(Path(__file__).parent),
+        "hardware": environment.hardware() | {"gpus": gpus},
+    }
