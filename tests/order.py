@@ -17,7 +17,7 @@ DEAREST = (
 
 INTERFACES = (
     "test_notebooks", "test_demo_page", "test_lab", "test_curves", "test_gallery", "test_cut_network",
-    "test_namespaces", "test_own_hosts",
+    "test_own_hosts",
 )  # fmt: skip
 """Files that drive chromium, and those that make network interfaces: whenever one comes or goes, it drops requests."""
 

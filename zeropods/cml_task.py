@@ -52,7 +52,9 @@ def run_task(*words: str) -> None:
 
     Ctrl-C, or a kernel that is interrupted, interrupts it too.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONUNBUFFERED": "1"}
+    # The project first: jobs need no installation of it.
+    path = os.pathsep.join(filter(None, [str(project()), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [sys.executable, *words],
         stdin=subprocess.DEVNULL,
@@ -81,11 +83,6 @@ def conclude(command: Callable[[], int | None]) -> None:
         sys.exit(guarded(command))
 
 
-def _search_path() -> list[str]:
-    """The project first: jobs need no installation of it."""
-    return [str(project()), *filter(None, [os.environ.get("PYTHONPATH")])]
-
-
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -94,5 +91,3 @@ def _end(process: subprocess.Popen[str]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import socket
 import sys
 import time
@@ -27,6 +28,15 @@ def own_programs_first(path: str | None) -> str:
     """
     folders = [str(Path(sys.executable).parent), *(path or os.defpath).split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(filter(None, folders)))
+
+
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
+"""Where daemons such as sshd are, and where an ordinary user's PATH often does not look."""
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program on PATH, or among the daemons; None where there is none."""
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS))
 
 
 # How the threads of a process wait for one another.

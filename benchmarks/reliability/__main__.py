@@ -19,12 +19,12 @@ from random import Random
 from typing import Any
 
 from benchmarks.reliability.chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain
-from benchmarks.reliability.cuts import may_part
 from benchmarks.reliability.disk import may_mount
 from benchmarks.reliability.faults import FAULTS, ON_A_DISK
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import Losses, difference
 from benchmarks.reliability.trial import MEASURED, comes_to, trial
+from tests.namespaces import are_possible
 from zeropods import files
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -61,7 +61,9 @@ def possible() -> list[str]:
     """The faults that can be injected here."""
     can = {True: may_mount(), False: True}
     return [
-        name for name, fault in FAULTS.items() if can[name in ON_A_DISK] and (may_part() or not fault.needs_networks)
+        name
+        for name, fault in FAULTS.items()
+        if can[name in ON_A_DISK] and (are_possible() or not fault.needs_networks)
     ]
 
 

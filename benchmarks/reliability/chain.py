@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.reliability.cuts import may_part
 from benchmarks.reliability.disk import may_mount
 from benchmarks.reliability.scene import Scene
 from benchmarks.reliability.seen import Log
+from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.launch.bound import bound_argv
 from zeropods.measure.record import read_json
-from zeropods.pods.cluster import Cluster
+from zeropods.pods.cluster import BACKENDS, Cluster
 from zeropods.pods.processes import deferred
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,6 @@ class Chain:
     """Holds `disk/run` and what the launches say."""
     data: Path
     launcher: str
-    network: str
     random: Random
     log: Log = field(init=False)
     used: tuple[str, ...] = ()
@@ -88,7 +87,9 @@ class Chain:
             self.cluster.down()
             self.cluster = None
         if self.cluster is None:
-            self.cluster, self.lost = pods.up(PODS + SPARE, name="broken", backend="local", network=self.network), set()
+            BACKENDS["namespaces"] = Namespaces
+            backend = "namespaces" if are_possible() else "local"
+            self.cluster, self.lost = pods.up(PODS + SPARE, name="broken", backend=backend), set()
 
     def is_over(self) -> bool:
         """Whether the launch has ended."""
@@ -136,7 +137,7 @@ def chain(data: Path, launcher: str, random: Random) -> Iterator[Chain]:
     if rooted:
         # Before the pods: each has a view of the file systems of its own.
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(area / "disk")], check=True)
-    made = Chain(area, data, launcher, "namespaces" if may_part() else "loopback", random)
+    made = Chain(area, data, launcher, random)
     try:
         made.renew()
         made.begin()

@@ -76,7 +76,7 @@ def test_flags_take_the_place_of_those_of_their_name() -> None:
 def three(tmp_path: Path) -> Cluster:
     """Pods that nobody has started; that they are planned for is enough here."""
     settings = Settings(
-        count=3, slots=None, backend="local", network="loopback", lease="idle", lease_seconds=9.0, cpu=1, memory=1,
+        count=3, slots=None, backend="local", lease="idle", lease_seconds=9.0, cpu=1, memory=1,
         nvidia_gpu=0,
     )  # fmt: skip
     pods = tuple(

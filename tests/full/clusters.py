@@ -7,13 +7,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.ssh import ssh_argv
+from zeropods.pods.sshd import make_key
+from zeropods.programs import find_program
 
 SECONDS = 30.0
+Wrap = Callable[[list[str]], list[str]]
+SSHD_CONFIG = """
+ListenAddress {address}
+Port {port}
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{keys}"
+PidFile "{folder}/pid"
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
 
 
 def processes_of(home: Path) -> list[int]:
@@ -51,6 +66,36 @@ def ports_of(clusters: Iterable[Cluster]) -> list[tuple[str, int]]:
         for pod in cluster.pods
         for port in (cluster.ssh_port, pod.control_port)
     ]
+
+
+@contextmanager
+def plain_sshd(
+    folder: Path, address: str, port: int, public_key: str, more: str = "", command: Wrap = list
+) -> Iterator[str]:
+    """A host's own sshd, which lets one key in; yields its host key.
+
+    Args:
+        folder: is made; for the daemon's files.
+        more: lines of its configuration.
+        command: where it is run otherwise than as it is.
+    """
+    folder.mkdir()
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    host_key = make_key(folder / "host_key", address)
+    (folder / "authorized_keys").write_text(f"{public_key}\n")
+    # sshd expands %h and its like there.
+    keys = str(folder / "authorized_keys").replace("%", "%%")
+    config = SSHD_CONFIG.format(address=address, port=port, folder=folder, keys=keys)
+    (folder / "config").write_text(f"{config}{more}\n")
+    argv = [str(find_program("sshd")), "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
+    # Not this process's environment: what a session there has is not what the user has here.
+    with subprocess.Popen(command(argv), env={"PATH": os.environ["PATH"]}, start_new_session=True) as daemon:
+        try:
+            await_that(lambda: daemon.poll() is None and listens(address, port))
+            yield host_key
+        finally:
+            daemon.terminate()
 
 
 def zeropods(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -15,14 +16,13 @@ import pytest
 
 from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
 from tests.full.cml_double import CmlDouble
-from zeropods import pods
+from zeropods import pods, programs
 from zeropods.errors import UserError
-from zeropods.pods import start as programs
-from zeropods.pods.backends import fleet
-from zeropods.pods.backends.local import LocalWorkers, OwnAddress
-from zeropods.pods.cluster import sweep, take_down
+from zeropods.pods.backends import local
+from zeropods.pods.cluster import Cluster, sweep, take_down, workers_of
 
 SLEEPER = "import time; time.sleep(300)"
+DEAF = f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEPER}"
 
 
 @pytest.fixture
@@ -31,6 +31,28 @@ def cml(home: Path, monkeypatch: pytest.MonkeyPatch) -> CmlDouble:
     double = CmlDouble(quota=2)
     double.install(monkeypatch)
     return double
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What workers run instead of the agent: it only sleeps, until a test writes something else."""
+    script = tmp_path / "worker.py"
+    script.write_text(SLEEPER)
+    monkeypatch.setattr(local, "WORKER_SCRIPT", script)
+    return script
+
+
+def starting(worker: Path, call: str) -> subprocess.Popen[str]:
+    """A process whose workers run that script, so that its `up` never comes to its end."""
+    return program(f"from zeropods.pods.backends import local\nlocal.WORKER_SCRIPT = {str(worker)!r}\n{call}")
+
+
+def kill_pod(cluster: Cluster, number: int) -> None:
+    """End the process that a pod is."""
+    records = workers_of(cluster.folder, cluster.settings).processes()
+    found = next(record.find() for record in records if record.id == cluster.pods[number].worker)
+    assert found is not None
+    local.end_processes([found])
 
 
 def test_three_pods_come_up_serve_and_leave_nothing(home: Path) -> None:
@@ -54,43 +76,22 @@ def test_pods_come_up_in_a_notebook_whose_loop_is_running(home: Path) -> None:
     assert "pod1" in shown and "ready" in shown and not processes_of(home)
 
 
-def test_the_secret_stands_in_no_argument_list_and_no_log(home: Path) -> None:
-    cluster = pods.up(1)
-    secret = cluster.secret.hex().encode()
-    assert not any(secret in path.read_bytes() for path in (cluster.folder / "logs").iterdir())
-    shown = [Path(f"/proc/{process}/cmdline").read_bytes() for process in processes_of(home)]
-    assert shown and not any(secret in arguments for arguments in shown)
-
-
-def test_check_finds_good_pods_good_and_names_one_that_has_died(home: Path) -> None:
+def test_check_finds_good_pods_good_and_names_one_that_has_died(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = pods.up(2, name="pods")
     good = zeropods("pods", "check", "--json")
     assert (good.returncode, json.loads(good.stdout)["ok"]) == (0, True), good.stdout
-    LocalWorkers(cluster.folder, OwnAddress("")).stop_workers(cluster.pods[1].worker)
+    kill_pod(cluster, 1)
     bad = zeropods("pods", "check")
-    assert bad.returncode == 1 and f"pod2 ({cluster.pods[1].address}): ssh failed" in bad.stdout
-
-
-def test_a_notebook_s_check_shows_pods_checks_and_what_mends_them(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = pods.up(2)
+    line = f"pod2 ({cluster.pods[1].address}): ssh failed: nothing listens; no sshd at"
+    assert bad.returncode == 1 and line in bad.stdout
     (tmp_path / "textsql_train.py").touch()
     monkeypatch.chdir(tmp_path)
-    LocalWorkers(cluster.folder, OwnAddress("")).stop_workers(cluster.pods[1].worker)
     table = cluster.check()
     project = table.rows[0][table.header.index("project")]
     assert [row[0] for row in table.rows] == ["pod1", "pod2"] and project == "same files"
-    line = f"pod2 ({cluster.pods[1].address}): ssh failed: nothing listens; no sshd at"
     assert line in table._repr_html_() and str(table).splitlines()[-1].startswith(line)
-
-
-def test_keys_and_secret_are_their_owner_s_alone(home: Path) -> None:
-    cluster = pods.up(1)
-    modes = {
-        path.name: path.stat().st_mode & 0o777 for path in (cluster.folder / "id_ed25519", cluster.folder / "secret")
-    }
-    assert set(modes.values()) == {0o600} and cluster.folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_same_again_is_the_same_cluster_and_other_settings_are_refused(home: Path) -> None:
@@ -100,20 +101,14 @@ def test_the_same_again_is_the_same_cluster_and_other_settings_are_refused(home:
         pods.up(1, name="one")
 
 
-def test_a_dead_cluster_is_replaced(home: Path) -> None:
-    cluster = pods.up(1)
+def test_a_dead_cluster_is_replaced_and_the_old_one_does_not_end_the_new(home: Path) -> None:
+    old = pods.up(1, name="one")
     for process in processes_of(home):
         os.kill(process, signal.SIGKILL)
-    again = pods.up(1)
-    assert again.pods != cluster.pods and ssh(again, again.pods[0].address, "echo", "there") == "there"
-
-
-def test_a_cluster_that_was_replaced_is_not_ended_by_the_old_one(home: Path) -> None:
-    old = pods.up(1, name="one")
-    take_down("one")
     new = pods.up(1, name="one")
+    assert new.pods != old.pods and ssh(new, new.pods[0].address, "echo", "there") == "there"
     old.down()
-    assert new.statuses()[0]["status"] == "ready"
+    assert new.is_ready()
 
 
 def test_another_process_finds_lists_and_ends_it(home: Path) -> None:
@@ -126,11 +121,6 @@ def test_another_process_finds_lists_and_ends_it(home: Path) -> None:
     assert zeropods("pods", "down").stdout == "down: pods\n" and not processes_of(home)
 
 
-def test_nothing_up_is_no_error_for_down(home: Path) -> None:
-    done = zeropods("pods", "down")
-    assert (done.returncode, done.stdout) == (0, "nothing was up\n")
-
-
 def test_two_clusters_at_once_have_their_own_pods(home: Path) -> None:
     starts = [
         program(f"from zeropods.cli import main; main(['pods', 'up', '--count', '2', '--name', {n!r}])") for n in "ab"
@@ -140,7 +130,7 @@ def test_two_clusters_at_once_have_their_own_pods(home: Path) -> None:
     first, second = pods.clusters()
     assert len({pod.address for pod in first.pods + second.pods}) == 4
     first.down()
-    assert [pod["status"] for pod in second.statuses()] == ["ready", "ready"]
+    assert second.is_ready()
     assert zeropods("pods", "down", "--all").stdout == "down: b\n"
 
 
@@ -162,7 +152,7 @@ def test_pods_end_with_the_process_that_holds_their_lease(home: Path) -> None:
     assert holder.stdout is not None and holder.stdout.readline() == "up\n"
     time.sleep(6)
     (cluster,) = pods.clusters()
-    assert [pod["status"] for pod in cluster.statuses()] == ["ready", "ready"]
+    assert cluster.is_ready()
     holder.kill()
     holder.communicate()
     await_that(lambda: not processes_of(home), 15.0)
@@ -177,17 +167,10 @@ def test_a_program_that_ends_takes_its_pods_down(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_up_that_is_interrupted_leaves_nothing(home: Path, tmp_path: Path, number: int, status: int) -> None:
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    code = f"""
-import sys
-from pathlib import Path
-from zeropods.cli import main
-from zeropods.pods.backends import fleet
-fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
-sys.exit(main(["pods", "up", "--count", "3"]))
-"""
-    start = program(code)
+def test_up_that_is_interrupted_leaves_nothing(home: Path, worker: Path, number: int, status: int) -> None:
+    start = starting(
+        worker, "import sys; from zeropods.cli import main; sys.exit(main(['pods', 'up', '--count', '3']))"
+    )
     await_that(lambda: len(list(home.glob("pods/workers/*.json"))) == 3)
     time.sleep(0.5)
     start.send_signal(number)
@@ -195,44 +178,32 @@ sys.exit(main(["pods", "up", "--count", "3"]))
     assert start.returncode == status and not processes_of(home) and not list(home.iterdir())
 
 
-def test_up_that_was_killed_is_cleared_by_down(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    code = f"""
-from pathlib import Path
-from zeropods import pods
-from zeropods.pods.backends import fleet
-fleet.WORKER_SCRIPT = Path({str(tmp_path / "sleeper.py")!r})
-pods.up(2, name="dead")
-"""
-    start = program(code)
+def test_up_that_was_killed_is_cleared_by_down_though_its_workers_ignore_sigterm(
+    home: Path, worker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.write_text(DEAF)
+    start = starting(worker, "from zeropods import pods; pods.up(2, name='dead')")
     await_that(lambda: len(list(home.glob("dead/workers/*.json"))) == 2)
+    time.sleep(0.5)
     start.kill()
     start.communicate()
-    assert zeropods("pods", "down", "--name", "dead").stdout == "down: dead\n"
+    monkeypatch.setattr(local, "STOP_SECONDS", 1.0)
+    assert take_down("dead")
     assert not processes_of(home) and not list(home.iterdir())
 
 
-def test_a_worker_that_dies_at_start_is_named_with_its_last_words(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "dies.py").write_text("raise SystemExit('no GPU here')")
-    monkeypatch.setattr(fleet, "WORKER_SCRIPT", tmp_path / "dies.py")
+def test_a_worker_that_dies_at_start_is_named_with_its_last_words(home: Path, worker: Path) -> None:
+    worker.write_text("raise SystemExit('no GPU here')")
     with pytest.raises(UserError, match=r"worker \w+ \(127\.0\.\d+\.\d+\) ended with exit code 1 .* no GPU here"):
         pods.up(2)
 
 
-def test_a_worker_that_says_nothing_is_named_at_the_deadline(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    monkeypatch.setattr(fleet, "WORKER_SCRIPT", tmp_path / "sleeper.py")
+def test_a_worker_that_says_nothing_is_named_at_the_deadline(home: Path, worker: Path) -> None:
     with pytest.raises(UserError, match=r"0 of 2 pods after 3 s: worker \w+ \(127.*\) is running.*; worker \w+"):
         pods.up(2, seconds=3)
 
 
 def test_a_port_that_is_taken_is_named(home: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=str(port)):
@@ -243,7 +214,7 @@ def test_a_missing_sshd_is_named_with_its_package(home: Path, tmp_path: Path, mo
     for name in ("ssh", "ssh-keygen", "pdsh"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(UserError, match=r"^sshd: not found on PATH; apt-get install openssh-server$"):
         pods.up(1)
 
@@ -251,7 +222,7 @@ def test_a_missing_sshd_is_named_with_its_package(home: Path, tmp_path: Path, mo
 def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path) -> None:
     cluster = pods.up(3, cpu=1, memory=2)
     assert [pod.address for pod in cluster.pods] == ["127.0.2.1", "127.0.2.2", "127.0.2.254"]
-    assert (cluster.backend, cluster.network, cluster.shared_machine, cluster.environment) == ("cml", "cml", False, {})
+    assert (cluster.backend, cluster.shared_machine, cluster.environment) == ("cml", False, {})
     assert all(ssh(cluster, pod.address, "echo", "there") == "there" for pod in cluster.pods)
     cluster.down()
     assert {worker["status"] for worker in cml.list_workers()} <= {"stopped", "succeeded"}
@@ -265,8 +236,3 @@ def test_a_worker_that_stays_pending_is_mentioned_and_named_at_the_deadline(
     assert "worker cml00000000003 is pending: it waits for 1 cores, 2 GiB and 0 GPUs" in str(ended.value)
     assert "worker cml00000000003 is pending" in capfd.readouterr().err
     assert all(worker["finished_at"] for worker in cml.list_workers())
-
-
-def test_outside_cml_its_backend_is_refused_in_one_line(home: Path) -> None:
-    with pytest.raises(UserError, match=r"^backend cml: neither cml\.workers_v1 nor cdsw can be imported; "):
-        pods.up(1, backend="cml")

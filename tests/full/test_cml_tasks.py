@@ -23,6 +23,11 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120.0
+WHEEL = {
+    "METADATA": "Metadata-Version: 2.1\nName: madeup\nVersion: 1.0\n",
+    "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "RECORD": "",
+}
 
 
 class Kernel:
@@ -33,12 +38,9 @@ class Kernel:
         environment.pop("PYTHONPATH", None)
         self.manager: KernelManager
         self.manager, self.client = start_new_kernel(
-            startup_timeout=SECONDS,
-            kernel_name="python3",
-            cwd=str(project),
-            env=environment,
+            startup_timeout=SECONDS, kernel_name="python3", cwd=str(project), env=environment,
             extra_arguments=["--log-level=ERROR"],
-        )
+        )  # fmt: skip
         self.project = project
         self.said = ""
         self.error = ""
@@ -122,43 +124,32 @@ def test_where_all_is_there_the_first_job_installs_nothing(kernels: Start, proje
     assert "to install" not in kernel.said
 
 
-def a_wheel(folder: Path) -> None:
-    """A package of one module, as pip finds it in a folder."""
-    information = "madeup-1.0.dist-info"
-    with zipfile.ZipFile(folder / "madeup-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("madeup.py", "")
-        wheel.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: madeup\nVersion: 1.0\n")
-        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{information}/RECORD", "")
-
-
-def install(project: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the first job by hand where a package is missing; pip looks into `folder` alone and installs there."""
-    asking = folder / "project"
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_missing_package_is_installed_or_ends_the_job(project: Path, tmp_path: Path, is_there: bool) -> None:
+    """Pip looks into a folder alone, and installs there."""
+    if is_there:
+        with zipfile.ZipFile(tmp_path / "madeup-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("madeup.py", "")
+            for name, text in WHEEL.items():
+                wheel.writestr(f"madeup-1.0.dist-info/{name}", text)
+    asking = tmp_path / "project"
     asking.mkdir()
     for name in ("cml", "zeropods"):
         (asking / name).symlink_to(project / name)
     (asking / "requirements.txt").write_text("# pinned\nmadeup==1.0\n")
-    pip = {"NO_INDEX": "1", "FIND_LINKS": folder, "TARGET": folder / "target", "CONFIG_FILE": os.devnull}
+    pip = {"NO_INDEX": "1", "FIND_LINKS": tmp_path, "TARGET": tmp_path / "target", "CONFIG_FILE": os.devnull}
     environment = {**os.environ, **{f"PIP_{name}": str(value) for name, value in pip.items()}}
     argv = [sys.executable, "cml/install_dependencies.py", "--no-operations"]
-    return subprocess.run(
+    done = subprocess.run(
         argv, cwd=asking, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-
-
-def test_what_is_missing_is_named_and_installed(project: Path, tmp_path: Path) -> None:
-    a_wheel(tmp_path)
-    done = install(project, tmp_path)
-    assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("1 of 1 packages to install: madeup\n")
-    assert (tmp_path / "target" / "madeup.py").is_file()
-
-
-def test_a_package_that_cannot_be_had_ends_the_job_with_pip_s_status(project: Path, tmp_path: Path) -> None:
-    done = install(project, tmp_path)
-    assert done.returncode == 1 and "No matching distribution found for madeup==1.0" in done.stdout
-    assert done.stderr.startswith("zeropods: -m pip install") and done.stderr.count("\n") == 1
+    assert (tmp_path / "target" / "madeup.py").is_file() == is_there
+    if is_there:
+        assert done.returncode == 0, done.stdout
+    else:
+        assert done.returncode == 1 and "No matching distribution found for madeup==1.0" in done.stdout
+        assert done.stderr.startswith("zeropods: -m pip install") and done.stderr.count("\n") == 1
 
 
 def test_a_task_outside_the_project_s_folder_is_one_line(project: Path, tmp_path: Path) -> None:

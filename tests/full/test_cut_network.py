@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.full.launches import ended, left, record, started, train, until
+from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
-from zeropods.pods.backends.namespaces import Namespaces
-from zeropods.pods.cluster import Cluster
+from zeropods.pods.cluster import BACKENDS, Cluster
 from zeropods.pods.control import AgentError, ask_all
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces need iproute2"),
-]
+pytestmark = pytest.mark.skipif(not are_possible(), reason="network namespaces need root and iproute2")
 LEFT_SECONDS, STOPPED_SECONDS = 15, 30
 
 
@@ -27,13 +22,14 @@ LEFT_SECONDS, STOPPED_SECONDS = 15, 30
 def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Three pods on networks of their own."""
     monkeypatch.setenv("ZEROPODS_HOME", str(tmp_path_factory.mktemp("home")))
-    up = pods.up(3, name="apart", network="namespaces")
+    monkeypatch.setitem(BACKENDS, "namespaces", Namespaces)
+    up = pods.up(3, name="apart", backend="namespaces")
     yield up
     up.down()
 
 
 def test_a_pod_that_is_cut_off_is_lost_and_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:
-    network, cut = Namespaces(cluster.folder), cluster.pods[0]  # with rank 0, who holds the lock
+    network, cut = Namespaces(cluster.folder, cluster.settings), cluster.pods[0]  # with rank 0, who holds the lock
     process = started(cluster, tmp_path / "run", "--seconds", 600)
     ranks = train(tmp_path / "run")
     network.cut(cut.address)
@@ -60,7 +56,7 @@ def asked(cluster: Cluster, run: str) -> object:
 
 
 def test_a_short_interruption_of_the_network_ends_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    network, cut = Namespaces(cluster.folder), cluster.pods[1]
+    network, cut = Namespaces(cluster.folder, cluster.settings), cluster.pods[1]
     process = started(cluster, tmp_path / "run", "--seconds", 12)
     train(tmp_path / "run")
     network.cut(cut.address)

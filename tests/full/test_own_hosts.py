@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,32 +16,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
+from tests.full.clusters import (
+    SECONDS,
+    await_that,
+    listens,
+    plain_sshd,
+    ports_of,
+    processes_of,
+    program,
+    ssh,
+    zeropods,
+)
+from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods import cluster as own_command
-from zeropods.pods.backends.namespaces import Namespaces
-from zeropods.pods.cluster import sweep
+from zeropods.pods.cluster import deepspeed_environment, sweep
 from zeropods.pods.hostfile import Host, write_hostfile
-from zeropods.pods.probe import find_program
 from zeropods.pods.processes import Process, descendants
 from zeropods.pods.ssh import known_hosts_text
 from zeropods.pods.sshd import make_key
-from zeropods.pods.state import ROOT, names
+from zeropods.pods.state import ROOT, Settings, names
 
 NAMES = {"first": "127.0.7.2", "second": "127.0.7.1"}
 """The user's names of the hosts, in the order of the hostfile, which is not that of the addresses."""
-SSHD_CONFIG = """
-ListenAddress {address}
-Port {port}
-HostKey "{folder}/host_key"
-AuthorizedKeysFile "{folder}/authorized_keys"
-PidFile {folder}/pid
-UsePAM no
-StrictModes no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-"""
+
+
+SETTINGS = Settings(
+    count=2, slots=None, backend="namespaces", lease="idle", lease_seconds=60, cpu=1, memory=1, nvidia_gpu=0
+)
 
 
 @dataclass(frozen=True)
@@ -69,24 +70,13 @@ class Own:
     @contextmanager
     def serving(self, name: str, more: str = "") -> Iterator[None]:
         """The sshd of a host, with a key of its own that the user knows; `more` in its configuration."""
-        folder, address = self.folder / name, NAMES[name]
-        folder.mkdir()
-        host_key = make_key(folder / "host_key", name)
-        with open(self.folder / "known_hosts", "a") as known:
-            known.write(known_hosts_text([(address, self.port, host_key)]))
-        (folder / "authorized_keys").write_text((self.folder / "id_ed25519.pub").read_text())
-        config = SSHD_CONFIG.format(address=address, port=self.port, folder=folder)
-        (folder / "config").write_text(f"{config}{more}\n")
-        argv = [find_program("sshd") or "sshd", "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
-        if self.network:
-            argv = self.network.command(address, argv)
-        # Not this process's environment: what a session there has is not what the user has here.
-        with subprocess.Popen(argv, env={"PATH": os.environ["PATH"]}, start_new_session=True) as daemon:
-            try:
-                await_that(lambda: daemon.poll() is None and listens(address, self.port))
-                yield
-            finally:
-                daemon.terminate()
+        address, key = NAMES[name], (self.folder / "id_ed25519.pub").read_text().strip()
+        network = self.network
+        command = list if network is None else lambda argv: network.command(address, argv)
+        with plain_sshd(self.folder / name, address, self.port, key, more, command) as host_key:
+            with open(self.folder / "known_hosts", "a") as known:
+                known.write(known_hosts_text([(address, self.port, host_key)]))
+            yield
 
 
 def own(folder: Path, network: Namespaces | None = None) -> Own:
@@ -96,8 +86,6 @@ def own(folder: Path, network: Namespaces | None = None) -> Own:
         free.bind(("", 0))
         made = Own(folder, free.getsockname()[1], network)
     make_key(folder / "id_ed25519", "user")
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
     blocks = [f"Host {name}\n  HostName {address}\n" for name, address in NAMES.items()]
     always = f"Host *\n  Port {made.port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/id_ed25519\n"
     files = f"  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known_hosts\n"
@@ -125,72 +113,32 @@ def test_pods_come_up_in_the_hostfile_s_order_serve_and_leave_nothing(hosts: Own
     cluster = up(hosts)
     assert [host.line() for host in cluster.hosts] == ["127.0.7.2 slots=2", "127.0.7.1 slots=1"]
     assert [ssh(cluster, pod.address, "printenv", "ZEROPODS_POD") for pod in cluster.pods] == list(NAMES.values())
-    assert (cluster.backend, cluster.network, cluster.shared_machine) == ("hosts", "hosts", True)
+    assert (cluster.backend, cluster.shared_machine) == ("hosts", True)
+    # pdsh numbers them, and so ranks, in the hostfile's order.
+    command = ["pdsh", "-S", "-w", ",".join(host.address for host in cluster.hosts), "echo", "rank", "%n"]
+    environment = {**os.environ, **deepspeed_environment(cluster)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert sorted(done.stdout.splitlines()) == ["127.0.7.1: rank 1", "127.0.7.2: rank 0"]
     ports = ports_of([cluster])
     cluster.down()
     assert not any(listens(*port) for port in ports) and not processes_of(home) and not list(home.iterdir())
     await_that(lambda: not any(hosts.sessions(name) for name in NAMES))
 
 
-def test_ranks_are_in_the_hostfile_s_order(hosts: Own, home: Path) -> None:
-    cluster = up(hosts)
-    hosts_of = ",".join(host.address for host in cluster.hosts)
-    environment = {**os.environ, **own_command.deepspeed_environment(cluster)}
-    done = subprocess.run(
-        ["pdsh", "-S", "-w", hosts_of, "echo", "rank", "%n"],
-        env=environment, capture_output=True, text=True, timeout=SECONDS, check=True,
-    )  # fmt: skip
-    assert sorted(done.stdout.splitlines()) == ["127.0.7.1: rank 1", "127.0.7.2: rank 0"]
-
-
 def test_the_secret_stands_in_no_argument_list_environment_or_log(hosts: Own, home: Path) -> None:
     cluster = up(hosts)
     secret = cluster.secret.hex().encode()
     shown = [Path(f"/proc/{pid}/{file}").read_bytes() for pid in processes_of(home) for file in ("cmdline", "environ")]
-    assert any(b"backends.far" in text for text in shown) and any(b"worker_p.py" in text for text in shown)
+    assert any(b"backends.hosts" in text for text in shown) and any(b"worker_p.py" in text for text in shown)
     assert not any(secret in text for text in shown)
     assert not any(secret in path.read_bytes() for path in (cluster.folder / "logs").iterdir())
 
 
-def test_the_shell_brings_them_up_lists_checks_and_ends_them(hosts: Own, home: Path) -> None:
-    place = ["--hostfile", str(hosts.hostfile), "--ssh-config", str(hosts.ssh_config)]
-    told = zeropods("pods", "up", *place, "--json")
-    assert told.returncode == 0, told.stderr
-    assert [(pod["address"], pod["slots"]) for pod in json.loads(told.stdout)["pods"]] == [
-        ("127.0.7.2", 2),
-        ("127.0.7.1", 1),
-    ]
-    (listed,) = json.loads(zeropods("pods", "list", "--json").stdout)["clusters"]
-    assert [(pod["pod"], pod["status"]) for pod in listed["pods"]] == [("pod1", "ready"), ("pod2", "ready")]
-    assert zeropods("pods", "up", *place).returncode == 0, "the same again is the same cluster"
-    assert zeropods("pods", "down").stdout == "down: pods\n"
-    assert not processes_of(home) and not list(home.iterdir())
-
-
-def test_fewer_pods_than_hosts_are_the_first_ones(hosts: Own, home: Path) -> None:
-    assert [pod.address for pod in up(hosts, count=1).pods] == ["127.0.7.2"]
-
-
-def test_pods_end_with_the_process_that_holds_their_lease(hosts: Own, home: Path) -> None:
-    holder = program(
-        "import time; from zeropods import pods; "
-        f"pods.up(hostfile={str(hosts.hostfile)!r}, ssh_config={str(hosts.ssh_config)!r}, lease_seconds=3); "
-        "print('up', flush=True); time.sleep(300)"
-    )
-    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
-    holder.kill()
-    holder.communicate()
-    await_that(lambda: not processes_of(home), 20.0)
-    sweep()
-    assert not list(home.iterdir())
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2")
+@pytest.mark.skipif(not are_possible(), reason="network namespaces need root and iproute2")
 def test_hosts_with_a_network_of_their_own_reach_this_machine(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = Namespaces(tmp_path)
-    network.open()
+    network = Namespaces(tmp_path, SETTINGS)
     try:
         second, first = network.claim(2)
         monkeypatch.setitem(NAMES, "first", first)
@@ -206,7 +154,7 @@ def test_hosts_with_a_network_of_their_own_reach_this_machine(
         network.close()
 
 
-@pytest.mark.parametrize("what", ["backends.far", "ssh"])
+@pytest.mark.parametrize("what", ["backends.hosts", "ssh"])
 def test_a_pod_ends_when_what_started_it_here_is_killed(hosts: Own, home: Path, what: str) -> None:
     cluster = up(hosts, count=1, lease="idle")
     (killed,) = [pid for pid in processes_of(home) if is_local(pid, what)]
@@ -219,26 +167,6 @@ def is_local(pid: int, what: str) -> bool:
     """Whether it is the stand-in for a worker, or its ssh."""
     argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     return argv[0] == "ssh" if what == "ssh" else any(part.endswith(what) for part in argv[:3])
-
-
-def test_a_host_that_ssh_cannot_reach_is_named_and_the_others_are_ended(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(NAMES, "first", "127.0.8.2")
-    monkeypatch.setitem(NAMES, "second", "127.0.8.1")
-    made = own(tmp_path / "user")
-    with made.serving("first"), pytest.raises(UserError, match=r"host second: .*refused; 'ssh second true' has to"):
-        up(made)
-    assert not processes_of(home) and not list(home.iterdir())
-
-
-def test_a_host_with_another_key_is_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMES, "first", "127.0.9.1")
-    made = own(tmp_path / "user")
-    with made.serving("first"):
-        (made.folder / "known_hosts").write_text("")
-        with pytest.raises(UserError, match=r"host first: Host key verification failed\."):
-            up(made, count=1)
 
 
 @pytest.mark.parametrize(
@@ -280,24 +208,45 @@ def test_a_launch_trains_in_the_hostfile_s_order(hosts: Own, home: Path, tmp_pat
     assert "pod2: rank 1 trains" in done.stderr.splitlines()
 
 
-def dry_launch(hosts: Own, folder: Path) -> list[str]:
-    """The addresses that a launch on a hostfile would use."""
+def test_a_launch_on_a_hostfile_brings_pods_up_and_down_or_uses_those_that_are_up(
+    hosts: Own, home: Path, tmp_path: Path
+) -> None:
     place = ["--hostfile", str(hosts.hostfile), "--ssh-config", str(hosts.ssh_config), "--num-pods", "1"]
-    script = [str(ROOT / "tests" / "full" / "rank.py"), "--outputdir", str(folder / "run")]
-    done = zeropods("launch", *place, "--dry-run", "--json", "--", *script)
-    assert done.returncode == 0, done.stderr
-    return [host["address"] for host in json.loads(done.stdout)["hosts"]]
+    script = [str(ROOT / "tests" / "full" / "rank.py"), "--outputdir", str(tmp_path / "run")]
+    for lasting in (False, True):
+        if lasting:
+            told = zeropods("pods", "up", *place[:4], "--name", "mine", "--json")
+            assert [pod["address"] for pod in json.loads(told.stdout)["pods"]] == list(NAMES.values()), told.stderr
+        done = zeropods("launch", *place, "--dry-run", "--json", "--", *script)
+        assert [host["address"] for host in json.loads(done.stdout)["hosts"]] == ["127.0.7.2"], done.stderr
+        assert names() == (["mine"] if lasting else []) and bool(processes_of(home)) == lasting
+    assert zeropods("pods", "down").stdout == "down: mine\n"
 
 
-def test_a_launch_on_a_hostfile_brings_pods_up_and_down(hosts: Own, home: Path, tmp_path: Path) -> None:
-    assert dry_launch(hosts, tmp_path) == ["127.0.7.2"]
+def test_a_host_that_ssh_cannot_reach_or_that_has_another_key_is_named_and_the_others_are_ended(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NAMES, "first", "127.0.8.2")
+    monkeypatch.setitem(NAMES, "second", "127.0.8.1")
+    made = own(tmp_path / "user")
+    with made.serving("first"):
+        with pytest.raises(UserError, match=r"host second: .*refused; 'ssh second true' has to"):
+            up(made)
+        (made.folder / "known_hosts").write_text("")
+        with pytest.raises(UserError, match=r"host first: Host key verification failed\."):
+            up(made, count=1)
     assert not processes_of(home) and not list(home.iterdir())
 
 
-def test_a_launch_on_a_hostfile_uses_the_pods_that_are_up_there(hosts: Own, home: Path, tmp_path: Path) -> None:
-    cluster = up(hosts, name="mine", lease="idle")
-    assert dry_launch(hosts, tmp_path) == ["127.0.7.2"]
-    assert names() == ["mine"] and cluster.is_ready()
+def test_pods_end_with_the_process_that_holds_their_lease(hosts: Own, home: Path) -> None:
+    how = f"hostfile={str(hosts.hostfile)!r}, ssh_config={str(hosts.ssh_config)!r}, lease_seconds=3"
+    holder = program(f"import time; from zeropods import pods; pods.up({how}); print('up', flush=True); time.sleep(99)")
+    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
+    holder.kill()
+    holder.communicate()
+    await_that(lambda: not processes_of(home), 20.0)
+    sweep()
+    assert not list(home.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -306,23 +255,17 @@ def test_a_launch_on_a_hostfile_uses_the_pods_that_are_up_there(hosts: Own, home
         ({"count": 3}, "count 3: .*my_hosts has 2 hosts"),
         ({"slots": 2}, "slots 2: the hostfile says how many"),
         ({"backend": "local"}, "backend 'local': expected"),
-        ({"network": "namespaces"}, "network 'namespaces': hosts of your own have one"),
         ({"ssh_config": "/nowhere/config"}, "/nowhere/config: no such ssh configuration"),
         ({"hostfile": "/nowhere/hosts"}, "/nowhere/hosts: no such hostfile"),
+        ({"hostfile": "twice"}, r"hostfile: first and 127\.0\.7\.2 are both 127\.0\.7\.2"),
+        ({"hostfile": "unknown"}, r"host nobody\.invalid: no IPv4 address"),
     ],
 )
-def test_what_contradicts_a_hostfile_is_refused(hosts: Own, home: Path, how: dict[str, object], line: str) -> None:
+def test_a_hostfile_that_cannot_be_used_or_is_contradicted_is_refused(
+    hosts: Own, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, object], line: str
+) -> None:
+    write_hostfile(tmp_path / "twice", [Host("first", 1), Host("127.0.7.2", 1)])
+    write_hostfile(tmp_path / "unknown", [Host("nobody.invalid", 1)])
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=line):
         pods.up(**{"hostfile": hosts.hostfile, "ssh_config": hosts.ssh_config, **how})  # type: ignore[arg-type]
-
-
-def test_two_names_of_one_host_are_refused(hosts: Own, home: Path, tmp_path: Path) -> None:
-    write_hostfile(tmp_path / "twice", [Host("first", 1), Host("127.0.7.2", 1)])
-    with pytest.raises(UserError, match=r"hostfile: first and 127\.0\.7\.2 are both 127\.0\.7\.2"):
-        pods.up(hostfile=tmp_path / "twice", ssh_config=hosts.ssh_config)
-
-
-def test_a_name_that_nobody_knows_is_named(hosts: Own, home: Path, tmp_path: Path) -> None:
-    write_hostfile(tmp_path / "unknown", [Host("nobody.invalid", 1)])
-    with pytest.raises(UserError, match=r"host nobody\.invalid: no IPv4 address"):
-        pods.up(hostfile=tmp_path / "unknown", ssh_config=hosts.ssh_config)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
+    from zeropods.pods.checks import Preflight
     from zeropods.pods.cluster import Cluster
-    from zeropods.pods.preflight_checks import Preflight
 
 Result = dict[str, Any]
 SSH_CONFIG_HELP = "by which ssh reaches hosts of your own; your usual one if not given"
@@ -44,7 +44,6 @@ def _up(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
     verb.add_argument("--slots", type=int, metavar="K", help="processes of a pod; its GPUs, at least 1, if not given")
     verb.add_argument("--backend", choices=["local", "cml"], help="cml inside a CML session, else local, if not given")
-    verb.add_argument("--network", choices=["loopback", "namespaces"], default="loopback", help="of local pods")
     verb.add_argument("--name", default="pods", help="default %(default)s")
     verb.add_argument("--port", type=int, metavar="P", help="where pods report; 6000, or a free one, if not given")
     verb.add_argument("--seconds", type=float, default=120.0, help="until all have to be ready; default %(default)s")
@@ -66,7 +65,6 @@ def run_up(arguments: argparse.Namespace) -> Result:
         slots=arguments.slots,
         backend=arguments.backend,
         name=arguments.name,
-        network=arguments.network,
         port=arguments.port,
         seconds=arguments.seconds,
         lease="idle",
@@ -103,7 +101,7 @@ def readable_up(result: Result) -> str:
 
 def run_check(arguments: argparse.Namespace) -> Result:
     """Check the pods of a cluster, hosts of the user's own, or this machine."""
-    from zeropods.pods.cluster import check_table
+    from zeropods.pods.preflight import check_table
 
     found = _preflight(arguments)
     if arguments.json:
@@ -117,7 +115,7 @@ def readable_check(result: Result) -> str:
 
 
 def _preflight(arguments: argparse.Namespace) -> Preflight:
-    from zeropods.pods.cluster import checked, expected_here, find
+    from zeropods.pods.cluster import expected_here, find
     from zeropods.pods.hostfile import read_hostfile
     from zeropods.pods.preflight import preflight, preflight_self
 
@@ -127,7 +125,7 @@ def _preflight(arguments: argparse.Namespace) -> Preflight:
         return preflight_self(expected_here())
     if arguments.hostfile:
         return preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=arguments.ssh_config)
-    return checked(find(arguments.name))
+    return find(arguments.name).preflight()
 
 
 def run_list(arguments: argparse.Namespace) -> Result:
@@ -164,7 +162,7 @@ def _described(cluster: Cluster) -> Result:
     return {
         "name": cluster.name,
         "backend": cluster.backend,
-        "network": cluster.network,
+        "network": "loopback" if cluster.backend == "local" else cluster.backend,
         "ssh_port": cluster.ssh_port,
         "hostfile": str(cluster.hostfile),
         "ssh_config": str(cluster.ssh_config),

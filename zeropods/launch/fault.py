@@ -10,10 +10,8 @@ from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.pods.backends.local import RECORDS
-from zeropods.pods.backends.workers import WorkerRecords
-from zeropods.pods.cluster import Cluster
-from zeropods.pods.processes import PROC, Process, descendants, find_process, from_record, is_alive, send
+from zeropods.pods.cluster import Cluster, workers_of
+from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
 from zeropods.train.checkpoints import POINTER
 
 FAULT = "fault.json"
@@ -78,10 +76,10 @@ def kill_pod(cluster: Cluster, name: str) -> None:
 
 
 def worker_of(cluster: Cluster, name: str) -> Process | None:
-    """The process that a local pod is: its warden; None where it ended with an earlier boot."""
+    """The process that a local pod is: its warden; None where it has ended."""
     worker = next(pod.worker for pod in cluster.pods if pod.name == name)
-    records = WorkerRecords(cluster.folder / RECORDS).all()
-    return from_record(next(record for record in records if record["id"] == worker)["process"])
+    records = workers_of(cluster.folder, cluster.settings).processes()
+    return next(record for record in records if record.id == worker).find()
 
 
 def left_over(folder: Path) -> int:

@@ -107,8 +107,8 @@ def check_arguments(planned: Launch) -> None:
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
+    from zeropods.pods.checks import Expectation
     from zeropods.pods.preflight import preflight, require
-    from zeropods.pods.preflight_checks import Expectation
 
     config = flag_values(planned.arguments).get("deepspeed")
     expected = Expectation.of_this_machine(

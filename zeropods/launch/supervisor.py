@@ -411,7 +411,7 @@ def _supervised(
             timeout_seconds,
             Standstill(planned.folder, ranks.pods, step_timeout, ranks.have_opened_the_run),
         )
-    if cluster.network == "loopback":
+    if cluster.backend == "local":
         end_marked(heartbeat.run)
     if not ranks.have_opened_the_run():
         lines = output.tail(verdict.pod) or output.tail()

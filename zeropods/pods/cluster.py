@@ -1,12 +1,10 @@
-"""A cluster that is up: its pods, the files by which others reach them, and its end."""
+"""A cluster that is up: its pods, the files by which others reach them, its lease, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import html
 import os
-import secrets
 import shutil
 import sys
 import threading
@@ -19,42 +17,43 @@ from typing import Any
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.pods import this_pod
-from zeropods.pods.backends.fleet import fleet_of
+from zeropods.pods.backends.cml import CmlWorkers
+from zeropods.pods.backends.hosts import OwnHosts
+from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.control import AgentClient, AgentError, ask_all
 from zeropods.pods.hostfile import Host, write_hostfile
-from zeropods.pods.preflight import mending_lines, pods_check_table, preflight
-from zeropods.pods.preflight_checks import Expectation, Preflight
+from zeropods.pods.preflight import CheckTable, Expectation, Preflight, check_table, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
 from zeropods.pods.state import STATE, Pod, Settings, State, folder_of, locked, names, read_state
 from zeropods.tables import Table
 
-# A cluster that is up: its pods, and the files by which others reach them.
-
+BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
+    "local": LocalWorkers,
+    "cml": CmlWorkers,
+    "hosts": OwnHosts,
+}
 HOSTFILE, SSH_CONFIG, KNOWN_HOSTS, KEY, SECRET = "hostfile", "ssh_config", "known_hosts", "id_ed25519", "secret"
 ENVIRONMENT = "deepspeed_env"
 """What ranks need exported, in the form of DeepSpeed's `DS_ENV_FILE`."""
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
-STATUS_SECONDS = 2.0
+SCRIPT = "textsql_train.py"
+STATUS_SECONDS, END_SECONDS, LOCK_SECONDS = 2.0, 5.0, 20.0
+RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
+"""A lease is renewed every 5 s, or at least so often in its time: a few renewals may be lost before the lease is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(State):
     """Pods that are ready; `down` ends them. The files lie in `folder`."""
 
-    name: str
     folder: Path
-    settings: Settings
-    ssh_port: int
-    pods: tuple[Pod, ...]
 
     @classmethod
     def of(cls, folder: Path, state: State) -> Cluster:
         """A cluster from its state."""
-        return cls(
-            name=state.name, folder=folder, settings=state.settings, ssh_port=state.ssh_port, pods=state.pods
-        )  # fmt: skip
+        return cls(folder=folder, **vars(state))
 
     @property
     def backend(self) -> str:
@@ -62,15 +61,9 @@ class Cluster:
         return self.settings.backend
 
     @property
-    def network(self) -> str:
-        """`loopback`, `namespaces`, `cml` or `hosts`."""
-        return self.settings.network
-
-    @property
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, among which its cores have to be divided."""
-        loopback = bool(self.pods) and all(this_pod.is_loopback(pod.address) for pod in self.pods)
-        return self.backend == "local" or (self.backend == "hosts" and loopback)
+        return self.backend != "cml" and all(this_pod.is_loopback(pod.address) for pod in self.pods)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -89,7 +82,7 @@ class Cluster:
 
     @property
     def secret(self) -> bytes:
-        """By which agents know their master."""
+        """What agents and their master prove to each other."""
         return bytes.fromhex((self.folder / SECRET).read_text(encoding="ascii"))
 
     @property
@@ -98,8 +91,6 @@ class Cluster:
 
         Gloo would connect over the interface of the host's name, which is not always the pod's.
         """
-        if self.network == "namespaces":
-            return {"GLOO_SOCKET_IFNAME": "eth0"}
         return {"GLOO_SOCKET_IFNAME": "lo"} if self.shared_machine else {}
 
     @property
@@ -118,26 +109,25 @@ class Cluster:
 
     def list(self) -> Table:
         """The pods and their state now."""
-        # Only here do pods know of reports: a notebook's cell shows what it is given.
-        from zeropods.tables import Table
-
         return Table.of(self.statuses(), f"Cluster {self.name}")
 
-    def check(self) -> Table:
-        """What is found on every pod now: pods x checks, and below them what mends those that are not ok."""
+    def preflight(self) -> Preflight:
+        """What is found on every pod now."""
+        expected = replace(expected_here(), cml=self.backend == "cml")
+        shown = [pod.name for pod in self.pods]
+        return preflight(self.hosts, expected, names=shown, ssh_config=self.ssh_config, port=self.ssh_port)
 
-        return check_table(checked(self), f"Cluster {self.name}, checked")
-
-    def _repr_html_(self) -> str:
-        from zeropods.tables import Table
-
-        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.ssh_port}"
-        return Table.of([_facts(pod) for pod in self.pods], title).to_html()
+    def check(self) -> CheckTable:
+        """What is found on every pod now: pods x checks, and below them the remedy of each check that is not ok."""
+        return check_table(self.preflight(), f"Cluster {self.name}, checked")
 
     def down(self) -> None:
         """End all pods and remove all files; a second call does nothing."""
-
         take_down(self.name, self.pods)
+
+    def _repr_html_(self) -> str:
+        title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.ssh_port}"
+        return Table.of(map(_facts, self.pods), title).to_html()
 
 
 def find(name: str | None = None) -> Cluster:
@@ -166,185 +156,42 @@ def chosen_name() -> str | None:
     return there[0]
 
 
-def _facts(pod: Pod) -> dict[str, Any]:
-    return {"pod": pod.name, "address": pod.address, "slots": pod.slots, "hostname": pod.hostname}
+def workers_of(folder: Path, settings: Settings) -> LocalWorkers:
+    """The workers whose records lie in a cluster's folder."""
+    if settings.backend not in BACKENDS:
+        raise UserError(f"{folder}: backend {settings.backend!r}; expected one of {', '.join(BACKENDS)}")
+    return BACKENDS[settings.backend](folder, settings)
 
 
-def _status(pod: Pod, answer: dict[str, Any] | AgentError) -> dict[str, Any]:
-    if isinstance(answer, AgentError):
-        return {**_facts(pod), "status": f"no answer: {answer}", "runs": {}, "lease_seconds_left": None}
-    left = answer["lease_seconds_left"]
-    return {**_facts(pod), "status": "ready", "runs": answer["runs"], "lease_seconds_left": left}
+def expected_here() -> Expectation:
+    """That pods be like this machine: its versions, and the training script where the working folder has it."""
+    here = Path.cwd()
+    scripts = (SCRIPT,) if (here / SCRIPT).is_file() else ()
+    return Expectation.of_this_machine(here, scripts, cml="CDSW_ENGINE_ID" in os.environ)
 
 
-# Keeps the kernel leases of the clusters that this process started: when it is gone, nobody renews them.
-
-RENEW_SECONDS = 5.0
-RENEWALS_PER_LEASE = 5
-"""At least: a few may be lost before the lease is."""
-
-_keepers: dict[str, Keeper] = {}
-"""By the name of the cluster."""
-
-
-class Keeper:
-    """A thread that renews the lease of one cluster on all of its pods.
-
-    It has a loop of its own, since a notebook's cell may keep the kernel's loop for hours.
-    """
-
-    def __init__(self, cluster: Cluster, *, end_at_exit: bool) -> None:
-        self.cluster = cluster
-        self.end_at_exit = end_at_exit
-        self._pause = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
-        self._secret = cluster.secret
-        self._loop = asyncio.new_event_loop()
-        self._stopped = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="zeropods-keeper", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Renew no longer."""
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(2 * RENEW_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._renew_all())
-        finally:
-            self._loop.close()
-
-    async def _renew_all(self) -> None:
-        # Each at its own pace: one that does not answer must not cost the others their lease.
-        tasks = [asyncio.create_task(self._renew(*agent)) for agent in self.cluster.agents]
-        await self._stopped.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _renew(self, address: str, control_port: int) -> None:
-        client = AgentClient(address, control_port, self._secret)
-        try:
-            while True:
-                # Who uses a pod that is lost finds that out; this only has to go on asking.
-                with suppress(AgentError):
-                    await client.ask({"do": "renew"}, RENEW_SECONDS)
-                await asyncio.sleep(self._pause)
-        finally:
-            await client.close()
-
-
-def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
-    """Renew a cluster's lease until it is released or this process ends.
+def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
+    """Write what lets ssh, pdsh and DeepSpeed reach the pods of a cluster, with their host keys pinned.
 
     Args:
-        end_at_exit: take it down when this process ends in order.
+        user: tells the account at an address.
     """
-    known = _keepers.get(cluster.name)
-    if known and known.cluster.pods == cluster.pods:
-        return
-    if known:
-        known.stop()
-    _keepers[cluster.name] = Keeper(cluster, end_at_exit=end_at_exit)
-    atexit.unregister(_end_all)
-    atexit.register(_end_all, os.getpid())
-
-
-def release(name: str, pods: tuple[Pod, ...] | None = None) -> None:
-    """Renew a cluster's lease no longer; only if it has these pods, where they are given."""
-    known = _keepers.get(name)
-    if known and (pods is None or known.cluster.pods == pods):
-        _keepers.pop(name).stop()
-
-
-def _end_all(owner: int) -> None:
-    # A forked child has the list, but not the clusters.
-    if os.getpid() != owner:
-        return
-
-    for keeper in list(_keepers.values()):
-        if keeper.end_at_exit:
-            take_down(keeper.cluster.name, keeper.cluster.pods, ask=False)
-
-
-# The end of clusters: their pods, their networks, their keys, and what is left where `up` was killed.
-
-END_SECONDS, LOCK_SECONDS = 5.0, 20.0
-
-
-def take_down(name: str, pods: tuple[Pod, ...] | None = None, *, ask: bool = True) -> bool:
-    """End a cluster, or what is left of one, and remove its files; returns whether there was anything.
-
-    Args:
-        pods: only if it still has these pods: the name may be another cluster's by now.
-        ask: see `clear`.
-    """
-    folder = folder_of(name)
-    release(name, pods)
-    if not folder.is_dir():
-        return False
-    with locked(folder, LOCK_SECONDS):
-        state = read_state(folder)
-        if state is None or (pods is not None and state.pods != pods):
-            return False
-        with deferred():
-            clear(folder, ask=ask)
-    return True
-
-
-def clear(folder: Path, *, ask: bool = True) -> None:
-    """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is.
-
-    Args:
-        ask: ask agents on other machines to end first, which a Python that is about to exit cannot: it starts
-            no thread. Workers are stopped in any case, and local ones end in order then.
-    """
-    state = read_state(folder)
-    if state is None:
-        if any(folder.iterdir()):
-            raise UserError(f"{folder}: holds something that is no cluster; choose another name")
-        return
-    if ask:
-        _end_agents(Cluster.of(folder, state))
-    fleet = fleet_of(folder, state.settings)
-    fleet.stop(state.workers)
-    fleet.network.close()
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def sweep() -> None:
-    """Remove the remains of clusters whose workers were processes of this machine, and have all ended.
-
-    Their keys open nothing any more.
-    """
-    for name in names():
-        # What another process holds, or what is no cluster of ours, is left alone.
-        with suppress(UserError), locked(folder_of(name)):
-            state = read_state(folder_of(name))
-            ours = state is not None and state.settings.backend != "cml"
-            if state and ours and not fleet_of(folder_of(name), state.settings).is_running_here():
-                clear(folder_of(name), ask=False)
-
-
-def _end_agents(cluster: Cluster) -> None:
-    if cluster.backend == "local" or not cluster.pods or not (cluster.folder / SECRET).is_file():
-        return
-    # A worker on a host of the user's own is stopped over ssh, which does not reach it now either.
-    own = "if it lives, it ends when its host is reached again, or with its lease"
-    fate = own if cluster.backend == "hosts" else "its worker is stopped all the same"
-    answers = ask_all(cluster.agents, cluster.secret, {"do": "end"}, END_SECONDS)
-    for pod, answer in zip(cluster.pods, answers, strict=True):
-        if isinstance(answer, AgentError):
-            print(f"{pod.name} ({pod.address}): {answer}; {fate}", file=sys.stderr)
-
-
-# DeepSpeed's own command over the pods of a cluster, for those who call it themselves.
+    folder, port = cluster.folder, cluster.ssh_port
+    addresses: dict[str, list[str]] = {}
+    for pod in cluster.pods:
+        addresses.setdefault(user(pod.address), []).append(pod.address)
+    config = "".join(
+        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name) for name, theirs in addresses.items()
+    )
+    variables = "".join(f"{name}={value}\n" for name, value in cluster.environment.items())
+    files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, port, p.host_key) for p in cluster.pods))
+    files.write_text(folder / SSH_CONFIG, config)
+    files.write_text(folder / ENVIRONMENT, variables)
+    write_hostfile(folder / HOSTFILE, cluster.hosts)
 
 
 def deepspeed_environment(cluster: Cluster) -> dict[str, str]:
-    """What DeepSpeed's runner needs in order to reach the pods as pinned, and to hand on what ranks need."""
+    """What DeepSpeed's own command needs in order to reach the pods as pinned, and to hand on what ranks need."""
     return {
         "PDSH_RCMD_TYPE": "ssh",
         "PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(cluster.ssh_config),
@@ -367,79 +214,163 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
     ]  # fmt: skip
 
 
-# The preflight of a cluster as a table that people read.
-
-SCRIPT = "textsql_train.py"
+# The lease of a cluster, renewed by the process that started it: when that is gone, the pods end.
 
 
-@dataclass(frozen=True, repr=False)
-class CheckTable(Table):
-    """Pods x checks, and below them a line for each check that is not ok."""
+class Keeper:
+    """A thread that renews the lease of one cluster on all of its pods.
 
-    mend: tuple[str, ...] = ()
+    It has a loop of its own, since a notebook's cell may keep the kernel's loop for hours.
+    """
 
-    def to_html(self) -> str:
-        """The table, then what is to be done."""
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.mend)
-        return super().to_html() + (f"<ul>{lines}</ul>" if lines else "")
+    def __init__(self, cluster: Cluster, *, end_at_exit: bool) -> None:
+        self.cluster = cluster
+        self.end_at_exit = end_at_exit
+        self._pause = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="zeropods-keeper", daemon=True)
+        self._thread.start()
 
-    def to_markdown(self) -> str:
-        """The table, then what is to be done."""
-        return "\n".join([super().to_markdown(), *self.mend])
+    def stop(self) -> None:
+        """Renew no longer."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(2 * RENEW_SECONDS)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._renew_all())
+
+    async def _renew_all(self) -> None:
+        # Each at its own pace: one that does not answer must not cost the others their lease.
+        secret = self.cluster.secret
+        tasks = [asyncio.create_task(self._renew(AgentClient(*agent, secret))) for agent in self.cluster.agents]
+        await self._stopped.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _renew(self, client: AgentClient) -> None:
+        try:
+            while True:
+                # Who uses a pod that is lost finds that out; this only has to go on asking.
+                with suppress(AgentError):
+                    await client.ask({"do": "renew"}, RENEW_SECONDS)
+                await asyncio.sleep(self._pause)
+        finally:
+            await client.close()
 
 
-def expected_here() -> Expectation:
-    """That pods be like this machine: its versions, and the training script where the working folder has it."""
-    here = Path.cwd()
-    files = (SCRIPT,) if (here / SCRIPT).is_file() else ()
-    return Expectation.of_this_machine(here, files, cml="CDSW_ENGINE_ID" in os.environ)
+_keepers: dict[str, Keeper] = {}
+"""Of the clusters whose lease this process renews, by name."""
 
 
-def checked(cluster: Cluster) -> Preflight:
-    """What is found on the pods of a cluster."""
-    return preflight(
-        cluster.hosts,
-        replace(expected_here(), cml=cluster.backend == "cml"),
-        names=[pod.name for pod in cluster.pods],
-        ssh_config=cluster.ssh_config,
-        port=cluster.ssh_port,
-    )
-
-
-def check_table(found: Preflight, title: str = "") -> CheckTable:
-    """A preflight to be shown."""
-    table = Table.of(pods_check_table(found), title)
-    return CheckTable(table.header, table.rows, table.title, tuple(mending_lines(found)))
-
-
-# The files of a cluster's folder: key, secret, and what ssh, pdsh and DeepSpeed read.
-
-
-def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
-    """Write what lets others reach the pods of a cluster, with their host keys pinned.
+def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
+    """Renew a cluster's lease until it is released or this process ends.
 
     Args:
-        user: tells the account at an address.
+        end_at_exit: take it down when this process ends in order.
     """
-    folder, port = cluster.folder, cluster.ssh_port
-    known = known_hosts_text((pod.address, port, pod.host_key) for pod in cluster.pods)
-    addresses: dict[str, list[str]] = {}
-    for pod in cluster.pods:
-        addresses.setdefault(user(pod.address), []).append(pod.address)
-    config = "".join(
-        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name) for name, theirs in addresses.items()
-    )
-    variables = "".join(f"{name}={value}\n" for name, value in cluster.environment.items())
-    files.write_text(folder / KNOWN_HOSTS, known)
-    files.write_text(folder / SSH_CONFIG, config)
-    files.write_text(folder / ENVIRONMENT, variables)
-    write_hostfile(folder / HOSTFILE, cluster.hosts)
+    known = _keepers.get(cluster.name)
+    if known and known.cluster.pods == cluster.pods:
+        return
+    release(cluster.name)
+    _keepers[cluster.name] = Keeper(cluster, end_at_exit=end_at_exit)
+    atexit.unregister(_end_all)
+    atexit.register(_end_all, os.getpid())
 
 
-def make_secret(folder: Path) -> bytes:
-    """A new secret of 32 random bytes, kept in a file that only its owner can read."""
-    path = folder / SECRET
-    secret = secrets.token_bytes(32)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(f"{secret.hex()}\n")
-    return secret
+def release(name: str, pods: tuple[Pod, ...] | None = None) -> None:
+    """Renew a cluster's lease no longer; only if it has these pods, where they are given."""
+    known = _keepers.get(name)
+    if known and pods in (None, known.cluster.pods):
+        _keepers.pop(name).stop()
+
+
+def _end_all(owner: int) -> None:
+    # A forked child has the list, but not the clusters.
+    if os.getpid() == owner:
+        for keeper in list(_keepers.values()):
+            if keeper.end_at_exit:
+                take_down(keeper.cluster.name, keeper.cluster.pods, ask=False)
+
+
+# The end of clusters: their pods, their keys, and what is left where `up` was killed.
+
+
+def take_down(name: str, pods: tuple[Pod, ...] | None = None, *, ask: bool = True) -> bool:
+    """End a cluster, or what is left of one, and remove its files; returns whether there was anything.
+
+    Args:
+        pods: only if it still has these pods: the name may be another cluster's by now.
+        ask: see `clear`.
+    """
+    folder = folder_of(name)
+    release(name, pods)
+    if not folder.is_dir():
+        return False
+    with locked(folder, LOCK_SECONDS):
+        state = read_state(folder)
+        if state is None or pods not in (None, state.pods):
+            return False
+        with deferred():
+            clear(folder, ask=ask)
+    return True
+
+
+def clear(folder: Path, *, ask: bool = True) -> None:
+    """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is.
+
+    Args:
+        ask: ask agents on other machines to end first, which a Python that is about to exit cannot: it starts
+            no thread. Workers are stopped in any case, and local ones end in order then.
+    """
+    state = read_state(folder)
+    if state is None:
+        if any(folder.iterdir()):
+            raise UserError(f"{folder}: holds something that is no cluster; choose another name")
+        return
+    if ask:
+        _end_agents(Cluster.of(folder, state))
+    workers_of(folder, state.settings).stop(state.workers)
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sweep() -> None:
+    """Remove the remains of clusters whose workers were processes of this machine, and have all ended.
+
+    Their keys open nothing any more.
+    """
+    for name in names():
+        # What another process holds, or what is no cluster of ours, is left alone.
+        with suppress(UserError), locked(folder_of(name)):
+            state = read_state(folder_of(name))
+            if state and state.settings.backend != "cml":
+                workers = workers_of(folder_of(name), state.settings)
+                if all(worker.has_ended for worker in workers.list()):
+                    clear(folder_of(name), ask=False)
+
+
+def _end_agents(cluster: Cluster) -> None:
+    if cluster.backend not in ("cml", "hosts") or not cluster.pods or not (cluster.folder / SECRET).is_file():
+        return
+    # A worker on a host of the user's own is stopped over ssh, which does not reach it now either.
+    own = "if it lives, it ends when its host is reached again, or with its lease"
+    fate = own if cluster.backend == "hosts" else "its worker is stopped all the same"
+    answers = ask_all(cluster.agents, cluster.secret, {"do": "end"}, END_SECONDS)
+    for pod, answer in zip(cluster.pods, answers, strict=True):
+        if isinstance(answer, AgentError):
+            print(f"{pod.name} ({pod.address}): {answer}; {fate}", file=sys.stderr)
+
+
+def _facts(pod: Pod) -> dict[str, Any]:
+    return {"pod": pod.name, "address": pod.address, "slots": pod.slots, "hostname": pod.hostname}
+
+
+def _status(pod: Pod, answer: dict[str, Any] | AgentError) -> dict[str, Any]:
+    if isinstance(answer, AgentError):
+        return {**_facts(pod), "status": f"no answer: {answer}", "runs": {}, "lease_seconds_left": None}
+    left = answer["lease_seconds_left"]
+    return {**_facts(pod), "status": "ready", "runs": answer["runs"], "lease_seconds_left": left}

@@ -51,25 +51,21 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
     Raises:
         UserError: a line is not `ADDRESS slots=GPUS`, an address comes twice, or there is no host.
     """
-    first_lines: dict[str, int] = {}
-    hosts = []
+    hosts: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         stated = line.partition("#")[0].strip(BLANK)
         if not stated:
             continue
-        host = _parse_line(stated, line, f"{place}:{number}")
-        earlier = first_lines.setdefault(host.address.lower(), number)
+        match = LINE.fullmatch(stated)
+        if match is None:
+            raise UserError(f"{place}:{number}: {_shown(line.strip(BLANK))}; expected '<address> slots=<gpus>'")
+        host = Host(match[1], int(match[2]))
+        earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
         if earlier != number:
             raise UserError(f"{place}:{number}: {host.address!r} stands in line {earlier} already; remove one of them")
-        hosts.append(host)
     if not hosts:
         raise UserError(f"{place}: no host; expected a line '<address> slots=<gpus>' for each pod")
-    return tuple(hosts)
-
-
-def format_hostfile(hosts: Iterable[Host]) -> str:
-    """The text that `parse_hostfile` reads back as the same hosts."""
-    return "".join(f"{host.line()}\n" for host in hosts)
+    return tuple(host for _, host in hosts.values())
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
@@ -86,15 +82,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
-    """Write a hostfile; a reader sees the old or the new one, never a part."""
-    files.write_text(path, format_hostfile(hosts))
-
-
-def _parse_line(stated: str, line: str, place: str) -> Host:
-    match = LINE.fullmatch(stated)
-    if match is None:
-        raise UserError(f"{place}: {_shown(line.strip(BLANK))}; expected '<address> slots=<gpus>'")
-    return Host(match[1], int(match[2]))
+    """Write a hostfile, which `read_hostfile` reads back; a reader sees the old or the new one, never a part."""
+    files.write_text(path, "".join(f"{host.line()}\n" for host in hosts))
 
 
 def _shown(text: str) -> str:

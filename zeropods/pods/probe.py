@@ -1,6 +1,8 @@
 """What a pod finds out about itself: one line of JSON.
 
-python -m zeropods.pods.probe --project DIR [--file NAME ...] [--port PORT ...]
+    python -m zeropods.pods.probe --project DIR [--file NAME ...] [--port PORT ...]
+
+It is run on the pod, imports no torch, changes nothing, and ends by itself after `SECONDS`.
 """
 
 from __future__ import annotations
@@ -20,113 +22,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from zeropods.files import sha256
 from zeropods.measure.environment import versions
-from zeropods.programs import extension_cache, is_free, is_taken
-
-# What this machine has: programs, files, room, ports, GPUs. Nothing here imports torch or changes anything.
-
-
-def find_program(name: str) -> str | None:
-    """A program on PATH, or where daemons are, which an ordinary user's PATH may lack."""
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
-
-
-def digest(file: Path) -> str | None:
-    """SHA-256 of a file; None where there is none that can be read."""
-    try:
-        return sha256(file)
-    except OSError:
-        return None
-
-
-def free_bytes(folder: Path) -> int | None:
-    """Room on the file system of a folder; None where there is no such folder."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
-def gpus() -> list[dict[str, int]] | None:
-    """`free_bytes` and `total_bytes` of each GPU as NVML knows it; None where there is none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        memories = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-    return [{"free_bytes": memory.free, "total_bytes": memory.total} for memory in memories] or None
-
-
-def memory_available() -> int | None:
-    """Bytes of main memory that could be used at once; None where the kernel does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except FileNotFoundError:
-        return None
-    stated = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return int(stated.split()[1]) * 1024 if stated else None
-
-
-# DeepSpeed's operations for the CPU: compiled on this machine, or able to be; found out without importing torch.
-
-CPU_ADAM = "cpu_adam"
-"""Needed by optimizer offload."""
-OPERATIONS = (CPU_ADAM,)
-
-
-def operation_states() -> dict[str, str]:
-    """For each operation `compiled`, `compilable`, `compiling` or `impossible: WHAT IS MISSING`."""
-    cache = extension_cache()
-    impossible = _impossible()
-    return {name: _state(cache / name, name, impossible) for name in OPERATIONS}
-
-
-def _state(folder: Path, name: str, impossible: str) -> str:
-    if _prebuilt(name):
-        return "compiled"
-    if (folder / f"{name}.so").is_file():
-        return "compiled"
-    return "compiling" if is_taken(folder) else impossible or "compilable"
-
-
-def _prebuilt(name: str) -> bool:
-    """Whether DeepSpeed was installed with this operation compiled (`DS_BUILD_OPS`)."""
-    folder = _package("deepspeed")
-    return folder is not None and any((folder / "ops").glob(f"*/{name}_op*.so"))
-
-
-def _impossible() -> str:
-    """What a compilation lacks on this machine, or nothing."""
-    compiler = os.environ.get("CXX", "c++")
-    lacks = {
-        "C++ compiler": shutil.which(compiler) is None,
-        "Python.h": not Path(sysconfig.get_path("include"), "Python.h").is_file(),
-        "ninja": shutil.which("ninja") is None and not Path(sys.executable).with_name("ninja").is_file(),
-    }
-    missing = [name for name, lack in lacks.items() if lack]
-    return f"impossible: no {', no '.join(missing)}" if missing else ""
-
-
-def _package(name: str) -> Path | None:
-    """The folder of an installed package, which is not imported."""
-    spec = find_spec(name)
-    return Path(spec.origin).parent if spec and spec.origin else None
-
-
-# What a pod finds out about itself: one line of JSON.
-#
-#     python -m zeropods.pods.probe --project DIR [--file NAME ...] [--port PORT ...]
-#
-# It is run on the pod, imports no torch, changes nothing, and ends by itself after `SECONDS`.
+from zeropods.programs import extension_cache, find_program, is_free, is_taken
 
 SECONDS = 20
 PROGRAMS = ("ssh", "ssh-keygen", "sshd", "pdsh")
 CML_NAMES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP")
+CPU_ADAM = "cpu_adam"
+"""DeepSpeed's operation that optimizer offload needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +42,8 @@ class Facts:
     hostname: str
     versions: dict[str, str | None]
     """Of Python and of the packages that must be equal on all pods; None where one is missing."""
-    operations: dict[str, str]
-    """As `operations.operation_states` says."""
+    cpu_adam: str
+    """`compiled`, `compilable`, `compiling` or `impossible: WHAT IS MISSING`."""
     programs: dict[str, bool]
     project: bool
     """Whether the project folder is there and can be read."""
@@ -148,7 +54,7 @@ class Facts:
     gpus: list[dict[str, int]] | None
     """`free_bytes` and `total_bytes` of each GPU; None where there is none."""
     cores: int
-    memory_available_bytes: int | None
+    memory_available_bytes: int
     ports: dict[str, bool]
     """Whether a port asked for is free."""
     cml: dict[str, str]
@@ -171,31 +77,77 @@ def gather(project: Path, files: Iterable[str] = (), ports: Iterable[int] = ()) 
         files: of which the digest is wanted, relative to the project or absolute.
         ports: of which it is wanted whether they are free.
     """
+    places = {"project": project, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}
     return Facts(
         hostname=socket.gethostname(),
         versions=versions(),
-        operations=operation_states(),
+        cpu_adam=operation_state(),
         programs={name: find_program(name) is not None for name in PROGRAMS},
         project=project.is_dir() and os.access(project, os.R_OK | os.X_OK),
         digests={name: digest(project / name) for name in files},
-        free_bytes={
-            "project": free_bytes(project),
-            "/tmp": free_bytes(Path("/tmp")),
-            "/dev/shm": free_bytes(Path("/dev/shm")),
-        },
-        gpus=gpus(),
+        free_bytes={name: _free_bytes(folder) for name, folder in places.items()},
+        gpus=_gpus(),
         cores=len(os.sched_getaffinity(0)),
-        memory_available_bytes=memory_available(),
+        memory_available_bytes=psutil.virtual_memory().available,
         ports={str(port): is_free("", port) for port in ports},
         cml=cml_variables(os.environ),
         time_seconds=time.time(),
     )
 
 
+def digest(file: Path) -> str | None:
+    """SHA-256 of a file; None where there is none that can be read."""
+    try:
+        return sha256(file)
+    except OSError:
+        return None
+
+
 def cml_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `CML_NAMES` that are set; newer versions of CML say `CML_` for `CDSW_`."""
     found = {name: environ.get(name) or environ.get(name.replace("CDSW", "CML")) for name in CML_NAMES}
     return {name: value for name, value in found.items() if value}
+
+
+def operation_state() -> str:
+    """Whether CPU Adam is compiled on this machine or can be, as `Facts.cpu_adam`; found out without torch."""
+    spec = find_spec("deepspeed")
+    installed = Path(spec.origin).parent if spec and spec.origin else None
+    folder = extension_cache() / CPU_ADAM
+    # DeepSpeed may have been installed with its operations compiled (DS_BUILD_OPS).
+    prebuilt = installed is not None and any((installed / "ops").glob(f"*/{CPU_ADAM}_op*.so"))
+    if prebuilt or (folder / f"{CPU_ADAM}.so").is_file():
+        return "compiled"
+    if is_taken(folder):
+        return "compiling"
+    lacks = {
+        "C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is None,
+        "Python.h": not Path(sysconfig.get_path("include"), "Python.h").is_file(),
+        "ninja": shutil.which("ninja") is None and not Path(sys.executable).with_name("ninja").is_file(),
+    }
+    missing = [name for name, lack in lacks.items() if lack]
+    return f"impossible: no {', no '.join(missing)}" if missing else "compilable"
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _gpus() -> list[dict[str, int]] | None:
+    """Memory of each GPU as NVML knows it."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        memories = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return [{"free_bytes": memory.free, "total_bytes": memory.total} for memory in memories] or None
 
 
 def main(argv: list[str] | None = None) -> int:

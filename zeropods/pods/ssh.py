@@ -20,7 +20,7 @@ ALWAYS = {
     "StrictHostKeyChecking": "yes",
     "ControlMaster": "no",
 }
-"""Options of every connection, with an own configuration or with the user's: ask nothing, trust no unknown key, end."""
+"""Options of every connection, with an own configuration or with the user's: ask nothing, trust no unknown key."""
 PINNED = {
     "ConnectionAttempts": "1",
     "IdentitiesOnly": "yes",
@@ -42,7 +42,11 @@ PINNED = {
 
 def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
     """`known_hosts` from (address, port, host key `ssh-ed25519 AAAA...`); a host may have several keys."""
-    return "".join(f"{_known_name(address, port)} {_one_line(key)}\n" for address, port, key in entries)
+    lines = []
+    for address, port, key in entries:
+        name = checked_address(address) if port == 22 else f"[{checked_address(address)}]:{port}"
+        lines.append(f"{name} {_one_line(key)}\n")
+    return "".join(lines)
 
 
 def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts: Path, user: str) -> str:
@@ -95,11 +99,6 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
     if any(character.isspace() for character in path):
         raise UserError(f"{path}: pdsh cannot be told a path with blanks; set ZEROPODS_HOME to a folder without")
     return "-F " + path.replace("%", "%%")
-
-
-def _known_name(address: str, port: int) -> str:
-    checked_address(address)
-    return address if port == 22 else f"[{address}]:{port}"
 
 
 def _quoted_path(path: Path) -> str:

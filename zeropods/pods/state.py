@@ -1,4 +1,4 @@
-"""What is kept of a cluster in `.zeropods/NAME/`: who was asked for, who is there, and who may change it."""
+"""What is kept of a cluster in `.zeropods/NAME/`: what was asked for, who is there, and who may change it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ class Settings:
     count: int
     slots: int | None
     backend: str
-    network: str
     lease: str
     lease_seconds: float
     cpu: float

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import socket
-import struct
 
 from zeropods.errors import UserError
 
 ADDRESS_VARIABLES = ("CDSW_IP_ADDRESS", "CML_IP_ADDRESS")
-LOOPBACK = "127.0.0.1"
-SIOCGIFADDR, NAME_BYTES = 0x8915, 16
-"""From linux/sockios.h and linux/if.h: netdevice(7)."""
 SOMEWHERE_ELSE = "192.0.2.1"
 """A documentation address (RFC 5737): it stands for everything behind the default route."""
 
@@ -22,9 +17,15 @@ def address() -> str:
     """This pod's IPv4 address: as CML says, else that of the default route, else loopback."""
     for variable in ADDRESS_VARIABLES:
         stated = os.environ.get(variable, "")
-        if stated:
-            return _checked(stated, variable)
-    return _of_default_route()
+        try:
+            if stated:
+                return str(ipaddress.IPv4Address(stated))
+        except ValueError:
+            raise UserError(f"{variable}: {stated!r}; expected an IPv4 address, or unset it") from None
+    try:
+        return address_towards(SOMEWHERE_ELSE)
+    except OSError:
+        return "127.0.0.1"
 
 
 def address_towards(there: str) -> str:
@@ -42,10 +43,12 @@ def is_loopback(address: str) -> bool:
 
 def interface(address: str) -> str | None:
     """The network interface that has this IPv4 address; None where none has."""
+    import psutil
+
     if is_loopback(address):
         return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        return next((name for _, name in socket.if_nameindex() if _address_of(sock, name) == address), None)
+    addresses = {name: {each.address for each in found} for name, found in psutil.net_if_addrs().items()}
+    return next((name for name, found in addresses.items() if address in found), None)
 
 
 def slots() -> int:
@@ -60,26 +63,3 @@ def slots() -> int:
         return max(1, pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
-
-
-def _checked(stated: str, variable: str) -> str:
-    try:
-        return str(ipaddress.IPv4Address(stated))
-    except ValueError:
-        raise UserError(f"{variable}: {stated!r}; expected an IPv4 address, or unset it") from None
-
-
-def _address_of(sock: socket.socket, name: str) -> str | None:
-    request = struct.pack("256s", name.encode()[: NAME_BYTES - 1])
-    try:
-        answer = fcntl.ioctl(sock, SIOCGIFADDR, request)
-    except OSError:
-        return None
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _of_default_route() -> str:
-    try:
-        return address_towards(SOMEWHERE_ELSE)
-    except OSError:
-        return LOOPBACK

@@ -1,22 +1,55 @@
-"""Hosts of the user's own as pods: a hostfile instead of a number, the user's own ssh instead of a backend."""
+"""Hosts of the user's own as pods: a hostfile instead of a number, the user's own ssh instead of a backend.
+
+`python -m zeropods.pods.backends.hosts here CONFIG HOST PROGRAM ...` stands here for a worker over there, which ends
+with it; `there PROGRAM ...` is the other side. What a worker is told, the cluster's secret included, goes by ssh's
+stdin, never on a command line.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import FrameType
 
-from zeropods.errors import UserError
+from zeropods.errors import UserError, guarded
 from zeropods.pods import this_pod
-from zeropods.pods.hostfile import Host
+from zeropods.pods.agent import SECRET_VARIABLE
+from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.hostfile import Host, parse_hostfile
+from zeropods.pods.processes import end_with_parent
+from zeropods.pods.ssh import ssh_argv
 
-ASK_SECONDS = 10.0
-MAX_AT_ONCE = 32
+ASK_SECONDS, MAX_AT_ONCE = 10.0, 32
+TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
+"""How the names of the variables begin that a worker is told."""
+KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+"""A host that is cut off is given up after a minute; the worker there ends with its lease."""
+END_SECONDS, THERE_SECONDS = 13.5, 12.0
+"""For the other side to end its worker: less than this process is given itself. A worker takes up to 10."""
+SSH_FAILED = 255
+THERE = "; ".join(
+    [
+        'cd "$1" 2>/dev/null || { echo "zeropods: host $0: $1: no such folder there; share the project folder with it"'
+        " >&2; exit 1; }",
+        "shift",
+        'command -v "$1" >/dev/null || { echo "zeropods: host $0: $1: no such Python there; install it with the '
+        'requirements at this path" >&2; exit 1; }',
+        'exec "$@"',
+    ]
+)
+"""For sh, told host, folder, program and arguments. One line: not every login shell takes more in quotes."""
 
 
 @dataclass(frozen=True)
@@ -28,53 +61,46 @@ class OwnHost:
     user: str
 
 
-class OwnHosts:
-    """The network that these hosts have already.
+class OwnHosts(LocalWorkers):
+    """A process of this machine for each host, which runs the agent there over ssh.
 
-    Args:
-        hosts: names may be those of the user's ssh configuration, as for DeepSpeed.
-        ssh_config: None for the user's usual one.
+    Names of hosts may be those of the user's ssh configuration, as for DeepSpeed.
     """
-
-    def __init__(self, hosts: Sequence[Host], ssh_config: Path | None) -> None:
-        self._hosts = tuple(hosts)
-        self._ssh_config = ssh_config
-
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def settled(self) -> None: ...
 
     def master_address(self) -> str:
         """This machine's address on the way to the hosts."""
-        return _towards([own.address for own in self._found.values()])
+        return _towards(list(self._found))
 
     def user(self, address: str) -> str:
         return self._found[address].user
 
-    def claim(self, n: int) -> list[str]:
+    def claim(self, n: int) -> Sequence[str]:
         """The hosts' addresses, in the order of the hostfile."""
         return list(self._found)[:n]
 
     def command(self, address: str, argv: list[str]) -> list[str]:
-        """The command as it is run on the host of an address."""
         host = self._found[address].host
-        config = [] if self._ssh_config is None else ["--ssh-config", str(self._ssh_config)]
-        far = [sys.executable, "-m", "zeropods.pods.backends.far", *config, host.address]
-        return [*far, "env", f"ZEROPODS_SLOTS={host.slots}", *argv]
+        here = [sys.executable, "-m", __name__, "here", self.settings.ssh_config or "", host.address]
+        return [*here, "env", f"ZEROPODS_SLOTS={host.slots}", *argv]
 
     @cached_property
     def _found(self) -> dict[str, OwnHost]:
         """By address, looked up when it is first needed: for the end of a cluster it is not."""
-        with ThreadPoolExecutor(min(len(self._hosts), MAX_AT_ONCE)) as threads:
-            found = list(threads.map(partial(_look_up, self._ssh_config), self._hosts))
-        return _by_address(_seen_from_others(found))
+        hosts = parse_hostfile("\n".join(self.settings.hosts), "hostfile")
+        with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
+            found = list(threads.map(partial(_look_up, self.settings.ssh_config), hosts))
+        by_address: dict[str, OwnHost] = {}
+        for own in _seen_from_others(found):
+            known = by_address.setdefault(own.address, own)
+            if known is not own:
+                names = f"{known.host.address} and {own.host.address}"
+                raise UserError(f"hostfile: {names} are both {own.address}; remove one of them")
+        return by_address
 
 
-def _look_up(ssh_config: Path | None, host: Host) -> OwnHost:
+def _look_up(ssh_config: str | None, host: Host) -> OwnHost:
     """Ask ssh, which contacts nobody for that, whom it would reach under a name."""
-    argv = ["ssh", "-G", *([] if ssh_config is None else ["-F", str(ssh_config)]), "--", host.address]
+    argv = ["ssh", "-G", *([] if ssh_config is None else ["-F", ssh_config]), "--", host.address]
     try:
         said = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS, check=True
@@ -82,13 +108,11 @@ def _look_up(ssh_config: Path | None, host: Host) -> OwnHost:
         facts = dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
         return OwnHost(host, socket.gethostbyname(facts["hostname"]), facts["user"])
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"host {host.address}: no word of ssh -G in {ASK_SECONDS:g} s; mend its configuration"
-        ) from None
+        raise UserError(f"host {host.address}: ssh -G hangs; fix ssh's configuration") from None
     except subprocess.CalledProcessError as error:
-        raise UserError(f"host {host.address}: {' '.join(error.stderr.split())}; mend ssh's configuration") from None
+        raise UserError(f"host {host.address}: {' '.join(error.stderr.split())}; fix ssh's configuration") from None
     except OSError as error:
-        raise UserError(f"host {host.address}: no IPv4 address ({error.strerror}); mend the hostfile") from None
+        raise UserError(f"host {host.address}: no IPv4 address ({error.strerror}); fix the hostfile") from None
 
 
 def _seen_from_others(found: list[OwnHost]) -> list[OwnHost]:
@@ -105,14 +129,96 @@ def _towards(addresses: list[str]) -> str:
     try:
         return this_pod.address_towards(there)
     except OSError as error:
-        raise UserError(f"{there}: no network to this host ({error.strerror}); mend the hostfile") from None
+        raise UserError(f"{there}: no network to this host ({error.strerror}); fix the hostfile") from None
 
 
-def _by_address(found: list[OwnHost]) -> dict[str, OwnHost]:
-    by_address: dict[str, OwnHost] = {}
-    for own in found:
-        known = by_address.setdefault(own.address, own)
-        if known is not own:
-            names = f"{known.host.address} and {own.host.address}"
-            raise UserError(f"hostfile: {names} are both {own.address}; remove one of them")
-    return by_address
+# The two sides of a worker on another host.
+
+
+def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
+    """Run the program on the host until it ends, or until this process is asked to end."""
+    signal.signal(signal.SIGTERM, _end)
+    told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
+    # Not for ssh, whose configuration may start other programs.
+    os.environ.pop(SECRET_VARIABLE, None)
+    there = [sys.executable, "-m", "zeropods.pods.backends.hosts", "there", *program]
+    ssh, *rest = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *there])
+    with _child([ssh, *KEEP_ALIVE, *rest], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            last = _converse(process, told)
+            status = process.wait()
+        except SystemExit:
+            return _finish(process)
+    if status == SSH_FAILED:
+        raise UserError(f"host {host}: {last or 'ssh failed'}; 'ssh {host} true' has to work without a question")
+    return status
+
+
+def run_there(program: list[str]) -> int:
+    """Run the program with what stdin says as its environment, and end it with stdin."""
+    try:
+        told = dict(json.loads(sys.stdin.buffer.readline()))
+    except (ValueError, TypeError):
+        raise UserError(
+            "zeropods.pods.backends.hosts: stdin says nothing; 'zeropods pods up --hostfile' starts it"
+        ) from None
+    worker = _child(program, stdin=subprocess.DEVNULL, env={**os.environ, **told}, start_new_session=True)
+    threading.Thread(target=_end_with_stdin, args=(worker,), daemon=True).start()
+    return worker.wait()
+
+
+def _child(argv: list[str], **how: object) -> subprocess.Popen[bytes]:
+    """A process that gets SIGTERM when this one ends."""
+    parent = os.getpid()
+    return subprocess.Popen(argv, preexec_fn=lambda: end_with_parent(parent, signal.SIGTERM), **how)  # type: ignore[call-overload]
+
+
+def _converse(ssh: subprocess.Popen[bytes], told: dict[str, str]) -> str:
+    """Say what the worker is told, and pass on what comes until the end; returns the last line of stderr."""
+    assert ssh.stdin is not None and ssh.stderr is not None
+    # An ssh that has ended already says on stderr why.
+    with suppress(BrokenPipeError):
+        ssh.stdin.write(json.dumps(told).encode() + b"\n")
+        ssh.stdin.flush()
+    last = b""
+    for line in ssh.stderr:
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+        last = line.strip() or last
+    return last.decode(errors="replace")
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit
+
+
+def _finish(ssh: subprocess.Popen[bytes]) -> int:
+    """The end of stdin tells the other side to end; a connection that is dead is cut."""
+    try:
+        ssh.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        ssh.kill()
+    return ssh.wait()
+
+
+def _end_with_stdin(worker: subprocess.Popen[bytes]) -> None:
+    """End the worker when the connection ends, however that came about."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    worker.terminate()
+    time.sleep(THERE_SECONDS)
+    worker.kill()
+
+
+def main() -> int:
+    """Be one of the two sides."""
+    side, *rest = sys.argv[1:]
+    if side == "there":
+        return run_there(rest)
+    ssh_config, host, *program = rest
+    return run_here(Path(ssh_config) if ssh_config else None, host, program)
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -1,0 +1,116 @@
+"""Pods with a network each, to cut off at will.
+
+    BACKENDS["namespaces"] = Namespaces
+    pods.up(2, backend="namespaces")
+
+A pod is in a network namespace with its own loopback and an `eth0`, all on one bridge of this machine. Linux, root and
+iproute2 are needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from zeropods import files
+from zeropods.pods.backends.local import LocalWorkers
+
+RECORD = "network.json"
+COMMAND_SECONDS = 10.0
+MASTER = 254
+"""The bridge's own address is 10.77.X.254; pods count from 1."""
+
+
+def are_possible() -> bool:
+    """Whether this process may make them."""
+    return os.geteuid() == 0 and shutil.which("ip") is not None
+
+
+class Namespaces(LocalWorkers):
+    """Workers with a network each. All that is made carries a random name, kept in the cluster's folder."""
+
+    def master_address(self) -> str:
+        """The bridge's address; the bridge is made when it is first asked for."""
+        if not (self.folder / RECORD).is_file():
+            self._open()
+        return f"{self._subnet}.{MASTER}"
+
+    def claim(self, n: int) -> Sequence[str]:
+        """Make n namespaces."""
+        self.master_address()
+        made = []
+        for number in range(1, n + 1):
+            space, address = f"{self._name}-{number}", f"{self._subnet}.{number}"
+            ip("netns", "add", space)
+            ip("link", "add", space, "type", "veth", "peer", "name", "eth0", "netns", space)
+            ip("link", "set", space, "master", self._name, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", space, "link", "set", "eth0", "up")
+            made.append(address)
+        return made
+
+    def command(self, address: str, argv: list[str]) -> list[str]:
+        """The command as it is run in an address's namespace; `ip` becomes the program, it is no parent of it."""
+        return ["ip", "netns", "exec", self._space(address), *argv]
+
+    def stop(self, ids: Sequence[str]) -> None:
+        super().stop(ids)
+        self.close()
+
+    def close(self) -> None:
+        """Remove bridge, cables and namespaces; the pods' processes have ended."""
+        if (self.folder / RECORD).is_file():
+            ours = tuple(
+                link["ifname"] for link in json.loads(ip("-j", "link")) if link["ifname"].startswith(self._name)
+            )
+            # A namespace's interfaces go some time after it; taken first, they are gone when this returns.
+            for link in ours:
+                ip("link", "del", link)
+            for space in (space["name"] for space in json.loads(ip("-j", "netns", "list") or "[]")):
+                if space.startswith(self._name):
+                    ip("netns", "del", space)
+            (self.folder / RECORD).unlink()
+
+    def cut(self, address: str) -> None:
+        """Take a pod off the network, as if its cable were pulled."""
+        ip("link", "set", self._space(address), "down")
+
+    def restore(self, address: str) -> None:
+        """Undo `cut`."""
+        ip("link", "set", self._space(address), "up")
+
+    @property
+    def _name(self) -> str:
+        return str(json.loads((self.folder / RECORD).read_text(encoding="utf-8"))["name"])
+
+    @property
+    def _subnet(self) -> str:
+        return str(json.loads((self.folder / RECORD).read_text(encoding="utf-8"))["subnet"])
+
+    def _space(self, address: str) -> str:
+        """The name of an address's namespace, and of the bridge's end of its cable."""
+        return f"{self._name}-{address.rpartition('.')[2]}"
+
+    def _open(self) -> None:
+        # The lock of this machine's network, which leaves no file: others do not choose the same addresses.
+        with open("/proc/self/ns/net", "rb") as network:
+            fcntl.flock(network, fcntl.LOCK_EX)
+            taken = ip("-o", "route", "show", "table", "all") + ip("-o", "addr")
+            subnet = next(net for net in (f"10.77.{number}" for number in range(1, 255)) if f"{net}." not in taken)
+            name = f"zp{secrets.token_hex(3)}"
+            files.write_json(self.folder / RECORD, {"name": name, "subnet": subnet})
+            ip("link", "add", name, "type", "bridge")
+            ip("addr", "add", f"{subnet}.{MASTER}/24", "dev", name)
+            ip("link", "set", name, "up")
+
+
+def ip(*arguments: str) -> str:
+    """What iproute2 prints."""
+    command = ["ip", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True).stdout
