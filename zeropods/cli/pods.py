@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 Result = dict[str, Any]
+UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
+"""Flags of `pods up` that are arguments of `pods.up`."""
 SSH_CONFIG_HELP = "by which ssh reaches hosts of your own; your usual one if not given"
 NAME_HELP = "the cluster; 'pods' if not given, or the only one"
 
@@ -58,20 +60,7 @@ def run_up(arguments: argparse.Namespace) -> Result:
     from zeropods import pods
     from zeropods.pods.cluster import deepspeed_argv, deepspeed_environment
 
-    cluster = pods.up(
-        arguments.count,
-        hostfile=arguments.hostfile,
-        ssh_config=arguments.ssh_config,
-        slots=arguments.slots,
-        backend=arguments.backend,
-        name=arguments.name,
-        port=arguments.port,
-        seconds=arguments.seconds,
-        lease="idle",
-        cpu=arguments.cpu,
-        memory=arguments.memory,
-        nvidia_gpu=arguments.nvidia_gpu,
-    )
+    cluster = pods.up(**{name: getattr(arguments, name) for name in UP}, lease="idle")
     return {
         **_described(cluster),
         "pods": [{"pod": p.name, "worker": p.worker, "address": p.address, "slots": p.slots} for p in cluster.pods],

@@ -39,7 +39,7 @@ ENVIRONMENT = "deepspeed_env"
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
 SCRIPT = "textsql_train.py"
-STATUS_SECONDS, END_SECONDS, LOCK_SECONDS = 2.0, 5.0, 20.0
+STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
 RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
 """A lease is renewed every 5 s, or at least so often in its time: a few renewals may be lost before the lease is."""
 
@@ -293,18 +293,17 @@ def _end_all(owner: int) -> None:
     if os.getpid() == owner:
         for keeper in list(_keepers.values()):
             if keeper.end_at_exit:
-                take_down(keeper.cluster.name, keeper.cluster.pods, ask=False)
+                take_down(keeper.cluster.name, keeper.cluster.pods)
 
 
 # The end of clusters: their pods, their keys, and what is left where `up` was killed.
 
 
-def take_down(name: str, pods: tuple[Pod, ...] | None = None, *, ask: bool = True) -> bool:
+def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
     """End a cluster, or what is left of one, and remove its files; returns whether there was anything.
 
     Args:
         pods: only if it still has these pods: the name may be another cluster's by now.
-        ask: see `clear`.
     """
     folder = folder_of(name)
     release(name, pods)
@@ -315,24 +314,17 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None, *, ask: bool = Tru
         if state is None or pods not in (None, state.pods):
             return False
         with deferred():
-            clear(folder, ask=ask)
+            clear(folder)
     return True
 
 
-def clear(folder: Path, *, ask: bool = True) -> None:
-    """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is.
-
-    Args:
-        ask: ask agents on other machines to end first, which a Python that is about to exit cannot: it starts
-            no thread. Workers are stopped in any case, and local ones end in order then.
-    """
+def clear(folder: Path) -> None:
+    """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is."""
     state = read_state(folder)
     if state is None:
         if any(folder.iterdir()):
             raise UserError(f"{folder}: holds something that is no cluster; choose another name")
         return
-    if ask:
-        _end_agents(Cluster.of(folder, state))
     workers_of(folder, state.settings).stop(state.workers)
     for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -350,19 +342,7 @@ def sweep() -> None:
             if state and state.settings.backend != "cml":
                 workers = workers_of(folder_of(name), state.settings)
                 if all(worker.has_ended for worker in workers.list()):
-                    clear(folder_of(name), ask=False)
-
-
-def _end_agents(cluster: Cluster) -> None:
-    if cluster.backend not in ("cml", "hosts") or not cluster.pods or not (cluster.folder / SECRET).is_file():
-        return
-    # A worker on a host of the user's own is stopped over ssh, which does not reach it now either.
-    own = "if it lives, it ends when its host is reached again, or with its lease"
-    fate = own if cluster.backend == "hosts" else "its worker is stopped all the same"
-    answers = ask_all(cluster.agents, cluster.secret, {"do": "end"}, END_SECONDS)
-    for pod, answer in zip(cluster.pods, answers, strict=True):
-        if isinstance(answer, AgentError):
-            print(f"{pod.name} ({pod.address}): {answer}; {fate}", file=sys.stderr)
+                    clear(folder_of(name))
 
 
 def _facts(pod: Pod) -> dict[str, Any]:

@@ -14,9 +14,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -94,7 +95,6 @@ def preflight(
     names: Sequence[str] | None = None,
     ssh_config: Path | None = None,
     port: int | None = None,
-    watch: Callable[[PodChecks], object] = lambda checked: None,
 ) -> Preflight:
     """Check all hosts in parallel; a dead one is given up before 3 s, a living one after its probe's deadline.
 
@@ -102,7 +102,6 @@ def preflight(
         names: the pods', for people; their addresses where there are none.
         ssh_config: the cluster's; None for the user's own configuration.
         port: of the pods' sshd; None where the user's own configuration says it.
-        watch: told of each pod as soon as it is checked, in the caller's thread.
 
     Raises:
         UserError: there is no ssh here, or no host to check.
@@ -115,20 +114,12 @@ def preflight(
     # The run's port is wanted on the first pod only: there its first rank listens.
     wanted = [expected, *[replace(expected, master_port=None)] * (len(hosts) - 1)]
     stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=min(len(hosts), MAX_AT_ONCE)) as threads:
-        jobs = [
-            threads.submit(_examine, name, host, expectation, ssh_config, port, stop)
-            for name, host, expectation in zip(shown, hosts, wanted, strict=True)
-        ]
+    with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
         try:
-            for job in as_completed(jobs):
-                watch(job.result())
-        except BaseException:
+            examine = partial(_examine, ssh_config=ssh_config, port=port, stop=stop)
+            return Preflight(pods=tuple(threads.map(examine, shown, hosts, wanted)))
+        finally:
             stop.set()
-            for job in jobs:
-                job.cancel()
-            raise
-    return Preflight(pods=tuple(job.result() for job in jobs))
 
 
 def preflight_self(expected: Expectation, *, slots: int = 1) -> Preflight:
