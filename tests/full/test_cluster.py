@@ -18,6 +18,7 @@ from tests.full.clusters import SECONDS, await_that, listens, ports_of, processe
 from tests.full.cml_double import CmlDouble
 from zeropods import pods, programs
 from zeropods.errors import UserError
+from zeropods.pods import processes
 from zeropods.pods.backends import local
 from zeropods.pods.cluster import Cluster, sweep, take_down, workers_of
 
@@ -52,7 +53,7 @@ def kill_pod(cluster: Cluster, number: int) -> None:
     records = workers_of(cluster.folder, cluster.settings).processes()
     found = next(record.find() for record in records if record.id == cluster.pods[number].worker)
     assert found is not None
-    local.end_processes([found])
+    processes.end([found], 20.0)
 
 
 def test_three_pods_come_up_serve_and_leave_nothing(home: Path) -> None:
