@@ -162,7 +162,7 @@ class Bench:
 
 
 def _of_record(record: Record, batch: int, warm: int) -> dict[str, Any]:
-    from zeropods.plan.recorded import planned
+    from zeropods.plan.memory import planned
 
     rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
     steps = steady_steps(rank.step_seconds, warm)

@@ -10,11 +10,10 @@ import numpy as np
 
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine
-from zeropods.plan.jobs import Job
 from zeropods.plan.machines import ACHIEVED, Machines
-from zeropods.plan.parameters import t5_parameters, weight_tensors
 from zeropods.plan.shapes import t5_shape
 from zeropods.plan.step_time import step_time
+from zeropods.plan.workload import Workload
 from zeropods.techniques import ZeroSettings, technique_named
 
 OUTSIDE_LAYERS, PER_LAYER = 177, 375
@@ -39,14 +38,14 @@ def mean_shape(shapes: np.ndarray) -> tuple[int, int]:
     return int(source), int(target)
 
 
-def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Job:
+def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Workload:
     """A pass of a cell."""
     dropout = cell.dropout is None or cell.dropout > 0
-    return Job(
+    return Workload(
         shape=t5_shape(cell.model),
         rows=rows,
-        source_tokens=source,
-        target_tokens=target,
+        tokens=source,
+        labels=target,
         precision=precision,
         dropout=dropout,
     )
@@ -75,11 +74,11 @@ def _host_seconds(cell: Cell) -> float:
     shape = t5_shape(cell.model)
     launches = OUTSIDE_LAYERS + LEFT[cell.compile] * PER_LAYER * shape.layers + OPTIMIZER_LAUNCHES
     if cell.technique != "none":
-        launches += DEEPSPEED_LAUNCHES * weight_tensors(shape)
+        launches += DEEPSPEED_LAUNCHES * shape.matrices
     return HOST_SECONDS + LAUNCH_SECONDS * launches
 
 
 def _optimizer_seconds(cell: Cell, precision: str, machine: Machine) -> float:
     if cell.technique.endswith("offload"):
         return 0.0
-    return ADAM_BYTES[precision] * t5_parameters(t5_shape(cell.model)) / machine.bandwidth
+    return ADAM_BYTES[precision] * t5_shape(cell.model).parameters / machine.bandwidth

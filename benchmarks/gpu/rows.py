@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.steady import ratio_of_rates
-from zeropods.plan.parameters import training_flops
 from zeropods.plan.shapes import t5_shape
 
 Record = dict[str, Any]
@@ -59,7 +58,7 @@ def mfu(record: Record, machine: Machine) -> float | None:
     rate, tokens, peak = record.get("samples_per_second"), record.get("tokens_per_sample"), machine.peak("bf16")
     if not rate or not tokens or not peak:
         return None
-    return training_flops(t5_shape(record["cell"]["model"]), *tokens) * rate / peak
+    return t5_shape(record["cell"]["model"]).training_flops(*tokens) * rate / peak
 
 
 def false_fits(record: Record, machine: Machine) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.measure.record import PHASES, read_record
-from zeropods.plan.recorded import planned
+from zeropods.plan.memory import planned
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.device import matmul_flops_per_second
 from zeropods.train.meter import HostMark, StepClock, TimedStep, TokenCount, Tokens

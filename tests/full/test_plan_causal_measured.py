@@ -14,18 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Trainer
 
-from zeropods.plan.activations import causal_activations
-from zeropods.plan.jobs import CausalJob
-from zeropods.plan.parameters import (
-    causal_parameters,
-    decay_groups,
-    in_small_weights,
-    largest_weight,
-    matmul_of_layers,
-    matrices,
-)
-from zeropods.plan.shapes import CAUSAL_SHAPES, CausalShape, causal_shape
-from zeropods.plan.workload import MASKED, PLAIN, attentions
+from zeropods.plan.activations import CausalActivations, activations
+from zeropods.plan.shapes import CAUSAL_SHAPES, MASKED, PLAIN, CausalShape, causal_shape
+from zeropods.plan.workload import Workload
 from zeropods.train.causal_models import random_causal
 
 TINY = [name for name in CAUSAL_SHAPES if name.endswith("-tiny")]
@@ -42,23 +33,20 @@ def test_weights_are_those_of_the_model(name: str) -> None:
     model, shape = on_meta(causal_shape(name)), causal_shape(name)
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     named = [(name in decayed, parameter.numel()) for name, parameter in model.named_parameters()]
-    groups = tuple([size for has_decay, size in named if has_decay is wanted] for wanted in (True, False))
-    sizes = [size for _, size in named]
-    assert (causal_parameters(shape), decay_groups(shape)) == (sum(sizes), groups)
-    assert (largest_weight(shape), matrices(shape)) == (max(sizes), len(groups[0]))
-    assert in_small_weights(shape, 100_000) == sum(size for size in sizes if size <= 100_000)
+    assert [weight.size for weight in shape.weights] == [size for _, size in named]
+    assert shape.groups() == [[size for has_decay, size in named if has_decay is wanted] for wanted in (True, False)]
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_matmul_parameters_are_those_of_the_layers(name: str) -> None:
     layers = (module for at, module in on_meta(causal_shape(name)).named_modules() if ".0." in at or ".1." in at)
     found = [p.numel() for module in layers for p in module.parameters(recurse=False) if p.dim() == 2]
-    assert matmul_of_layers(causal_shape(name)) == sum(found)
+    assert causal_shape(name).layer_matmul == sum(found)
 
 
 def jobs() -> Iterator[Any]:
     for name in TINY:
-        for attention in attentions(causal_shape(name))[:2]:
+        for attention in causal_shape(name).attentions[:2]:
             for precision in ("fp32", "bf16"):
                 yield pytest.param(name, attention, precision, id=f"{name}-{attention}-{precision}")
 
@@ -70,10 +58,10 @@ def test_activations_are_what_autograd_saves(
 ) -> None:
     job = work(name, attention, precision, checkpointing)
     as_on_a_gpu(job, monkeypatch)
-    a = causal_activations(job)
-    expected = job.shape.layers * (a.layer_input if checkpointing else a.layer) + a.ends + a.head
-    # A checkpoint holds its arguments, the mask among them.
-    expected += a.mask if checkpointing and job.shape.family == "gpt2" else 0
+    planned = CausalActivations(job, causal_shape(name))
+    # The head's gradients come with the backward pass. A checkpoint holds its arguments, the mask among them.
+    has_mask = checkpointing and causal_shape(name).family == "gpt2"
+    expected = planned.in_loss() - 2 * planned.head - (0 if has_mask else planned.mask)
     assert saved_bytes(model_of(job)) == pytest.approx(expected, rel=0.03)
 
 
@@ -108,20 +96,20 @@ def test_a_window_costs_a_mask_and_repeated_keys_in_every_layer(monkeypatch: pyt
     assert most_alive(model_of(job), job) == pytest.approx(planned_most(job), rel=0.06)
 
 
-def planned_most(job: CausalJob) -> int:
-    moments = job.moments()
+def planned_most(job: Workload) -> int:
+    moments = activations(job).moments()
     return max(moments.loss, *(saved + made for saved, made in moments.backward))
 
 
-def work(name: str, attention: str, precision: str, checkpointing: bool) -> CausalJob:
+def work(name: str, attention: str, precision: str, checkpointing: bool) -> Workload:
     shape = causal_shape(name)
-    return CausalJob(
+    return Workload(
         shape=shape, rows=ROWS, tokens=TOKENS, labels=LABELS, attention=attention, precision=precision,
-        checkpointing=checkpointing, dropout=shape.family == "gpt2",
+        checkpointing=checkpointing,
     )  # fmt: skip
 
 
-def model_of(job: CausalJob) -> PreTrainedModel:
+def model_of(job: Workload) -> PreTrainedModel:
     model = on_meta(job.shape, job.attention)
     if job.precision == "bf16":
         model.to(torch.bfloat16)
@@ -175,14 +163,14 @@ class Alive(TorchDispatchMode):
         self.now -= self.sizes.pop(key)
 
 
-def most_alive(model: PreTrainedModel, job: CausalJob) -> int:
+def most_alive(model: PreTrainedModel, job: Workload) -> int:
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     with Alive(own) as alive, torch.device("meta"):
         loss_of(model, job.rows, job.tokens, job.labels).backward()
     return alive.most
 
 
-def as_on_a_gpu(job: CausalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_a_gpu(job: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels that a GPU takes; the meta device would take plain formulas, and cannot look into position ids."""
     monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
     monkeypatch.setattr(nn.functional, "dropout", fused_dropout)

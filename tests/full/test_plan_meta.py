@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from zeropods.plan.activations import activations
-from zeropods.plan.jobs import Job
-from zeropods.plan.parameters import (
-    decoder_parameters,
-    embedding,
-    encoder_parameters,
-    in_small_tensors,
-    largest_tensor,
-    matmul_parameters,
-    t5_parameters,
-    weight_tensors,
-)
+from zeropods.plan.activations import T5Activations
 from zeropods.plan.shapes import T5_SHAPES, t5_shape
+from zeropods.plan.workload import Workload
 from zeropods.train.text2sql import T5ForTextToSQL, t5_config
 
 each_shape = pytest.mark.parametrize("name", T5_SHAPES)
@@ -32,62 +20,47 @@ def on_meta(name: str) -> T5ForTextToSQL:
         return T5ForTextToSQL(t5_config(t5_shape(name)))
 
 
-def count(parameters: Iterator[nn.Parameter]) -> int:
-    return sum({id(parameter): parameter.numel() for parameter in parameters}.values())
-
-
-def linear(module: nn.Module, ending: str = "") -> int:
-    named = module.named_modules()
-    return sum(one.weight.numel() for name, one in named if isinstance(one, nn.Linear) and name.endswith(ending))
-
-
-@each_shape
-def test_parameters_are_those_of_the_model(name: str) -> None:
-    model, shape = on_meta(name), t5_shape(name)
-    shared = count(model.shared.parameters())
-    assert embedding(shape) == shared
-    assert encoder_parameters(shape) == count(model.encoder.parameters()) - shared
-    assert decoder_parameters(shape) == count(model.decoder.parameters()) - shared
-    assert t5_parameters(shape) == count(model.parameters())
-
-
-@each_shape
-def test_matmul_parameters_are_those_of_the_linear_layers(name: str) -> None:
-    model, parts = on_meta(name), matmul_parameters(t5_shape(name))
-    cross = linear(model.decoder, "EncDecAttention.k") + linear(model.decoder, "EncDecAttention.v")
-    assert (parts.encoder, parts.decoder) == (linear(model.encoder), linear(model.decoder))
-    assert (parts.cross_keys_values, parts.head) == (cross, model.lm_head.weight.numel())
-
-
 @each_shape
 def test_tensors_are_those_of_the_model(name: str) -> None:
     model, shape = on_meta(name), t5_shape(name)
-    matrices = {id(p): p for module in model.modules() for p in _weight(module)}
-    assert weight_tensors(shape) == len(matrices)
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    assert largest_tensor(shape) == max(sizes)
-    assert in_small_tensors(shape, 100_000) == sum(size for size in sizes if size <= 100_000)
+    named = {path: parameter.numel() for path, parameter in model.named_parameters()}
+    assert [weight.size for weight in shape.stack(1)] == [n for path, n in named.items() if path.startswith("encoder")]
+    assert [weight.size for weight in shape.stack(2)] == [n for path, n in named.items() if path.startswith("decoder")]
+    assert [weight.size for weight in shape.weights] == list(named.values())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["t5-small", "t5-large"])
-def test_activations_are_what_autograd_saves(name: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_shape
+def test_products_are_those_of_the_linear_layers(name: str) -> None:
+    model, shape = on_meta(name), t5_shape(name)
+    linear = {path: m.weight.numel() for path, m in model.named_modules() if isinstance(m, nn.Linear)}
+    # Of the decoder cross-attention's keys and values work on source tokens.
+    of_source = ("EncDecAttention.k", "EncDecAttention.v")
+    on_source = [n for path, n in linear.items() if path.startswith("encoder") or path.endswith(of_source)]
+    on_target = sum(linear.values()) - sum(on_source) - linear["lm_head"]
+    assert shape.layer_products(1, 0) == sum(on_source)
+    assert shape.layer_products(0, 1) == on_target
+    assert shape.embedding == linear["lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "checkpointing"),
+    [("t5-small", "fp32", False), ("t5-small", "bf16", False), ("t5-large", "bf16", False), ("t5-large", "fp32", True)],
+)
+def test_activations_are_what_autograd_saves(
+    name: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", memory_efficient)
-    job = Job(shape=t5_shape(name), rows=ROWS, source_tokens=SOURCE, target_tokens=TARGET, precision=precision)
-    a, layers = activations(job), job.shape.layers
-    expected = layers * (a.encoder_layer + a.decoder_layer) + a.encoder_ends + a.decoder_ends + a.head
+    shape = t5_shape(name)
+    work = Workload(
+        shape=shape, rows=ROWS, tokens=SOURCE, labels=TARGET, precision=precision, checkpointing=checkpointing
+    )
+    planned = T5Activations(work, shape)
     model = as_on_a_gpu(on_meta(name).train())
-    assert saved_bytes(model.to(torch.bfloat16) if precision == "bf16" else model) == pytest.approx(expected, rel=0.005)
-
-
-def test_checkpointed_activations_are_what_autograd_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", memory_efficient)
-    job = Job(shape=t5_shape("t5-large"), rows=ROWS, source_tokens=SOURCE, target_tokens=TARGET, checkpointing=True)
-    a, layers = activations(job), job.shape.layers
-    expected = layers * (a.encoder_input + a.decoder_input) + a.encoder_ends + a.decoder_ends + a.head
-    model = as_on_a_gpu(on_meta("t5-large").train())
-    model.activation_checkpointing_enable({"use_reentrant": False})
-    assert saved_bytes(model) == pytest.approx(expected, rel=0.01)
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    saved = saved_bytes(model.to(torch.bfloat16) if precision == "bf16" else model)
+    # The head's gradients come with the backward pass.
+    assert saved == pytest.approx(planned.in_loss() - 2 * planned.head, rel=0.01 if checkpointing else 0.005)
 
 
 class FusedDropout(nn.Module):
@@ -137,8 +110,3 @@ def saved_bytes(model: T5ForTextToSQL) -> int:
             label_positions=torch.ones(ROWS * TARGET, dtype=torch.long),
         )
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-
-
-def _weight(module: nn.Module) -> list[nn.Parameter]:
-    is_matrix = isinstance(module, nn.Linear | nn.Embedding) and min(module.weight.shape) > 64
-    return [module.weight] if is_matrix else []

@@ -6,11 +6,14 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from zeropods.tables import GIB
+
+if TYPE_CHECKING:
+    from zeropods.plan.request import Request
 
 Result = dict[str, Any]
-GIB = 1 << 30
-GIGA, TERA = 1e9, 1e12
 LEAST, MOST = 1e-15, 1e15
 """What a flag may say; products and quotients of such numbers are still finite."""
 
@@ -19,9 +22,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it. What is not given is left to the plan."""
     verb = add(verbs, "plan", "memory and time of each technique, before running", run)
     for flag, read, metavar, text in FLAGS:
-        verb.add_argument(
-            flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=flag == "--model"
-        )
+        needed = flag == "--model"
+        verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=needed)
     verb.add_argument(
         "--technique", action="append", dest="techniques", default=[], metavar="NAME", help="only this one; repeatable"
     )
@@ -32,41 +34,34 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """The plan as plain values."""
     from zeropods.plan.estimate import plan
-    from zeropods.plan.published import beside
+    from zeropods.report.plan import document
 
-    made = plan(request_of(arguments))
-    return {**made.to_json(), "reference": [row.to_json() for row in beside(made)], "formulas": arguments.formulas}
+    return {**document(plan(request_of(arguments))), "formulas": arguments.formulas}
 
 
 def readable(result: Result) -> str:
     """One table, what to choose, and the published runs beside it; with `--formulas` every term."""
-    from zeropods.report import plan as plan_tables
+    from zeropods.report import plan as report
 
-    tables = [plan_tables.techniques(result), plan_tables.choice(result)]
-    if result["remark"]:
-        tables.append(f"Note: {result['remark']}.\n")
-    if result["reference"]:
-        tables.append(plan_tables.reference(result))
-    if result["formulas"]:
-        tables.append(plan_tables.terms(result))
-    return "\n".join(str(table) for table in tables).rstrip()
+    tables = [report.techniques(result), report.choice(result)]
+    tables += [f"Note: {result['remark']}.\n"] if result["remark"] else []
+    tables += [report.reference(result)] if result["reference"] else []
+    tables += [report.terms(result)] if result["formulas"] else []
+    return "\n".join(map(str, tables)).rstrip()
 
 
-def request_of(arguments: argparse.Namespace) -> Any:
+def request_of(arguments: argparse.Namespace) -> Request:
     """What was asked, checked."""
     from zeropods.plan.machines import Machines
-    from zeropods.plan.request import CausalRequest, Request, request_for
+    from zeropods.plan.request import Request, request_for
     from zeropods.techniques import ZeroSettings
 
-    given = vars(arguments)
+    names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
+    given = {names.get(name, name): value for name, value in vars(arguments).items()}
     machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
-    zero = ZeroSettings(reduce_elements=given["bucket_size"]) if "bucket_size" in given else ZeroSettings()
-    names = [field.name for kind in (Request, CausalRequest) for field in fields(kind)]
-    asked = {name: given[name] for name in names if name in given}
-    memory = {f"{name}_bytes": given[name] for name in ("gpu_memory", "host_memory") if name in given}
-    latency = {"latency_seconds": given["latency"]} if "latency" in given else {}
-    asked["techniques"] = tuple(arguments.techniques)
-    return request_for(**asked, **memory, machines=Machines(**machines, **latency), zero=zero)
+    zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
+    given |= {"machines": Machines(**machines), "zero": ZeroSettings(**zero), "techniques": tuple(given["techniques"])}
+    return request_for(**{field.name: given[field.name] for field in fields(Request) if field.name in given})
 
 
 def number(text: str) -> float:
@@ -94,19 +89,17 @@ def _gibibytes(text: str) -> int:
 
 
 def _giga(text: str) -> float:
-    return GIGA * number(text)
+    return 1e9 * number(text)
 
 
 def _tera(text: str) -> float:
-    return TERA * number(text)
+    return 1e12 * number(text)
 
 
 def _truth(text: str) -> bool | str:
-    if text == "both":
-        return text
-    if text not in ("True", "False"):
+    if text not in ("True", "False", "both"):
         raise argparse.ArgumentTypeError(f"{text!r}; expected True or False, or both for a causal model")
-    return text == "True"
+    return text if text == "both" else text == "True"
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (

@@ -335,15 +335,13 @@ def _planned(root: Module, shape: T5Shape) -> float | None:
     The plan lets every target token through the output layer. Here only those with a label go through it, so the
     others are taken off again.
     """
-    from zeropods.plan.parameters import training_flops
-
     modules = dict(root.walk())
     source = _tokens(modules, "encoder.block.0.layer.0.SelfAttention.q")
     target = _tokens(modules, "decoder.block.0.layer.0.SelfAttention.q")
     labels = _tokens(modules, "lm_head")
     if source is None or target is None or labels is None:
         return None
-    return training_flops(shape, source, target) / 6 - shape.vocabulary * shape.d_model * (target - labels)
+    return shape.training_flops(source, target) / 6 - shape.vocabulary * shape.d_model * (target - labels)
 
 
 def _tokens(modules: dict[str, Module], path: str) -> int | None:

@@ -1,381 +1,348 @@
-"""What a forward pass keeps for its backward pass, counted tensor by tensor."""
+"""What a forward pass keeps for its backward pass, counted tensor by tensor, as transformers 5.23 runs it on a GPU."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from zeropods.plan.parameters import (
-    causal_embedding,
-    decoder_parameters,
-    embedding,
-    encoder_parameters,
-    layer_parameters,
-    matmul_of_layers,
-)
-from zeropods.plan.workload import (
-    EAGER,
-    FLOAT,
-    FUSED,
-    MASK,
-    MASKED,
-    PLAIN,
-    Moments,
-    Term,
-    attention_bytes,
-    short,
-    softmax_bytes,
-    total,
-)
+from zeropods.plan.shapes import EAGER, FUSED, MASKED, PLAIN, CausalShape, T5Shape
+from zeropods.plan.workload import Term, Workload, short, total
 
-if TYPE_CHECKING:
-    from zeropods.plan.jobs import CausalJob, Job
-
-
-# What a T5's forward pass keeps for its backward pass, counted tensor by tensor.
-#
-# As transformers 5.23 runs T5 on a GPU: SDPA attention with a bias goes to the memory-efficient kernel
-# (FlashAttention
-# takes none), which saves queries, keys, values, output, bias and the softmax's logarithms, not the probabilities.
-# Dropout saves a mask of one byte. T5's norm computes in FP32, and saves that copy where activations are BF16. Our
-# loss
-# (`train.t5`) makes logits over the label positions and takes their log-softmax in FP32.
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Bytes saved by the parts of one forward pass, and the transient ones of its backward pass."""
-
-    encoder_layer: int
-    decoder_layer: int
-    encoder_ends: int
-    """Beside the layers: embedding's dropout, last norm, and the output that the decoder attends to."""
-    decoder_ends: int
-    head: int
-    """Log-softmax over the vocabulary, FP32."""
-    head_transient: int
-    """Two more of its size: the gradients behind and before the log-softmax."""
-    encoder_input: int
-    """What a layer keeps with gradient checkpointing: its input."""
-    decoder_input: int
-    encoder_transient: int
-    """Gradients in the backward pass of a layer: the feed-forward's input and output."""
-    decoder_transient: int
-
-
-def activations(job: Job) -> Activations:
-    """Of one forward pass; every position of the target counts as a label."""
-    n, m = job.rows * job.source_tokens, job.rows * job.target_tokens
-    shape, size = job.shape, job.element_bytes
-    feed_forward_gradients = 2 * size * shape.d_ff
-    return Activations(
-        encoder_layer=_self_attention(job, n, job.source_tokens, biased_rows=job.rows) + _feed_forward(job, n),
-        # Its mask is the causal one, equal for all rows: so is its bias.
-        decoder_layer=_self_attention(job, m, job.target_tokens, biased_rows=1)
-        + _cross(job, n, m)
-        + _feed_forward(job, m),
-        encoder_ends=_ends(job, n),
-        decoder_ends=_ends(job, m),
-        head=FLOAT * m * shape.vocabulary,
-        head_transient=2 * FLOAT * m * shape.vocabulary,
-        encoder_input=size * n * shape.d_model,
-        decoder_input=size * m * shape.d_model,
-        encoder_transient=n * feed_forward_gradients,
-        decoder_transient=m * feed_forward_gradients,
-    )
-
-
-def activation_terms(job: Job) -> tuple[Term, ...]:
-    """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
-    a, layers = activations(job), job.shape.layers
-    ends = Term("ends of encoder and decoder", a.encoder_ends + a.decoder_ends, _ends_formula(job), "activations")
-    head = a.head + a.head_transient
-    if not job.checkpointing:
-        return (
-            _layers("encoder layers", layers, a.encoder_layer, job.source_tokens, job),
-            _layers("decoder layers", layers, a.decoder_layer, job.target_tokens, job),
-            ends,
-            _head(job, head),
-        )
-    again = max(a.encoder_layer + a.encoder_transient, a.decoder_layer + a.decoder_transient)
-    computed = Term("one layer, computed again", again, f"{short(again)}B, the larger of both kinds", "activations")
-    return (
-        _inputs("inputs of encoder layers", layers, job.source_tokens, job),
-        _inputs("inputs of decoder layers", layers, job.target_tokens, job),
-        ends,
-        _head(job, head) if head >= again else computed,
-    )
-
-
-def _norm(job: Job, tokens: int) -> int:
-    """Input, input over its deviation, and scaled output; the deviation; in BF16 an FP32 copy of the input."""
-    return tokens * (job.shape.d_model * (3 * job.element_bytes + _copy(job)) + FLOAT)
-
-
-def _self_attention(job: Job, tokens: int, length: int, biased_rows: int) -> int:
-    inner = job.shape.heads * job.shape.d_kv
-    bias = job.element_bytes * biased_rows * job.shape.heads * length * length
-    saved = 4 * job.element_bytes * tokens * inner + FLOAT * tokens * job.shape.heads
-    return _norm(job, tokens) + saved + bias + _mask(job, tokens * job.shape.d_model)
-
-
-def _cross(job: Job, source: int, target: int) -> int:
-    inner = job.shape.heads * job.shape.d_kv
-    bias = job.element_bytes * job.rows * job.shape.heads * job.target_tokens * job.source_tokens
-    saved = job.element_bytes * (2 * target + 2 * source) * inner + FLOAT * target * job.shape.heads
-    return _norm(job, target) + saved + bias + _mask(job, target * job.shape.d_model)
-
-
-def _feed_forward(job: Job, tokens: int) -> int:
-    """ReLU's output, and the same after dropout, which the second matrix multiplies."""
-    width = job.shape.d_ff
-    copies = 2 if job.dropout else 1
-    saved = copies * job.element_bytes * tokens * width + _mask(job, tokens * width)
-    return _norm(job, tokens) + saved + _mask(job, tokens * job.shape.d_model)
-
-
-def _ends(job: Job, tokens: int) -> int:
-    """A norm whose scaled output goes into dropout and on to the next product; dropout of the embedding before."""
-    return _norm(job, tokens) + 2 * _mask(job, tokens * job.shape.d_model)
-
-
-def _mask(job: Job, count: int) -> int:
-    return MASK * count if job.dropout else 0
-
-
-def _copy(job: Job) -> int:
-    return FLOAT if job.is_half else 0
-
-
-def _layers(name: str, layers: int, each: int, length: int, job: Job) -> Term:
-    formula = f"{layers} layers x {job.rows} rows x {length} tokens x {each / (job.rows * length) / 1e3:.4g} kB"
-    return Term(name, layers * each, formula, "activations")
-
-
-def _inputs(name: str, layers: int, length: int, job: Job) -> Term:
-    count = layers * job.rows * length * job.shape.d_model
-    formula = f"{job.element_bytes} B x {layers} layers x {job.rows} rows x {length} tokens x {job.shape.d_model}"
-    return Term(name, job.element_bytes * count, formula, "activations")
-
-
-def _head(job: Job, size: int) -> Term:
-    formula = f"3 x 4 B x {job.rows} rows x {job.target_tokens} tokens x {job.shape.vocabulary} words"
-    return Term("log-softmax over the vocabulary, with its gradients", size, formula, "activations")
-
-
-def _ends_formula(job: Job) -> str:
-    each = _ends(job, 1) / 1e3
-    return f"{job.rows} rows x ({job.source_tokens} + {job.target_tokens}) tokens x {each:.4g} kB"
-
-
-# What a causal model's forward pass keeps for its backward pass, counted tensor by tensor.
-#
-# As transformers 5.23 runs the families of `CausalShape`, with this project's loss (`train.causal_loss`): logits
-# where
-# there is a label, their log-softmax in FP32. Rows carry no mask in training: they are padded on the right, where
-# nothing
-# that has a loss looks.
-
+FLOAT, MASK = 4, 1
+"""Bytes of an FP32 element, and of an element of a mask."""
 GATED_COPIES, GPT2_COPIES, BLOOM_COPIES = 4, 5, 2
 """Tensors of the feed-forward's width that a layer saves: gate, its SiLU, up and their product; GPT-2's GELU is made of
 plain operations and saves four steps and its result; BLOOM's saves its input and its result."""
 AUTOCAST_GPT2_COPIES = 8
 """In FP16: three of the four are FP32 then, since autocast raises to a power in FP32."""
 GRADIENTS = 3
-"""Of the feed-forward's width, at one time in a layer's backward pass."""
+"""Gradients of the feed-forward's width, at one time in a causal layer's backward pass; two in a T5's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Layers of one kind: a T5's encoder or decoder, or all of a causal model. Bytes of one pass."""
+
+    prefix: str
+    """`encoder `, `decoder `, or nothing."""
+    tokens: int
+    """Tokens per row."""
+    layer: int
+    """What one layer saves."""
+    layer_input: int
+    """What one layer keeps with gradient checkpointing."""
+    transient: int
+    """Gradients in the backward pass of a layer."""
+    ends: int
+    """What is saved beside the layers: dropout or norm of the embedding, rotations, the last norm, its output."""
 
 
 @dataclass(frozen=True)
-class CausalActivations:
+class Moments:
+    """Bytes of activations and gradients at the moments of a pass at which there can be most of both.
+
+    Gradients appear as activations go. Both change in a straight line over like layers, so the most is at an end of
+    them.
+    """
+
+    loss: int
+    """All that was saved, and the head's own gradients; there is no gradient of a parameter yet."""
+    backward: tuple[tuple[int, int], ...]
+    """In the order of the pass: what is saved and at work, and the gradients of parameters made by then."""
+
+
+class Activations(ABC):
     """Bytes saved by the parts of one forward pass, and the transient ones of its backward pass."""
 
-    layer: int
-    ends: int
-    """Beside the layers: the embedding's dropout or norm, rotations, the last norm, the head's input."""
-    mask: int
-    """Of causality, where no kernel makes it itself: added to the scores, or a byte each."""
-    head: int
-    """Log-softmax over the vocabulary, FP32, of each label."""
-    head_transient: int
-    """Two more of its size: the gradients behind and before the log-softmax."""
-    copies: int
-    """Of weights in FP16, which autocast makes and its products save."""
-    layer_input: int
-    """What a layer keeps with gradient checkpointing."""
-    layer_transient: int
-    """Gradients in the backward pass of a layer: of its feed-forward part, or of its scores."""
+    LABELS = "labels"
+    """What the rows of the head are called in its formula."""
+    stacks: tuple[Stack, ...]
+    mask = 0
+    """Bytes of the mask of causality, where no kernel makes it itself: added to the scores, or a byte each."""
+    copies = 0
+    """Bytes of copies of weights in FP16, which autocast makes and its products save."""
+    tied_gradients = 0
+    """Bytes of a tied embedding's gradients, as the head and as the table: both are there while they are added."""
+
+    def __init__(self, work: Workload) -> None:
+        self.work, self.size = work, work.activation_bytes
+        self.head = FLOAT * work.rows * work.labels * work.shape.vocabulary
+        """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
+
+    @abstractmethod
+    def moments(self) -> Moments:
+        """Activations and gradients over the moments of a pass."""
+
+    @abstractmethod
+    def _ends_term(self) -> Term:
+        """What is saved beside the layers."""
+
+    def terms(self) -> tuple[Term, ...]:
+        """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
+        terms = (*map(self._kept_term, self.stacks), self._ends_term(), self._most_term())
+        beyond = self.tied_gradients - total(terms)
+        if beyond <= 0:
+            return terms
+        name = "gradients of the embedding, as head and as table, where activations were"
+        return *terms, _term(name, beyond, f"{short(self.tied_gradients)}B, less those")
+
+    def kept(self, stack: Stack) -> int:
+        """Bytes that each layer keeps until its backward pass."""
+        return stack.layer_input if self.work.checkpointing else stack.layer
+
+    def working(self, stack: Stack) -> int:
+        """What the layer at work adds: its gradients, and with checkpointing its own activations."""
+        return stack.transient + (stack.layer if self.work.checkpointing else 0)
+
+    def in_loss(self) -> int:
+        """Bytes saved when the loss is computed, its own gradients included."""
+        layers = self.work.shape.layers * sum(map(self.kept, self.stacks))
+        return layers + sum(stack.ends for stack in self.stacks) + self.mask + self.copies + 3 * self.head
+
+    def _kept_term(self, stack: Stack) -> Term:
+        name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
+        return _term(name, self.work.shape.layers * self.kept(stack), self._kept_formula(stack))
+
+    def _kept_formula(self, stack: Stack) -> str:
+        each = self.kept(stack) / (self.work.rows * stack.tokens) / 1e3
+        return f"{self.work.shape.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB"
+
+    def _most_term(self) -> Term:
+        """What the loss takes, or, where that is more, one layer that is computed again."""
+        work, again = self.work, max(map(self.working, self.stacks))
+        if work.checkpointing and 3 * self.head < again:
+            by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
+            return _term("one layer, computed again", again, f"{short(again)}B, {by}")
+        formula = f"3 x 4 B x {work.rows} rows x {work.labels} {self.LABELS} x {work.shape.vocabulary} words"
+        return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
 
 
-def causal_activations(job: CausalJob) -> CausalActivations:
-    """Of one forward pass."""
-    shape, size, tokens = job.shape, job.activation_bytes, job.rows * job.tokens
-    scores, logits = job.rows * shape.heads * job.tokens**2, job.rows * job.labels * shape.vocabulary
-    of_scores = 2 * softmax_bytes(shape, job.kernel, size) * scores
-    return CausalActivations(
-        layer=_attention(job) + _feed_forward_activations(job),
-        ends=_ends_activations(job),
-        mask=_mask_element(job) * _masks(job) * job.tokens**2,
-        head=FLOAT * logits,
-        head_transient=2 * FLOAT * logits,
-        copies=size * (matmul_of_layers(shape) + causal_embedding(shape)) if job.autocast else 0,
-        layer_input=(FLOAT if job.autocast else size) * tokens * shape.hidden,
-        layer_transient=max(GRADIENTS * size * tokens * shape.ffn, of_scores),
-    )
+def activations(work: Workload) -> Activations:
+    """Those of one forward pass."""
+    if isinstance(work.shape, T5Shape):
+        return T5Activations(work, work.shape)
+    assert isinstance(work.shape, CausalShape)
+    return CausalActivations(work, work.shape)
 
 
-def _attention(job: CausalJob) -> int:
-    """Norm, queries, keys and values with their rotation, scores, output, dropout of the result."""
-    shape, size, tokens = job.shape, job.activation_bytes, job.rows * job.tokens
-    saved = attention_bytes(shape, job.kernel, size, job.dropout, job.rows, job.tokens)
-    output = size * tokens * shape.heads * shape.head_size
-    return _norm_activations(job, tokens, shape.hidden) + _norms_of_heads(job) + saved + output + _residual_mask(job)
+def _term(name: str, size: int, formula: str) -> Term:
+    return Term(name, size, formula, "activations")
 
 
-def _feed_forward_activations(job: CausalJob) -> int:
-    family, tokens = job.shape.family, job.rows * job.tokens
-    of_gpt2 = AUTOCAST_GPT2_COPIES if job.autocast else GPT2_COPIES
-    copies = {"gpt2": of_gpt2, "bloom": BLOOM_COPIES}.get(family, GATED_COPIES)
-    saved = copies * job.activation_bytes * tokens * job.shape.ffn
-    return _norm_activations(job, tokens, job.shape.hidden) + saved + _residual_mask(job)
+# An encoder-decoder.
 
 
-def _norm_activations(job: CausalJob, tokens: int, width: int, *, output: bool = True) -> int:
-    """LayerNorm: input, mean and deviation. RMS norm: an FP32 copy of its input, that over the deviation, and this.
+class T5Activations(Activations):
+    """Those of a T5; every position of the target counts as a label.
 
-    Args:
-        output: whether what comes after it saves its result.
+    SDPA attention with a bias goes to the memory-efficient kernel (FlashAttention takes none), which saves queries,
+    keys, values, output, bias and the softmax's logarithms, not the probabilities. T5's norm computes in FP32, and
+    saves that copy where activations are BF16. Our loss (`train.text2sql`) makes logits over the label positions and
+    takes their log-softmax in FP32.
     """
-    result = job.activation_bytes if output else 0
-    # Autocast leaves the residual, and what is computed of it, FP32.
-    size = FLOAT if job.autocast else job.activation_bytes
-    if job.shape.family in ("gpt2", "bloom"):
-        return tokens * ((size + result) * width + 2 * FLOAT)
-    return tokens * ((FLOAT + size + result) * width + FLOAT)
+
+    LABELS = "tokens"
+
+    def __init__(self, work: Workload, shape: T5Shape) -> None:
+        super().__init__(work)
+        self.shape = shape
+        source, target = work.tokens, work.labels
+        # The decoder's mask is the causal one, equal for all rows: so is its bias.
+        encoder = self._self_attention(source, work.rows) + self._feed_forward(source)
+        decoder = self._self_attention(target, 1) + self._cross_attention() + self._feed_forward(target)
+        self.encoder = self._stack("encoder ", source, encoder)
+        self.decoder = self._stack("decoder ", target, decoder)
+        self.stacks = (self.encoder, self.decoder)
+
+    def moments(self) -> Moments:
+        """In the loss, and at the last and the first layer of decoder and encoder."""
+        layers, size, encoder, decoder = self.shape.layers, self.work.element_bytes, self.encoder, self.decoder
+        table, of_encoder, of_decoder = (
+            size * number
+            for number in (
+                self.shape.embedding,
+                sum(weight.size for weight in self.shape.stack(attentions=1)),
+                sum(weight.size for weight in self.shape.stack(attentions=2)),
+            )
+        )
+        whole_encoder = layers * self.kept(encoder)
+        with_ends, in_decoder, in_encoder = whole_encoder + encoder.ends, self.working(decoder), self.working(encoder)
+        backward = (
+            (with_ends + layers * self.kept(decoder) + in_decoder, table),
+            (with_ends + self.kept(decoder) + in_decoder + table, table + of_decoder),
+            (whole_encoder + in_encoder, table + of_decoder),
+            (self.kept(encoder) + in_encoder + table, table + of_decoder + of_encoder),
+        )
+        return Moments(self.in_loss(), backward)
+
+    def _stack(self, prefix: str, tokens: int, layer: int) -> Stack:
+        rows = self.work.rows * tokens
+        return Stack(
+            prefix=prefix,
+            tokens=tokens,
+            layer=layer,
+            layer_input=self.size * rows * self.shape.d_model,
+            # Gradients of the feed-forward's input and output.
+            transient=2 * self.size * rows * self.shape.d_ff,
+            ends=self._ends(rows),
+        )
+
+    def _norm(self, rows: int) -> int:
+        """Input, input over its deviation, and scaled output; the deviation; in BF16 an FP32 copy of the input."""
+        return rows * (self.shape.d_model * (3 * self.size + (FLOAT if self.work.is_half else 0)) + FLOAT)
+
+    def _self_attention(self, tokens: int, biased_rows: int) -> int:
+        rows, heads = self.work.rows * tokens, self.shape.heads
+        bias = self.size * biased_rows * heads * tokens**2
+        saved = 4 * self.size * rows * heads * self.shape.d_kv + FLOAT * rows * heads
+        return self._norm(rows) + saved + bias + self._mask(rows * self.shape.d_model)
+
+    def _cross_attention(self) -> int:
+        work, heads, target = self.work, self.shape.heads, self.work.rows * self.work.labels
+        bias = self.size * work.rows * heads * work.labels * work.tokens
+        saved = 2 * self.size * (target + work.rows * work.tokens) * heads * self.shape.d_kv + FLOAT * target * heads
+        return self._norm(target) + saved + bias + self._mask(target * self.shape.d_model)
+
+    def _feed_forward(self, tokens: int) -> int:
+        """ReLU's output, and the same after dropout, which the second matrix multiplies."""
+        rows = self.work.rows * tokens
+        inner = rows * self.shape.d_ff
+        saved = (1 + self.work.drops) * self.size * inner + self._mask(inner)
+        return self._norm(rows) + saved + self._mask(rows * self.shape.d_model)
+
+    def _ends(self, rows: int) -> int:
+        """A norm whose scaled output goes into dropout and on to the next product; dropout of the embedding before."""
+        return self._norm(rows) + 2 * self._mask(rows * self.shape.d_model)
+
+    def _mask(self, count: int) -> int:
+        """Dropout saves a mask of one byte an element."""
+        return MASK * count if self.work.drops else 0
+
+    def _ends_term(self) -> Term:
+        work, ends = self.work, self.encoder.ends + self.decoder.ends
+        formula = f"{work.rows} rows x ({work.tokens} + {work.labels}) tokens x {self._ends(1) / 1e3:.4g} kB"
+        return _term("ends of encoder and decoder", ends, formula)
+
+    def _kept_formula(self, stack: Stack) -> str:
+        if not self.work.checkpointing:
+            return super()._kept_formula(stack)
+        rows = f"{self.work.rows} rows x {stack.tokens} tokens x {self.shape.d_model}"
+        return f"{self.size} B x {self.shape.layers} layers x {rows}"
 
 
-def _norms_of_heads(job: CausalJob) -> int:
-    """Qwen3's, of queries and of keys; rotation after them saves nothing of its input."""
-    if job.shape.family != "qwen3":
-        return 0
-    heads = job.rows * job.tokens * (job.shape.heads + job.shape.kv_heads)
-    return _norm_activations(job, heads, job.shape.head_size, output=False)
+# A decoder alone.
 
 
-def _ends_activations(job: CausalJob) -> int:
-    shape, size, tokens = job.shape, job.activation_bytes, job.rows * job.tokens
-    last = _norm_activations(job, tokens, shape.hidden, output=False) + size * job.rows * job.labels * shape.hidden
-    if shape.family == "bloom":
-        return last + _norm_activations(job, tokens, shape.hidden, output=False)
-    rotations = 0 if shape.family == "gpt2" else 2 * size * job.tokens * shape.head_size
-    return last + rotations + _residual_mask(job)
+class CausalActivations(Activations):
+    """Those of the families of `CausalShape`, with this project's loss: logits where there is a label.
 
+    Rows carry no mask in training: they are padded on the right, where nothing that has a loss looks.
+    """
 
-def _residual_mask(job: CausalJob) -> int:
-    """GPT-2 and BLOOM drop out of what is added to the residual."""
-    drops = job.dropout and job.shape.family in ("gpt2", "bloom")
-    return MASK * job.rows * job.tokens * job.shape.hidden if drops else 0
+    def __init__(self, work: Workload, shape: CausalShape) -> None:
+        super().__init__(work)
+        self.shape, self.rows = shape, work.rows * work.tokens
+        self.residual = FLOAT if work.autocast else self.size
+        """Bytes of an element of the residual: autocast leaves it, and what is computed of it, FP32."""
+        per_score = {PLAIN: FLOAT, EAGER: self.size if shape.family == "gpt2" else FLOAT}
+        self.softmax = per_score.get(work.kernel, 0)
+        """Bytes of one score in the softmax, which all but GPT-2's computes in FP32; kernels keep none."""
+        scores = work.rows * shape.heads * work.tokens**2
+        mask_element = {FUSED: 0, MASKED: MASK, PLAIN: FLOAT, EAGER: self.size}[work.kernel]
+        self.mask = mask_element * (1 if work.kernel == PLAIN else work.rows) * work.tokens**2
+        self.copies = self.size * (shape.layer_matmul + shape.embedding) if work.autocast else 0
+        self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
+        self.layers = Stack(
+            prefix="",
+            tokens=work.tokens,
+            layer=self._attention(scores) + self._feed_forward(),
+            layer_input=self.residual * self.rows * shape.hidden,
+            # Of the feed-forward part, or of the scores.
+            transient=max(GRADIENTS * self.size * self.rows * shape.ffn, 2 * self.softmax * scores),
+            ends=self._ends(),
+        )
+        self.stacks = (self.layers,)
 
+    def moments(self) -> Moments:
+        """In the loss, and at the last layer, the first layer and the embedding."""
+        shape, size, layers = self.shape, self.work.element_bytes, self.shape.layers
+        kept, working, beside = self.kept(self.layers), self.working(self.layers), self.mask + self.copies
+        # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
+        others = (layers - 1) * sum(weight.size for weight in shape.layer()) + shape.hidden * shape.ffn
+        backward = (
+            (layers * kept + working + self.layers.ends + beside, size * shape.embedding),
+            (kept + working + beside, size * (shape.embedding + others)),
+            (self.tied_gradients, size * shape.parameters),
+        )
+        return Moments(self.in_loss(), backward)
 
-def _masks(job: CausalJob) -> int:
-    return 1 if job.kernel == PLAIN else job.rows
+    def _attention(self, scores: int) -> int:
+        """Norm, queries, keys and values with their rotation, scores, output, dropout of the result."""
+        shape, kernel, size = self.shape, self.work.kernel, self.size
+        queries, keys = (self.rows * heads * shape.head_size for heads in (shape.heads, shape.kv_heads))
+        logarithms = FLOAT * self.rows * shape.heads
+        if kernel == FUSED:
+            saved = size * (queries + 2 * keys) + logarithms
+        elif kernel == MASKED:
+            # Keys and values are repeated for each head of queries, here and below.
+            saved = 3 * size * queries + logarithms + size * self.rows * self.work.tokens
+        else:
+            saved = 3 * (FLOAT if kernel == PLAIN else size) * queries + self._per_score() * scores
+        heads = self.rows * (shape.heads + shape.kv_heads) if shape.family == "qwen3" else 0
+        # Qwen3's norms of queries and of keys; rotation after them saves nothing of its input.
+        norms = self._norm(self.rows, shape.hidden) + self._norm(heads, shape.head_size, output=False)
+        return norms + saved + size * queries + self._dropout_mask()
 
+    def _per_score(self) -> int:
+        """Bytes saved for each score: the softmax's output, what the values are multiplied with if that is another,
+        a mask."""
+        is_plain, softmax = self.work.kernel == PLAIN, self.softmax
+        if self.work.drops:
+            return softmax + MASK + (softmax if is_plain else self.size)
+        return softmax if is_plain or softmax == self.size else softmax + self.size
 
-def _mask_element(job: CausalJob) -> int:
-    return {FUSED: 0, MASKED: MASK, PLAIN: FLOAT, EAGER: job.activation_bytes}[job.kernel]
+    def _feed_forward(self) -> int:
+        of_gpt2 = AUTOCAST_GPT2_COPIES if self.work.autocast else GPT2_COPIES
+        copies = {"gpt2": of_gpt2, "bloom": BLOOM_COPIES}.get(self.shape.family, GATED_COPIES)
+        saved = copies * self.size * self.rows * self.shape.ffn
+        return self._norm(self.rows, self.shape.hidden) + saved + self._dropout_mask()
 
+    def _norm(self, rows: int, width: int, *, output: bool = True) -> int:
+        """LayerNorm: input, mean, deviation. RMS norm: an FP32 copy of its input, that over the deviation, and this.
 
-# Activations of a causal model as a plan's terms, and over the moments of a pass.
+        Args:
+            output: whether what comes after it saves its result.
+        """
+        each = self.residual + (self.size if output else 0)
+        if self.shape.has_biases:
+            return rows * (each * width + 2 * FLOAT)
+        return rows * ((FLOAT + each) * width + FLOAT)
 
+    def _ends(self) -> int:
+        """Last norm and the head's input; BLOOM's norm of the embedding, else rotations and the embedding's dropout."""
+        shape, work, norm = self.shape, self.work, self._norm(self.rows, self.shape.hidden, output=False)
+        last = norm + self.size * work.rows * work.labels * shape.hidden
+        if shape.family == "bloom":
+            return last + norm
+        rotations = 0 if shape.family == "gpt2" else 2 * self.size * work.tokens * shape.head_size
+        return last + rotations + self._dropout_mask()
 
-def causal_activation_terms(job: CausalJob) -> tuple[Term, ...]:
-    """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
-    terms = _within_layers_and_head(job)
-    beyond = _tied(job) - total(terms)
-    if beyond <= 0:
-        return terms
-    name = "gradients of the embedding, as head and as table, where activations were"
-    return *terms, Term(name, beyond, f"{short(_tied(job))}B, less those", "activations")
+    def _dropout_mask(self) -> int:
+        """GPT-2 and BLOOM drop out of what is added to the residual."""
+        return MASK * self.rows * self.shape.hidden if self.work.drops and self.shape.has_biases else 0
 
+    def _ends_term(self) -> Term:
+        parts = (self.layers.ends, self.mask, self.copies)
+        formula = " + ".join(f"{short(part)}B" for part in parts if part)
+        return _term("ends, mask, copies of weights", sum(parts), formula)
 
-def _within_layers_and_head(job: CausalJob) -> tuple[Term, ...]:
-    a, layers = causal_activations(job), job.shape.layers
-    head = a.head + a.head_transient
-    formula = " + ".join(f"{short(part)}B" for part in (a.ends, a.mask, a.copies) if part)
-    ends = Term("ends, mask, copies of weights", a.ends + a.mask + a.copies, formula, "activations")
-    if not job.checkpointing:
-        saved = Term("layers", layers * a.layer, f"{_each(job, a.layer)}, {job.kernel} attention", "activations")
-        most = _head_terms(job, head) if head - a.head >= a.layer_transient else _both(a.head, a.layer_transient)
-        return saved, ends, most
-    again = a.layer + a.layer_transient
-    inputs = Term("inputs of layers", layers * a.layer_input, _each(job, a.layer_input), "activations")
-    computed = Term("one layer, computed again", again, f"{short(again)}B, {job.kernel} attention", "activations")
-    return inputs, ends, _head_terms(job, head) if head >= again else computed
+    def _kept_formula(self, stack: Stack) -> str:
+        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
+        return super()._kept_formula(stack) + by
 
-
-def causal_moments(job: CausalJob) -> Moments:
-    """Activations and gradients in the loss, and at the last layer, the first layer and the embedding."""
-    a, size, layers = causal_activations(job), job.element_bytes, job.shape.layers
-    kept = a.layer_input if job.checkpointing else a.layer
-    working, ends = a.layer_transient + (a.layer if job.checkpointing else 0), a.ends + a.mask + a.copies
-    table, width = size * causal_embedding(job.shape), size * job.shape.hidden * job.shape.ffn
-    # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
-    others = (layers - 1) * size * layer_parameters(job.shape) + width
-    backward = (
-        (layers * kept + working + ends, table),
-        (kept + working + a.mask + a.copies, table + others),
-        (_tied(job), size * job.parameters),
-    )
-    return Moments(layers * kept + ends + a.head + a.head_transient, backward)
-
-
-def _tied(job: CausalJob) -> int:
-    """A tied embedding has a gradient as the head and another as the table; both are there while they are added."""
-    return 2 * job.element_bytes * causal_embedding(job.shape) if job.shape.tied else 0
-
-
-def _each(job: CausalJob, of_layer: int) -> str:
-    a_token = of_layer / (job.rows * job.tokens) / 1e3
-    return f"{job.shape.layers} layers x {job.rows} rows x {job.tokens} tokens x {a_token:.4g} kB"
-
-
-def _head_terms(job: CausalJob, size: int) -> Term:
-    formula = f"3 x 4 B x {job.rows} rows x {job.labels} labels x {job.shape.vocabulary} words"
-    return Term("log-softmax over the vocabulary, with its gradients", size, formula, "activations")
-
-
-def _both(head: int, transient: int) -> Term:
-    formula = f"{short(head)}B + {short(transient)}B"
-    return Term("log-softmax, and gradients within a layer", head + transient, formula, "activations")
-
-
-# What a T5 holds of activations and gradients over the moments of a pass.
-#
-# Within encoder and within decoder both change in a straight line, so the most is at an end of one of them.
-
-
-def moments(job: Job) -> Moments:
-    """Activations and gradients in the loss, and at the last and the first layer of decoder and encoder."""
-    a, size, layers = activations(job), job.element_bytes, job.shape.layers
-    table = size * embedding(job.shape)
-    of_decoder, of_encoder = size * decoder_parameters(job.shape), size * encoder_parameters(job.shape)
-    of_both = _kept(job, "encoder", layers) + _kept(job, "decoder", layers)
-    encoder = _kept(job, "encoder", layers) + a.encoder_ends
-    backward = (
-        (encoder + _kept(job, "decoder", layers) + _working(job, "decoder"), table),
-        (encoder + _kept(job, "decoder", 1) + _working(job, "decoder") + table, table + of_decoder),
-        (_kept(job, "encoder", layers) + _working(job, "encoder"), table + of_decoder),
-        (_kept(job, "encoder", 1) + _working(job, "encoder") + table, table + of_decoder + of_encoder),
-    )
-    return Moments(of_both + a.encoder_ends + a.decoder_ends + a.head + a.head_transient, backward)
-
-
-def _kept(job: Job, side: str, layers: int) -> int:
-    kind = "input" if job.checkpointing else "layer"
-    return layers * getattr(activations(job), f"{side}_{kind}")
-
-
-def _working(job: Job, side: str) -> int:
-    """What the layer at work adds: its gradients, and with checkpointing its own activations."""
-    a = activations(job)
-    again = getattr(a, f"{side}_layer") if job.checkpointing else 0
-    return again + getattr(a, f"{side}_transient")
+    def _most_term(self) -> Term:
+        transient = self.layers.transient
+        if self.work.checkpointing or 2 * self.head >= transient:
+            return super()._most_term()
+        formula = f"{short(self.head)}B + {short(transient)}B"
+        return _term("log-softmax, and gradients within a layer", self.head + transient, formula)

@@ -4,248 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from zeropods.plan.workload import PARTS, Term, Workload, elements, share, total
-from zeropods.techniques import Technique, ZeroSettings
+from zeropods.errors import UserError
+from zeropods.plan.activations import activations
+from zeropods.plan.machines import is_before_ampere
+from zeropods.plan.shapes import CausalShape, shape_from
+from zeropods.plan.workload import PARTS, Term, Workload, total
+from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, read_zero_settings
 
-# Parameters, gradients and optimizer states of one process, between a backward pass and the optimizer's step.
-#
-# Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16 weights
-# (`train.master`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
-# weights,
-# also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
-# `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
-
-MASTER, MOMENTS = 4, 8
-"""Bytes a parameter of an FP32 master, and of Adam's two moments."""
-
-
-@dataclass(frozen=True)
-class States:
-    """Terms in the memory of the GPU, and in that of the host."""
-
-    device: tuple[Term, ...]
-    host: tuple[Term, ...]
-
-
-def states(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> States:
-    """The terms of one of `ranks` processes."""
-    weights, gradients = _weights(job, technique, ranks), _gradients(job, technique, ranks, zero)
-    optimizer, small = _optimizer(job, technique, ranks), _small_weights(job, technique, ranks, zero)
-    if not technique.offloads:
-        return States((weights, *small, gradients, optimizer), ())
-    on_host = (_master_gradients(job, ranks), optimizer)
-    if technique.stage == 3:
-        return States(small, (weights, gradients, *on_host))
-    kept = (gradients,) if technique.stage == 1 and gradients_are_whole(job, technique, zero) else ()
-    return States((weights, *kept), on_host)
-
-
-def gradients_are_whole(job: Workload, technique: Technique, zero: ZeroSettings) -> bool:
-    """Whether a process holds a gradient for every parameter at the end of its backward pass.
-
-    Stage 1 reduces each gradient as soon as it is there if communication overlaps, and keeps only its own
-    (`process_gradients`, `copy_grads_in_partition`); else, and while gradients add up, it keeps all.
-    """
-    return technique.stage == 0 or (technique.stage == 1 and (job.accumulates or not zero.overlap))
-
-
-def _weights(job: Workload, technique: Technique, ranks: int) -> Term:
-    return _term("parameters", "weights", job.element_bytes, job, ranks if technique.stage == 3 else 1)
-
-
-def kept_whole(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> int:
-    """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
-    is_shared = technique.stage == 3 and ranks > 1
-    return job.in_small_tensors(zero.persistent_elements) if is_shared else 0
-
-
-def _small_weights(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
-    count, size = kept_whole(job, technique, ranks, zero), job.element_bytes
-    if not count:
-        return ()
-    return (Term("small weights, kept whole", size * count, elements(size, count), "parameters"),)
-
-
-def _gradients(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> Term:
-    whole, size = gradients_are_whole(job, technique, zero), job.element_bytes
-    if whole or technique.stage == 3:
-        return _term("gradients", "gradients", size, job, 1 if whole else ranks)
-    count = job.touched(ranks)
-    formula = f"{elements(size, count)}: tensors that a share of 1 / {ranks} touches, whole"
-    return Term("gradients", size * count, formula, "gradients")
-
-
-def _master_gradients(job: Workload, ranks: int) -> Term:
-    return _term("gradients", "gradients of the master, FP32", MASTER, job, ranks)
-
-
-def _optimizer(job: Workload, technique: Technique, ranks: int) -> Term:
-    if technique.stage:
-        return _term("optimizer", "master and Adam's moments, FP32", MASTER + MOMENTS, job, ranks)
-    if job.is_half:
-        return _term("optimizer", "master and Adam's moments, FP32", MASTER + MOMENTS, job, 1)
-    return _term("optimizer", "Adam's moments, FP32", MOMENTS, job, 1)
-
-
-def _term(part: str, name: str, size: int, job: Workload, ranks: int) -> Term:
-    return Term(name, size * share(job.parameters, ranks), elements(size, job.parameters, ranks), part)
-
-
-# Memory of a GPU beside the states: buckets of communication, gathered parameters, temporaries of the step.
-#
-# Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `step`), stage3.py (`ipg_buckets`,
-# `_prepare_fp32_grad_for_sub_group`), partitioned_param_coordinator.py; PyTorch's DistributedDataParallel with
-# `gradient_as_bucket_view=False`, its default.
-
-
-def backward_buffers(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
-    """What is there during the backward pass."""
-    if technique.stage == 3:
-        return (*_buckets(job, zero, copies=2 if ranks > 1 else 1), *_gathered(job, technique, ranks, zero))
-    if technique.stage:
-        if not (zero.contiguous or technique.offloads):
-            return (_copied_together(job, zero),)
-        return (*_buckets(job, zero, copies=2 if zero.overlap else 1), *_offload_copy(job, technique))
-    if technique.is_alone:
-        return ()
-    name = "DistributedDataParallel's buckets: all gradients once more"
-    return (Term(name, job.element_bytes * job.parameters, elements(job.element_bytes, job.parameters)),)
-
-
-def released_before_step(terms: tuple[Term, ...], technique: Technique) -> int:
-    """Bytes of those that DeepSpeed has given back when the optimizer steps."""
-    return sum(term.bytes for term in terms if technique.stage in (1, 2) and "bucket" in term.name)
-
-
-def step_temporaries(job: Workload, technique: Technique, ranks: int) -> Term:
-    """What the optimizer's step needs for a moment, when activations are gone."""
-    if technique.offloads or (technique.stage == 0 and not job.is_half):
-        return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
-    if technique.stage == 0:
-        size, name = MASTER, "gradients of the masters, FP32"
-    else:
-        size, name = MASTER + (job.element_bytes if job.is_half else 0), "gradients of the partition, flat"
-    shared = ranks if technique.stage else 1
-    return Term(name, size * share(job.parameters, shared), elements(size, job.parameters, shared))
-
-
-def _buckets(job: Workload, zero: ZeroSettings, copies: int) -> tuple[Term, ...]:
-    size = job.element_bytes
-    many = f"{copies} x " if copies > 1 else ""
-    name = "reduce bucket" if copies == 1 else "reduce buckets"
-    buckets = Term(name, copies * size * zero.reduce_elements, many + elements(size, zero.reduce_elements))
-    if job.largest_tensor <= zero.reduce_elements:
-        return (buckets,)
-    alone = "gradient that is larger than a bucket"
-    return buckets, Term(alone, size * job.largest_tensor, elements(size, job.largest_tensor))
-
-
-def _copied_together(job: Workload, zero: ZeroSettings) -> Term:
-    """Stages 1 and 2 without contiguous gradients (`buffered_reduce_fallback`)."""
-    size, number = job.element_bytes, min(job.parameters, max(zero.reduce_elements, job.largest_tensor))
-    return Term("reduce bucket, copied together", size * number, elements(size, number))
-
-
-def _offload_copy(job: Workload, technique: Technique) -> tuple[Term, ...]:
-    if not technique.offloads:
-        return ()
-    size = job.element_bytes
-    name = "copy of one gradient on its way to the host"
-    return (Term(name, size * job.largest_tensor, elements(size, job.largest_tensor)),)
-
-
-def _gathered(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[Term, ...]:
-    """Whole parameters that stage 3 holds; one process alone has them whole, unless they lie on the host."""
-    if ranks == 1 and not technique.offloads:
-        return ()
-    size, others = job.element_bytes, job.parameters - kept_whole(job, technique, ranks, zero)
-    live = min(others, max(zero.live_elements, job.largest_tensor))
-    next_ones = min(zero.prefetch_elements, others - live)
-    return (
-        Term("parameters gathered for use", size * live, elements(size, live)),
-        Term("parameters fetched ahead", size * next_ones, elements(size, next_ones)),
-    )
-
-
-# Host memory of one process: what is offloaded, how pinning rounds it up, and the model while it is loaded.
-#
-# Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offload_groups`,
-# `temp_grad_buffer_for_cpu_offload`); PyTorch's CachingHostAllocator, which rounds pinned memory up to a power of
-# two.
-
-PROCESS_BYTES = 2 << 30
-"""Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
-
-
-def host_terms(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings, held: States) -> tuple[Term, ...]:
-    """Of one process, the states that lie on the host included."""
-    process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
-    lasting = (*held.host, *_buffers(job, technique, ranks))
-    pinned = tuple(term for term in lasting if technique.offloads and zero.pins and _is_pinned(term))
-    rounded = sum(_power_of_two(term.bytes) - term.bytes for term in pinned)
-    if rounded:
-        names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
-        lasting = (*lasting, Term("rounding of pinned memory", rounded, names))
-    loaded = max(0, MASTER * job.parameters - total(lasting))
-    formula = f"{elements(MASTER, job.parameters)}, less what comes after it"
-    loading = Term("the model while it is loaded, FP32", loaded, formula, "parameters")
-    return (*lasting, loading, process) if loaded else (*lasting, process)
-
-
-def _buffers(job: Workload, technique: Technique, ranks: int) -> tuple[Term, ...]:
-    if not technique.offloads or technique.stage == 3:
-        return ()
-    size = job.element_bytes
-    copies = size * share(job.parameters, ranks)
-    return (
-        Term("weights on their way to the GPU", copies, elements(size, job.parameters, ranks)),
-        Term("gradient on its way", size * job.largest_tensor, elements(size, job.largest_tensor)),
-    )
-
-
-def _is_pinned(term: Term) -> bool:
-    """Adam's moments are not: PyTorch makes them like its parameters, but not where these lie."""
-    return term.part != "optimizer"
-
-
-def _power_of_two(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()
-
-
-# The most that a GPU's tensors take at one time, over the moments of a step.
-#
-# Gradients appear as activations go: while the loss is computed there are none, at the end of the backward pass all.
-# Both change in a straight line over like layers, so the most is at an end of them, in the loss, or in the
-# optimizer's
-# step.
-
-
-def peak_allocated(job: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> int:
-    """Bytes of tensors at the worst moment, on the worst-off rank."""
-    held = states(job, technique, ranks, zero).device
-    lasting = total(held) - total(held, "gradients")
-    gradients = total(held, "gradients")
-    buffers = total(backward_buffers(job, technique, ranks, zero))
-    # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
-    early = 0 if technique.stage in (1, 2) else buffers
-    before = gradients if job.accumulates or technique.stage == 3 else 0
-    step = early + gradients + step_temporaries(job, technique, ranks).bytes
-    moments, grows = job.moments(), _grows(job, technique, zero)
-    backward = [buffers + saved + (made if grows else gradients) for saved, made in moments.backward]
-    return lasting + max(early + before + moments.loss, step, *backward)
-
-
-def _grows(job: Workload, technique: Technique, zero: ZeroSettings) -> bool:
-    """Whether gradients are made as the backward pass comes to them; a partition is there from the first one on."""
-    return gradients_are_whole(job, technique, zero) and not job.accumulates
-
-
-# Memory of one process, before it runs: every term with its formula.
+if TYPE_CHECKING:
+    from zeropods.measure.record import BatchShape, RankMeasurement, Record
 
 CONTEXT_BYTES = 500_000_000
 """What CUDA, cuBLAS and NCCL take of a GPU before the first tensor: what is left of the published figures of an A100
 once all else is counted. Drivers and libraries differ by some 0.2 GB."""
+PROCESS_BYTES = 2 << 30
+"""Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
+MASTER, MOMENTS = 4, 8
+"""Bytes a parameter of an FP32 master, and of Adam's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +30,7 @@ class PlannedMemory:
     """What one process needs; of its host, what one process adds."""
 
     terms: tuple[Term, ...]
-    """Of the GPU."""
+    """Terms of the GPU."""
     host_terms: tuple[Term, ...]
     state_bytes: int
     """Parameters, gradients and optimizer states on whatever device, just before the optimizer's step: gradients that
@@ -272,7 +49,7 @@ class PlannedMemory:
 
     @property
     def host_bytes(self) -> int:
-        """Of one process."""
+        """Host memory of one process."""
         return total(self.host_terms)
 
     def parts(self) -> dict[str, int]:
@@ -282,7 +59,7 @@ class PlannedMemory:
 
 @lru_cache(maxsize=1024)
 def plan_memory(
-    job: Workload,
+    work: Workload,
     technique: Technique,
     ranks: int,
     zero: ZeroSettings | None = None,
@@ -293,30 +70,247 @@ def plan_memory(
 
     Args:
         zero: keys of the DeepSpeed configuration; those of `dsconfig/` if not given.
-        context_bytes: of CUDA and its libraries; 0 without a GPU.
+        context_bytes: bytes of CUDA and its libraries; 0 without a GPU.
     """
-    zero, ranks = zero or ZeroSettings(), 1 if technique.is_alone else ranks
-    job = job.under(technique)
-    held = states(job, technique, ranks, zero)
-    buffers = backward_buffers(job, technique, ranks, zero)
-    saved = job.activation_terms()
-    spare = total(saved) + released_before_step(buffers, technique)
-    step = _beyond(step_temporaries(job, technique, ranks), spare)
+    ranks = 1 if technique.is_alone else ranks
+    process = _Process(work.under(technique), technique, ranks, zero or ZeroSettings())
+    reduced = replace(process, work=replace(process.work, accumulates=False))
+    saved = activations(process.work).terms()
     context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / 1e9:.3g} GB, a constant", "context")
     return PlannedMemory(
-        terms=(*held.device, *buffers, *step, *saved, *((context,) if context_bytes else ())),
-        host_terms=host_terms(job, technique, ranks, zero, held),
-        state_bytes=_state_bytes(states(replace(job, accumulates=False), technique, ranks, zero)),
-        peak_allocated_bytes=peak_allocated(job, technique, ranks, zero),
+        terms=(
+            *process.device_states(),
+            *process.buffers(),
+            *process.beyond(total(saved)),
+            *saved,
+            *((context,) if context_bytes else ()),
+        ),
+        host_terms=process.host_terms(),
+        state_bytes=total(reduced.device_states()) + total(reduced.host_states()),
+        peak_allocated_bytes=process.peak_allocated(),
     )
 
 
-def _beyond(step: Term, spare: int) -> tuple[Term, ...]:
-    """The step's temporaries as far as they exceed what has been freed before it."""
-    if step.bytes <= spare:
-        return ()
-    return (Term(step.name, step.bytes - spare, f"{step.formula}, less freed activations and buckets"),)
+def planned(record: Record) -> PlannedMemory | None:
+    """Memory of one process of a recorded run, by its largest batch, its shape and its DeepSpeed configuration.
+
+    None where it cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is not
+    known here, a configuration whose sizes are no numbers, or no rank that measured a batch. Without a GPU nothing is
+    counted for CUDA.
+    """
+    technique = next((each for each in TECHNIQUES if each.name == record.technique), None)
+    with_shape = [rank for rank in record.ranks if rank.shape]
+    rank = max(with_shape, key=lambda rank: _positions(rank.largest_batch), default=None)
+    work = None if rank is None else _recorded_workload(record, rank)
+    if technique is None or rank is None or work is None:
+        return None
+    try:
+        zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
+    except UserError:
+        return None
+    return plan_memory(work, technique, record.world_size, zero, context_bytes=CONTEXT_BYTES if rank.gpu else 0)
 
 
-def _state_bytes(held: States) -> int:
-    return total(held.device) + total(held.host)
+def _positions(batch: BatchShape | None) -> int:
+    """Positions of a batch with padding; 0 where it was not measured, or can be no batch. A text has no target."""
+    if batch is None or batch.target_tokens < 0 or min(batch.rows, batch.source_tokens) < 1:
+        return 0
+    return batch.rows * (batch.source_tokens + batch.target_tokens)
+
+
+def _recorded_workload(record: Record, rank: RankMeasurement) -> Workload | None:
+    """What that rank's largest batch was; None for a precision or a batch that such a model cannot have."""
+    batch = rank.largest_batch
+    if rank.shape is None or batch is None or not _positions(batch):
+        return None
+    shape, asked = shape_from(rank.shape), record.identity
+    tokens, labels, dropout = batch.source_tokens, batch.target_tokens, None
+    if isinstance(shape, CausalShape):
+        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
+        of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
+        labels, dropout = max(1, round(of_all * tokens)), asked.get("dropout")
+    if record.precision not in shape.PRECISIONS or labels < 1:
+        return None
+    attention = asked.get("attn_implementation")
+    return Workload(
+        shape=shape,
+        rows=batch.rows,
+        tokens=tokens,
+        labels=labels,
+        precision=record.precision,
+        checkpointing=record.gradient_checkpointing,
+        own_rates=bool(asked.get("scaled_rates")) and not isinstance(shape, CausalShape),
+        accumulates=record.gradient_accumulation_steps > 1,
+        attention=attention if attention in shape.attentions else shape.attentions[0],
+        before_ampere=is_before_ampere(rank.gpu or ""),
+        dropout=None if dropout is None else dropout > 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Process:
+    """One of `ranks` processes, and what its memory follows from."""
+
+    work: Workload
+    technique: Technique
+    ranks: int
+    zero: ZeroSettings
+
+    # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
+    #
+    # Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16 weights
+    # (`train.optimizer`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
+    # weights, also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
+    # `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
+
+    def device_states(self) -> tuple[Term, ...]:
+        """States in the memory of the GPU."""
+        small = self.kept_whole()
+        size, shards = self.work.element_bytes, self.technique.stage == 3
+        gathered = (Term.of("small weights, kept whole", size, small, part="parameters"),) if small else ()
+        if not self.technique.offloads:
+            return (self._weights(), *gathered, self._gradients(), self._optimizer())
+        if shards:
+            return gathered
+        return (self._weights(), *((self._gradients(),) if self.gradients_are_whole() else ()))
+
+    def host_states(self) -> tuple[Term, ...]:
+        """States in the memory of the host."""
+        if not self.technique.offloads:
+            return ()
+        own = (self._weights(), self._gradients()) if self.technique.stage == 3 else ()
+        return (*own, self._shared("gradients of the master, FP32", MASTER, "gradients"), self._optimizer())
+
+    def gradients_are_whole(self) -> bool:
+        """Whether a process holds a gradient for every parameter at the end of its backward pass.
+
+        Stage 1 reduces each gradient as soon as it is there if communication overlaps, and keeps only its own
+        (`process_gradients`, `copy_grads_in_partition`); else, and while gradients add up, it keeps all.
+        """
+        stage = self.technique.stage
+        return stage == 0 or (stage == 1 and (self.work.accumulates or not self.zero.overlap))
+
+    def kept_whole(self) -> int:
+        """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
+        is_shared = self.technique.stage == 3 and self.ranks > 1
+        return self.work.shape.in_small_tensors(self.zero.persistent_elements) if is_shared else 0
+
+    def _weights(self) -> Term:
+        ranks = self.ranks if self.technique.stage == 3 else 1
+        return Term.of("weights", self.work.element_bytes, self.work.shape.parameters, ranks, "parameters")
+
+    def _gradients(self) -> Term:
+        size, parameters, whole = self.work.element_bytes, self.work.shape.parameters, self.gradients_are_whole()
+        if whole or self.technique.stage == 3:
+            return Term.of("gradients", size, parameters, 1 if whole else self.ranks, "gradients")
+        touched = Term.of("gradients", size, self.work.touched(self.ranks), part="gradients")
+        return replace(touched, formula=f"{touched.formula}: tensors that a share of 1 / {self.ranks} touches, whole")
+
+    def _optimizer(self) -> Term:
+        if self.technique.stage or self.work.is_half:
+            return self._shared("master and Adam's moments, FP32", MASTER + MOMENTS, "optimizer")
+        return self._shared("Adam's moments, FP32", MOMENTS, "optimizer")
+
+    def _shared(self, name: str, size: int, part: str = "buffers") -> Term:
+        """Something of each parameter, which the ranks of a ZeRO stage share."""
+        return Term.of(name, size, self.work.shape.parameters, self.ranks if self.technique.stage else 1, part)
+
+    # Memory of a GPU beside the states: buckets of communication, gathered parameters, temporaries of the step.
+    #
+    # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`setup_buckets`, `average_tensor`, `step`), stage3.py (`ipg_buckets`,
+    # `_prepare_fp32_grad_for_sub_group`), partitioned_param_coordinator.py; PyTorch's DistributedDataParallel with
+    # `gradient_as_bucket_view=False`, its default.
+
+    def buffers(self) -> tuple[Term, ...]:
+        """What is there during the backward pass."""
+        size, shape, zero, technique = self.work.element_bytes, self.work.shape, self.zero, self.technique
+        if technique.is_alone:
+            return ()
+        if technique.stage == 0:
+            return (Term.of("DistributedDataParallel's buckets: all gradients once more", size, shape.parameters),)
+        if technique.stage == 3:
+            return (*self._buckets(2 if self.ranks > 1 else 1), *self._gathered())
+        if not (zero.contiguous or technique.offloads):
+            # `buffered_reduce_fallback`
+            number = min(shape.parameters, max(zero.reduce_elements, shape.largest_tensor))
+            return (Term.of("reduce bucket, copied together", size, number),)
+        name = "copy of one gradient on its way to the host"
+        copy = (Term.of(name, size, shape.largest_tensor),) if technique.offloads else ()
+        return (*self._buckets(2 if zero.overlap else 1), *copy)
+
+    def _buckets(self, copies: int) -> tuple[Term, ...]:
+        size, most, largest = self.work.element_bytes, self.zero.reduce_elements, self.work.shape.largest_tensor
+        bucket = Term.of("reduce bucket", size, most)
+        if copies > 1:
+            bucket = Term("reduce buckets", copies * bucket.bytes, f"{copies} x {bucket.formula}")
+        alone = Term.of("gradient that is larger than a bucket", size, largest)
+        return (bucket,) if largest <= most else (bucket, alone)
+
+    def _gathered(self) -> tuple[Term, ...]:
+        """Whole parameters that stage 3 holds; one process alone has them whole, unless they lie on the host."""
+        if self.ranks == 1 and not self.technique.offloads:
+            return ()
+        shape, size = self.work.shape, self.work.element_bytes
+        others = shape.parameters - self.kept_whole()
+        live = min(others, max(self.zero.live_elements, shape.largest_tensor))
+        return (
+            Term.of("parameters gathered for use", size, live),
+            Term.of("parameters fetched ahead", size, min(self.zero.prefetch_elements, others - live)),
+        )
+
+    def step_temporaries(self) -> Term:
+        """What the optimizer's step needs for a moment, when activations are gone."""
+        stage, is_half = self.technique.stage, self.work.is_half
+        if self.technique.offloads or (stage == 0 and not is_half):
+            return Term("temporaries of the step", 0, "0 B: a fused AdamW works in place")
+        if stage == 0:
+            return self._shared("gradients of the masters, FP32", MASTER)
+        return self._shared("gradients of the partition, flat", MASTER + (self.work.element_bytes if is_half else 0))
+
+    def beyond(self, saved: int) -> tuple[Term, ...]:
+        """The step's temporaries as far as they exceed the activations and buckets that are gone by then."""
+        step, is_released = self.step_temporaries(), self.technique.stage in (1, 2)
+        spare = saved + sum(term.bytes for term in self.buffers() if is_released and "bucket" in term.name)
+        if step.bytes <= spare:
+            return ()
+        return (Term(step.name, step.bytes - spare, f"{step.formula}, less freed activations and buckets"),)
+
+    def peak_allocated(self) -> int:
+        """Bytes of tensors at the worst moment, on the worst-off rank: in the loss, the backward pass or the step."""
+        held, buffers = self.device_states(), total(self.buffers())
+        gradients = total(held, "gradients")
+        stage, accumulates = self.technique.stage, self.work.accumulates
+        # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
+        early = 0 if stage in (1, 2) else buffers
+        before = gradients if accumulates or stage == 3 else 0
+        # Gradients are made as the backward pass comes to them; a partition is there from the first one on.
+        grows = self.gradients_are_whole() and not accumulates
+        moments = activations(self.work).moments()
+        backward = [buffers + saved + (made if grows else gradients) for saved, made in moments.backward]
+        step = early + gradients + self.step_temporaries().bytes
+        return total(held) - gradients + max(early + before + moments.loss, step, *backward)
+
+    # Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is loaded.
+    #
+    # Source: DeepSpeed 0.19.8, stage_1_and_2.py (`param_buffer_of_bit16_for_cpu_offload_groups`,
+    # `temp_grad_buffer_for_cpu_offload`); PyTorch's CachingHostAllocator, which rounds pinned memory up to a power of
+    # two.
+
+    def host_terms(self) -> tuple[Term, ...]:
+        """All of the host's memory, the states that lie there included."""
+        process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
+        shape, size, technique = self.work.shape, self.work.element_bytes, self.technique
+        lasting = self.host_states()
+        if technique.offloads and technique.stage != 3:
+            gradient = Term.of("gradient on its way", size, shape.largest_tensor)
+            lasting = (*lasting, self._shared("weights on their way to the GPU", size), gradient)
+        # Adam's moments are not pinned: PyTorch makes them like its parameters, but not where these lie.
+        pinned = [term for term in lasting if self.zero.pins and term.part != "optimizer"]
+        rounded = sum((1 << max(0, term.bytes - 1).bit_length()) - term.bytes for term in pinned)
+        if rounded:
+            names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
+            lasting = (*lasting, Term("rounding of pinned memory", rounded, names))
+        loaded = Term.of("the model while it is loaded, FP32", MASTER, shape.parameters, part="parameters")
+        missing = max(0, loaded.bytes - total(lasting))
+        loading = replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it")
+        return (*lasting, loading, process) if missing else (*lasting, process)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zeropods.errors import UserError
+from zeropods.plan.activations import activations
 from zeropods.plan.estimate import Plan
-from zeropods.plan.jobs import CausalJob, Job
 from zeropods.plan.machines import GIGA, TERA, Machines
 from zeropods.plan.memory import plan_memory
-from zeropods.plan.parameters import causal_parameters, t5_parameters
+from zeropods.plan.request import attention_fault
 from zeropods.plan.shapes import CausalShape, causal_shape, t5_shape
 from zeropods.plan.step_time import PUBLISHED_REPORT, fitted_bandwidth, step_time
-from zeropods.plan.workload import check_attention_of, total
+from zeropods.plan.workload import Workload, total
+from zeropods.tables import GIB
 from zeropods.techniques import ZeroSettings, technique_named
 
 # The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
@@ -22,6 +24,13 @@ from zeropods.techniques import ZeroSettings, technique_named
 FILE = Path(__file__).with_name("published.csv")
 WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
 """Optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
+TOLERANCE = 0.15
+"""Share of the published memory, which is read off a screenshot."""
+ROWS, TOKENS = 32, 96
+"""Rows of a process; tokens of source and of target."""
+STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
+STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
+"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,45 +56,25 @@ class Published:
         return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
 
 
-def published() -> tuple[Published, ...]:
-    """All rows."""
+def published(model: str | None = None) -> tuple[Published, ...]:
+    """All rows, or those of a model."""
     with FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(_row(line) for line in csv.DictReader(file))
-
-
-def published_for(model: str) -> tuple[Published, ...]:
-    """The rows of a model; none where there are none."""
-    return tuple(row for row in published() if row.model == model)
+        return tuple(_row(line) for line in csv.DictReader(file) if model in (None, line["model"]))
 
 
 def _row(line: dict[str, str]) -> Published:
+    numbers = {name: float(line[name]) if line[name] else None for name in ("train_seconds", "samples_per_second")}
     return Published(
         model=line["model"],
         technique=line["technique"],
         pods=int(line["pods"]),
-        train_seconds=_number(line["train_seconds"]),
-        samples_per_second=_number(line["samples_per_second"]),
+        **numbers,
         gigabytes_a_pod_low=float(line["gigabytes_a_pod_low"]),
         gigabytes_a_pod_high=float(line["gigabytes_a_pod_high"]),
         gradient_checkpointing=line["gradient_checkpointing"] == "True",
         effective_batch_size=int(line["effective_batch_size"]),
         confounders=line["confounders"],
     )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None
-
-
-# Published runs beside a plan of them, with the settings that they had.
-
-TOLERANCE = 0.15
-"""Share of the published memory, which is read off a screenshot."""
-ROWS, TOKENS = 32, 96
-"""Of a process; of source and of target."""
-STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
-STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
-"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,55 +97,45 @@ class Beside:
 
     def to_json(self) -> dict[str, Any]:
         """The published row, what is planned, and the remark."""
-        planned = {
+        return asdict(self.row) | {
             "planned_gigabytes": self.device_bytes / GIGA,
             "published_step_seconds": self.row.step_seconds,
             "planned_step_seconds": self.step_seconds,
+            "remark": self.remark,
         }
-        return {**asdict(self.row), **planned, "remark": self.remark}
 
 
 def beside(plan: Plan) -> tuple[Beside, ...]:
     """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
     keys = {(estimate.technique.name, estimate.pods) for estimate in plan.estimates}
-    rows = published_for(plan.request.model.rsplit("/", 1)[-1])
-    return tuple(planned_as_published(row) for row in rows if (row.technique, row.pods) in keys)
+    rows = published(plan.request.model.rsplit("/", 1)[-1])
+    return tuple(_planned_as_published(row) for row in rows if (row.technique, row.pods) in keys)
 
 
-def planned_as_published(row: Published) -> Beside:
+def _planned_as_published(row: Published) -> Beside:
     """What is planned for a published run: 32 rows of 96 + 96 tokens in FP32, an A100 and a network as it had."""
-    technique = technique_named(row.technique)
-    job = Job(
-        shape=t5_shape(row.model),
-        rows=ROWS,
-        source_tokens=TOKENS,
-        target_tokens=TOKENS,
-        checkpointing=row.gradient_checkpointing,
-    )
+    technique, checkpointing = technique_named(row.technique), row.gradient_checkpointing
+    work = Workload(shape=t5_shape(row.model), rows=ROWS, tokens=TOKENS, labels=TOKENS, checkpointing=checkpointing)
     zero = STAGE_3 if technique.stage == 3 else STAGE_1
-    bandwidth = fitted_bandwidth(PUBLISHED_REPORT, t5_parameters(t5_shape("t5-small")), pods=3)
+    bandwidth = fitted_bandwidth(PUBLISHED_REPORT, t5_shape("t5-small").parameters, pods=3)
     return Beside(
         row=row,
-        device_bytes=plan_memory(job, technique, row.pods, zero).device_bytes,
-        step_seconds=step_time(job, technique, Machines(pods=row.pods, bandwidth=bandwidth), zero).seconds,
+        device_bytes=plan_memory(work, technique, row.pods, zero).device_bytes,
+        step_seconds=step_time(work, technique, Machines(pods=row.pods, bandwidth=bandwidth), zero).seconds,
     )
 
 
 # Published claims about training 8B parameters, worked out again: how they come about, and what is right.
 #
 # The claims are of a template for an 8B model with ZeRO-3 and FlashAttention-2: "16 GB weights + 16 GB gradients + 64
-# GB
-# Adam = 96 GB", and "1.35 TB of activations" at batch 1, 16k tokens and 32 layers without FlashAttention.
+# GB Adam = 96 GB", and "1.35 TB of activations" at batch 1, 16k tokens and 32 layers without FlashAttention.
 
-GIB = 1 << 30
 PRECISION = "bf16"
 ROUND_PARAMETERS = 8_000_000_000
 CLAIMED_STATES, CLAIMED_ACTIVATIONS = 96 * GIGA, 1.35 * TERA
-HALF, MASTER, MOMENTS = 2, 4, 8
-"""Bytes a parameter: FP16 or BF16 weights, and gradients; an FP32 master; Adam's two moments, FP32."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """One figure: what was said, or what there is in place of it."""
 
@@ -167,10 +146,52 @@ class Claim:
     """Why it is so, and whether it is right."""
 
 
-def state_bytes(parameters: int, *, master: bool = True, fp32_gradients: bool = False) -> int:
+def claims(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -> tuple[Claim, ...]:
+    """The two claims, how each comes about, and what a model of that size needs with each attention.
+
+    Raises:
+        UserError: an unknown model, or one without FlashAttention.
+    """
+    shape = causal_shape(model)
+    fault = attention_fault(shape, "flash_attention_2", PRECISION, before_ampere=False)
+    if fault is not None:
+        raise UserError(fault)
+    return (*_states(shape), *_activations(shape, tokens, rows))
+
+
+def _states(shape: CausalShape) -> tuple[Claim, ...]:
     """Weights, gradients and optimizer states of mixed precision training with Adam."""
-    gradients = MASTER if fp32_gradients else HALF
-    return parameters * (HALF + gradients + MOMENTS + (MASTER if master else 0))
+    return (
+        Claim("states, as claimed", CLAIMED_STATES, "8 G x (2 + 2 + 8) B",
+              "leaves out the FP32 master, without which half precision does not learn"),
+        Claim("states of 8 G parameters", ROUND_PARAMETERS * (2 + 2 + 4 + 8), "8 G x (2 + 2 + 4 + 8) B",
+              "with the master: 16 bytes a parameter, as DeepSpeed keeps them"),
+        Claim("the same, gradients added up in FP32", ROUND_PARAMETERS * (2 + 4 + 4 + 8), "8 G x (2 + 4 + 4 + 8) B",
+              "18 bytes a parameter: what some trainings choose"),
+        Claim("states of this model", shape.parameters * (2 + 2 + 4 + 8), f"{shape.parameters:,} x 16 B",
+              "over all processes of ZeRO-3 together, not on each GPU"),
+    )  # fmt: skip
+
+
+def _activations(shape: CausalShape, tokens: int, rows: int) -> tuple[Claim, ...]:
+    by_formula = shape.layers * layer_bytes_by_formula(rows=rows, tokens=tokens, hidden=shape.hidden, heads=shape.heads)
+    sizes = f"{shape.layers} x {tokens} x {rows} x {shape.hidden}"
+    formula = f"{sizes} x (34 + 5 x {shape.heads} x {tokens} / {shape.hidden})"
+    work = Workload(shape=shape, rows=rows, tokens=tokens, labels=tokens - 1, precision=PRECISION, dropout=False)
+
+    def planned(what: str, verdict: str, attention: str, checkpointing: bool = False) -> Claim:
+        terms = activations(replace(work, attention=attention, checkpointing=checkpointing)).terms()
+        return Claim(what, total(terms), "; ".join(f"{t.name} {t.bytes / GIGA:.4g} GB" for t in terms), verdict)
+
+    return (
+        Claim("activations, as claimed", CLAIMED_ACTIVATIONS, "", _reading(by_formula)),
+        Claim("activations of a GPT of this size", by_formula, formula, "the formula's own bytes"),
+        planned("activations here, eager", "scores are kept: the softmax in FP32, and again in BF16", "eager"),
+        planned("activations here, FlashAttention",
+                "no score is kept: what is left grows with the length, not with its square", "flash_attention_2"),
+        planned("and with checkpointing", "inputs of layers, and the larger of one layer and the loss",
+                "flash_attention_2", checkpointing=True),
+    )  # fmt: skip
 
 
 def layer_bytes_by_formula(*, rows: int, tokens: int, hidden: int, heads: int) -> float:
@@ -181,72 +202,8 @@ def layer_bytes_by_formula(*, rows: int, tokens: int, hidden: int, heads: int) -
     return tokens * rows * hidden * (34 + 5 * heads * tokens / hidden)
 
 
-def claims(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -> tuple[Claim, ...]:
-    """The two claims, how each comes about, and what a model of that size needs with each attention.
-
-    Raises:
-        UserError: an unknown model, or one without FlashAttention.
-    """
-    shape = causal_shape(model)
-    check_attention_of(shape, "flash_attention_2", PRECISION, before_ampere=False)
-    return (*_states(shape), *_activations(shape, tokens, rows))
-
-
-def _states(shape: CausalShape) -> tuple[Claim, ...]:
-    parameters = causal_parameters(shape)
-    return (
-        _claim("states, as claimed", CLAIMED_STATES, "8 G x (2 + 2 + 8) B",
-               "leaves out the FP32 master, without which half precision does not learn"),
-        _claim("states of 8 G parameters", state_bytes(ROUND_PARAMETERS), "8 G x (2 + 2 + 4 + 8) B",
-               "with the master: 16 bytes a parameter, as DeepSpeed keeps them"),
-        _claim("the same, gradients added up in FP32", state_bytes(ROUND_PARAMETERS, fp32_gradients=True),
-               "8 G x (2 + 4 + 4 + 8) B", "18 bytes a parameter: what some trainings choose"),
-        _claim("states of this model", state_bytes(parameters), f"{parameters:,} x 16 B",
-               "over all processes of ZeRO-3 together, not on each GPU"),
-    )  # fmt: skip
-
-
-def _activations(shape: CausalShape, tokens: int, rows: int) -> tuple[Claim, ...]:
-    by_formula = shape.layers * layer_bytes_by_formula(rows=rows, tokens=tokens, hidden=shape.hidden, heads=shape.heads)
-    formula = (
-        f"{shape.layers} x {tokens} x {rows} x {shape.hidden} x (34 + 5 x {shape.heads} x {tokens} / {shape.hidden})"
-    )
-    return (
-        _claim("activations, as claimed", CLAIMED_ACTIVATIONS, "", _reading(by_formula)),
-        _claim("activations of a GPT of this size", by_formula, formula, "the formula's own bytes"),
-        _planned("activations here, eager", _job(shape, tokens, rows, "eager"),
-                 "scores are kept: the softmax in FP32, and again in BF16"),
-        _planned("activations here, FlashAttention", _job(shape, tokens, rows, "flash_attention_2"),
-                 "no score is kept: what is left grows with the length, not with its square"),
-        _planned("and with checkpointing", _job(shape, tokens, rows, "flash_attention_2", checkpointing=True),
-                 "inputs of layers, and the larger of one layer and the loss"),
-    )  # fmt: skip
-
-
 def _reading(by_formula: float) -> str:
     gibibytes = by_formula / GIB
     if abs(gibibytes / 1_000 - CLAIMED_ACTIVATIONS / TERA) < 0.005:
         return f"{gibibytes:,.0f} GiB by the formula, a thousand of which were called a TB"
     return "not what the formula gives for these sizes"
-
-
-def _job(shape: CausalShape, tokens: int, rows: int, attention: str, *, checkpointing: bool = False) -> CausalJob:
-    return CausalJob(
-        shape=shape,
-        rows=rows,
-        tokens=tokens,
-        labels=tokens - 1,
-        attention=attention,
-        precision=PRECISION,
-        checkpointing=checkpointing,
-    )
-
-
-def _planned(what: str, job: CausalJob, verdict: str) -> Claim:
-    terms = job.activation_terms()
-    formula = "; ".join(f"{term.name} {term.bytes / GIGA:.4g} GB" for term in terms)
-    return _claim(what, total(terms), formula, verdict)
-
-
-def _claim(what: str, size: float, formula: str, verdict: str) -> Claim:
-    return Claim(what=what, bytes=size, formula=formula, verdict=verdict)

@@ -10,69 +10,10 @@ from zeropods.plan.memory import MASTER
 from zeropods.plan.workload import Workload, share
 from zeropods.techniques import Technique, ZeroSettings
 
-# Seconds on the network, by the volume of ring collectives.
-#
-# A ring of R processes passes R - 1 parts of R of a tensor over each link for an all-gather or a reduce, twice that
-# for
-# an all-reduce (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). Neighbours in the ring are neighbours in
-# rank, so
-# that the ring enters and leaves a pod once: slots share a pod's link, and add no traffic to it.
-
-DDP_BUCKET_BYTES = 25 << 20
-"""Of PyTorch's DistributedDataParallel, by default."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Seconds of communication in one step, by what can go on at the same time."""
-
-    forward_seconds: float = 0.0
-    """Gathering parameters for the forward pass."""
-    backward_seconds: float = 0.0
-    """Gathering them for the backward pass, and reducing gradients."""
-    step_seconds: float = 0.0
-    """Gathering parameters after the optimizer's step: nothing else goes on then."""
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.forward_seconds + self.backward_seconds + self.step_seconds
-
-
-def traffic(job: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
-    """Of one optimizer step of one pass; none where there is one process."""
-    ring = _Ring(machines, 1 if technique.is_alone else machines.pods * machines.slots)
-    size = job.element_bytes * job.parameters
-    if technique.stage == 0:
-        return Traffic(backward_seconds=2 * ring.pass_seconds(size, math.ceil(size / DDP_BUCKET_BYTES)))
-    buckets = math.ceil(job.parameters / zero.reduce_elements)
-    reduce = ring.pass_seconds(size, buckets)
-    if technique.stage in (1, 2):
-        passes = 2 if zero.multi_rank_all_reduce else 1
-        return Traffic(backward_seconds=passes * reduce, step_seconds=ring.pass_seconds(size, 1))
-    gather = ring.pass_seconds(size, job.matrices)
-    # What the forward pass has left gathered need not be fetched again.
-    again = max(0.0, 1 - zero.live_elements / job.parameters)
-    return Traffic(forward_seconds=gather, backward_seconds=again * gather + reduce)
-
-
-@dataclass(frozen=True)
-class _Ring:
-    machines: Machines
-    ranks: int
-
-    def pass_seconds(self, size: float, messages: int) -> float:
-        """Seconds for all of `size` bytes to pass round once, cut into so many messages."""
-        if self.ranks == 1:
-            return 0.0
-        hops = self.ranks - 1
-        return hops / self.ranks * size / self.machines.link + hops * messages * self.machines.latency_seconds
-
-
-# Seconds of one optimizer step: arithmetic, network, traffic to the host, the processor's own Adam.
-
 ADAM_BYTES = 28
-"""A parameter: weight, gradient and both moments are read, all but the gradient written, each FP32."""
+"""Bytes per parameter: weight, gradient and both moments are read, all but the gradient written, each FP32."""
+DDP_BUCKET_BYTES = 25 << 20
+"""Bucket of PyTorch's DistributedDataParallel, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,54 +36,95 @@ class StepTime:
         return self.compute_seconds + self.exposed_communication_seconds + self.offload_seconds + self.processor_seconds
 
 
-def step_time(job: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int = 1) -> StepTime:
-    """Of one step of so many forward and backward passes.
+def step_time(
+    work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int = 1
+) -> StepTime:
+    """Seconds of one step of so many forward and backward passes.
 
     Where communication overlaps (DDP; ZeRO with `overlap_comm`) a pass takes the longer of its arithmetic and its
     traffic; else both. The all-gather after the optimizer's step of stages 1 and 2 overlaps with nothing. While
     gradients add up, DDP and stage 1 send none until the last pass; stage 2 sends them in each, and stage 3 gathers
     parameters in each too.
     """
-    job = job.under(technique)
-    forward, backward = compute_seconds(job, machines)
-    network = traffic(job, technique, machines, zero)
+    work = work.under(technique)
+    forward, backward = compute_seconds(work, machines)
+    network = traffic(work, technique, machines, zero)
     hides = zero.overlap or technique.stage == 0
-    waits = _beyond(network.forward_seconds, forward, hides), _beyond(network.backward_seconds, backward, hides)
+    waits = [
+        max(0.0, sent - computed) if hides else sent
+        for sent, computed in ((network.forward_seconds, forward), (network.backward_seconds, backward))
+    ]
     reducing = passes if technique.stage in (2, 3) else 1
-    offload, processor = _offload_seconds(job, technique, machines, passes)
+    sending = passes * network.forward_seconds + reducing * network.backward_seconds + network.step_seconds
+    offload, processor = _offload_seconds(work, technique, machines, passes)
     return StepTime(
         compute_seconds=passes * (forward + backward),
-        communication_seconds=passes * network.forward_seconds
-        + reducing * network.backward_seconds
-        + network.step_seconds,
+        communication_seconds=sending,
         exposed_communication_seconds=passes * waits[0] + reducing * waits[1] + network.step_seconds,
         offload_seconds=offload,
         processor_seconds=processor,
     )
 
 
-def compute_seconds(job: Workload, machines: Machines) -> tuple[float, float]:
-    """Of the forward and of the backward pass, recomputation in the latter; padding is computed too."""
-    rate = machines.achieved_flops(job.precision)
-    both, again = job.flops()
+def compute_seconds(work: Workload, machines: Machines) -> tuple[float, float]:
+    """Seconds of the forward and of the backward pass, recomputation in the latter; padding is computed too."""
+    rate = machines.achieved_flops(work.precision)
+    both, again = work.flops()
     return both / 3 / rate, (2 * both / 3 + again) / rate
 
 
-def _beyond(traffic_seconds: float, arithmetic_seconds: float, hides: bool) -> float:
-    return max(0.0, traffic_seconds - arithmetic_seconds) if hides else traffic_seconds
-
-
-def _offload_seconds(job: Workload, technique: Technique, machines: Machines, passes: int) -> tuple[float, float]:
+def _offload_seconds(work: Workload, technique: Technique, machines: Machines, passes: int) -> tuple[float, float]:
     """Gradients to the host and weights back; Adam there, where the slots of a pod share the processor.
 
     Stage 3 fetches its weights from the host for each pass, stages 1 and 2 once after the step.
     """
     if not technique.offloads:
         return 0.0, 0.0
-    own = share(job.parameters, machines.pods * machines.slots)
+    own = share(work.shape.parameters, machines.pods * machines.slots)
     down = MASTER * own * (1 if technique.stage == 1 else passes)
-    up = job.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
+    up = work.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
     return (down + up) / machines.pcie_bandwidth, machines.slots * ADAM_BYTES * own / machines.host_bandwidth
+
+
+# Seconds on the network, by the volume of ring collectives.
+#
+# A ring of R processes passes R - 1 parts of R of a tensor over each link for an all-gather or a reduce, twice that for
+# an all-reduce (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). Neighbours in the ring are neighbours in rank,
+# so that the ring enters and leaves a pod once: slots share a pod's link, and add no traffic to it.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Seconds of communication in one step, by what can go on at the same time."""
+
+    forward_seconds: float = 0.0
+    """Gathering parameters for the forward pass."""
+    backward_seconds: float = 0.0
+    """Gathering them for the backward pass, and reducing gradients."""
+    step_seconds: float = 0.0
+    """Gathering parameters after the optimizer's step: nothing else goes on then."""
+
+
+def traffic(work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
+    """Seconds of one optimizer step of one pass; none where there is one process."""
+    ranks, parameters = 1 if technique.is_alone else machines.pods * machines.slots, work.shape.parameters
+    size = work.element_bytes * parameters
+
+    def around(messages: int) -> float:
+        """Seconds for all parameters to pass round the ring once, cut into so many messages."""
+        hops = ranks - 1
+        return hops / ranks * size / machines.link + hops * messages * machines.latency_seconds
+
+    if technique.stage == 0:
+        return Traffic(backward_seconds=2 * around(math.ceil(size / DDP_BUCKET_BYTES)))
+    reduce = around(math.ceil(parameters / zero.reduce_elements))
+    if technique.stage in (1, 2):
+        passes = 2 if zero.multi_rank_all_reduce else 1
+        return Traffic(backward_seconds=passes * reduce, step_seconds=around(1))
+    gather = around(work.shape.matrices)
+    # What the forward pass has left gathered need not be fetched again.
+    again = max(0.0, 1 - zero.live_elements / parameters)
+    return Traffic(forward_seconds=gather, backward_seconds=again * gather + reduce)
 
 
 # A bandwidth from a step that was measured: what is left of it when arithmetic is taken away is traffic.

@@ -12,7 +12,7 @@ from zeropods.errors import UserError
 from zeropods.evaluate.score_file import read_score
 from zeropods.measure.record import Record, RunConfig, read_config, read_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD, is_held
-from zeropods.plan.parameters import known_shape
+from zeropods.plan.shapes import shape_from
 
 # A run folder as the summary sees it: its record, or in one line why there is none to show.
 
@@ -100,7 +100,7 @@ def _check_shapes(path: Path, record: Record) -> None:
     for rank in record.ranks:
         try:
             if rank.shape is not None:
-                known_shape(rank.shape)
+                shape_from(rank.shape)
         except UserError as error:
             raise UserError(f"{path}: ranks.{rank.rank}.{error}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from zeropods.measure.record import PHASES, Record, real_tokens
 from zeropods.plan.machines import published_flops
-from zeropods.plan.parameters import known_shape, sample_flops
+from zeropods.plan.shapes import shape_from
 
 # What all ranks of a record have measured: a figure of a run needs each of them.
 
@@ -112,13 +112,13 @@ PUBLISHED, MEASURED = "published", "measured matmul"
 def model_flops_per_second(record: Record) -> float | None:
     """FLOP/s that the model needs: FLOPs of a sample of mean real tokens x samples/s.
 
-    `plan.flops` has those of a T5; `plan.causal_flops` those of a causal model, half a square of attention included.
+    `plan.shapes` has them; of a causal model half the square of attention is included.
     """
     rate, tokens = record.samples_per_second, tokens_per_sample(record)
     shape = next((rank.shape for rank in record.ranks if rank.shape), None)
     if rate is None or tokens is None or shape is None:
         return None
-    return sample_flops(known_shape(shape), *tokens) * rate
+    return shape_from(shape).training_flops(*tokens) * rate
 
 
 def peak_flops_per_second(record: Record) -> float | None:
@@ -260,7 +260,7 @@ def _device_used(record: Record) -> list[float] | None:
 
 
 def _planned(record: Record) -> Any:
-    from zeropods.plan.recorded import planned
+    from zeropods.plan.memory import planned
 
     return planned(record)
 

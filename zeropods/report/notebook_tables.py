@@ -26,8 +26,8 @@ from zeropods.evaluate.predictions import Prediction, read_predictions
 from zeropods.evaluate.score import load_metric
 from zeropods.evaluate.score_file import Score, TextScore, read_score
 from zeropods.measure.record import Record, Sampled, read_json, read_record
-from zeropods.plan.parameters import BYTES, t5_parameters
-from zeropods.plan.shapes import T5_SHAPES
+from zeropods.plan.shapes import T5_SHAPES, T5Shape
+from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report import rows
 from zeropods.report.accuracy import score_lines
 from zeropods.report.figures import (
@@ -472,7 +472,7 @@ def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "t
 
 def shape_table(*names: str) -> Table:
     """Parameters of models by their published shape, and the memory of the weights at each precision."""
-    return Table.of(_weights(name, t5_parameters(T5_SHAPES[name])) for name in names or T5_SHAPES)
+    return Table.of(_weights(name, T5_SHAPES[name].parameters) for name in names or T5_SHAPES)
 
 
 def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
@@ -497,7 +497,10 @@ def _statistics(side: TokenStatistics) -> dict[str, float]:
 
 
 def _weights(name: str, parameters: int) -> dict[str, str]:
-    sizes = {f"{precision} weights (GiB)": f"{parameters * size / GIB:.3f}" for precision, size in BYTES.items()}
+    sizes = {
+        f"{precision} weights (GiB)": f"{parameters * ELEMENT_BYTES[precision] / GIB:.3f}"
+        for precision in T5Shape.PRECISIONS
+    }
     return {"model": name, "parameters": f"{parameters:,}", **sizes}
 
 

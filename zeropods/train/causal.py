@@ -224,7 +224,7 @@ class Causal:
         return model
 
     def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
-        """The numbers of `plan.causal_shapes.CausalShape`."""
+        """The numbers of `plan.shapes.CausalShape`."""
         return shape_of(model.config)
 
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:

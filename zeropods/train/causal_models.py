@@ -85,7 +85,7 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 
 
 def shape_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """The fields of `plan.causal_shapes.CausalShape`; None for a model that it does not describe."""
+    """The fields of `plan.shapes.CausalShape`; None for a model that it does not describe."""
     if config.model_type not in CONFIGS or any(getattr(config, name, False) for name in OTHER_PARTS):
         return None
     hidden, heads = config.hidden_size, config.num_attention_heads
