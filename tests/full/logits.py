@@ -44,7 +44,7 @@ def main() -> None:
         # From here on a model is loaded whole, not divided among the ranks.
         unset_hf_deepspeed_config()
         if processes.rank() == 0:
-            # In the same operations, so that no bit may differ.
+            # In the same operations, so that only roundings may differ.
             loaded = suit_cpu(T5ForConditionalGeneration.from_pretrained(job.folder / "model")).eval()(**inputs).logits
             document = {"largest_difference": (trained - loaded).abs().max().item(), "rows": len(trained)}
             files.write_json(job.folder / "logits.json", document)

@@ -115,7 +115,8 @@ def test_masks_made_beforehand_are_those_of_transformers(tiny_batch: list) -> No
     encoded = model.encoder(input_ids=batch["input_ids"], attention_mask=own).last_hidden_state
     decoded = model.decoder(input_ids=ids, encoder_hidden_states=encoded, encoder_attention_mask=cross)
     expected = model._decode(ids, batch["input_ids"], batch["attention_mask"])
-    assert torch.equal(decoded.last_hidden_state, expected)
+    # A mask of every pair may take another attention kernel than one of rows; AMD's with AVX-512 BF16 add up otherwise.
+    torch.testing.assert_close(decoded.last_hidden_state, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_over_all_positions_is_the_same_loss(tiny_batch: list) -> None:

@@ -63,7 +63,8 @@ def test_logits_without_labels_are_those_of_transformers() -> None:
 
 
 def test_answers_with_a_cache_are_those_of_transformers() -> None:
-    theirs, ours = both()
+    # In FP64 no two tokens are as near to each other as the two ways of rounding are apart.
+    theirs, ours = both(torch.float64)
     asked = {name: a_batch()[name] for name in ("input_ids", "attention_mask")}
     found = [model.eval().generate(**asked, max_new_tokens=6, min_new_tokens=6) for model in (theirs, ours)]
     assert torch.equal(*found)
@@ -81,8 +82,8 @@ def test_every_weight_of_an_attention_is_dropped_alike() -> None:
     torch.manual_seed(0)
     first = gradients(ours)
     torch.manual_seed(0)
-    assert torch.equal(gradients(ours), first)
-    assert not torch.equal(gradients(ours), first)
+    torch.testing.assert_close(gradients(ours), first)
+    assert not torch.allclose(gradients(ours), first)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

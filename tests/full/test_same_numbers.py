@@ -142,4 +142,6 @@ def test_a_loaded_model_is_trained_and_saved_with_the_logits_that_it_has(
     environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*map(str, command)], capture_output=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads((tmp_path / "run" / "logits.json").read_text()) == {"largest_difference": 0.0, "rows": 8}
+    found = json.loads((tmp_path / "run" / "logits.json").read_text())
+    # The operations are the same, but the memory lies elsewhere: sums may be rounded otherwise.
+    assert found["rows"] == 8 and found["largest_difference"] < 1e-4

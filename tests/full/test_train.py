@@ -203,7 +203,8 @@ def test_memory_is_not_sampled_where_that_was_asked_and_no_loss_changes(prepared
     common = ("--max_steps", 3, "--eval_steps", 0, "--dropout", 0.1)
     sampled = train(tmp_path / "sampled", prepared, *common, "--memory_interval", 0.01)
     unsampled = train(tmp_path / "unsampled", prepared, *common, "--memory_interval", 0)
-    assert losses(unsampled) == losses(sampled)
+    # Sums of several threads, and of memory that lies elsewhere, may be rounded otherwise.
+    assert losses(unsampled) == pytest.approx(losses(sampled), rel=1e-5)
     assert not (tmp_path / "unsampled" / "memory").exists()
     assert unsampled.ranks[0].sampled == {} != sampled.ranks[0].sampled
 
