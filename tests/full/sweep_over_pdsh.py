@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.full.over_pdsh import pdsh_argv
 from zeropods import pods
 from zeropods.errors import guarded
-from zeropods.sweep.reading import read_matrix
+from zeropods.sweep.matrix import read_matrix
 from zeropods.sweep.run import run_sweep
 
 

@@ -27,12 +27,19 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Run the matrix and return all of its results."""
-    from zeropods.sweep.reading import read_matrix
+    from zeropods.sweep.matrix import read_matrix
 
     matrix = read_matrix(arguments.matrix)
     out = (arguments.out or Path("runs") / arguments.matrix.stem).resolve()
     if arguments.dry_run:
-        return _planned(matrix, out)
+        from zeropods.sweep.trial import trials
+
+        runs = [
+            {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
+            for trial in trials(matrix, out)
+        ]
+        left_out = [{"cell": left.cell.name, "reason": left.reason} for left in matrix.left_out]
+        return {"out": str(out), "runs": runs, "left_out": left_out}
     from zeropods.sweep.run import run_sweep
 
     cluster, hostfile = _pods(arguments)
@@ -56,19 +63,6 @@ def exit_status(result: Result) -> int:
     from zeropods.sweep.results import RESULTS
 
     return 0 if all(row["status"] in RESULTS for row in result.get("cells", ())) else 1
-
-
-def _planned(matrix: Any, out: Path) -> Result:
-    from zeropods.sweep.trial import trials
-
-    return {
-        "out": str(out),
-        "runs": [
-            {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
-            for trial in trials(matrix, out)
-        ],
-        "left_out": [{"cell": left.cell.name, "reason": left.reason} for left in matrix.left_out],
-    }
 
 
 def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:

@@ -1,29 +1,61 @@
-"""A matrix of runs: read strictly from YAML, and its cells."""
+"""A matrix of runs: read strictly from YAML, its cells, and what can be seen to be wrong before anything starts."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from zeropods import files
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
-# The cells of a matrix: every combination of its axes that can be.
+from zeropods import files, techniques
+from zeropods.errors import UserError
+from zeropods.plan.shapes import CAUSAL_SHAPES, causal_shape, t5_shape
+from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, parse_flags
 
 AXES = ("model", "technique", "pods", "prompt")
-PLAIN = ("none", "ddp")
-"""Techniques without a DeepSpeed configuration."""
-TECHNIQUES = (*PLAIN, "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
+SCRIPT = TextToSQLArguments.script
+TINY = ("t5-tiny", *(name for name in CAUSAL_SHAPES if name.endswith("-tiny")))
+"""Models of ours, which have no pretrained weights."""
+EACH = "*"
+"""Stands for every model or prompt that is not named."""
+MOST_RUNS = 10_000
+"""Most runs of a matrix: a few years of them. More is a slip of the pen, and would be laid out in memory."""
+EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
+SET_BY = {
+    "model_id": "is the model axis",
+    "model_name_or_path": "is the model axis",
+    "deepspeed": "follows from the technique axis",
+    "dataset_path": "is a key of its own, beside flags",
+    "data": "is a key of its own, beside flags",
+    "tokenizer_name": "is the key tokenizer, beside flags",
+    "task": "is the prompt axis",
+    "outputdir": "follows from --out",
+    "local_rank": "is given by the launcher",
+}
+"""Flags that a matrix gives itself, and from what."""
 
-Axes = Mapping[str, tuple[Any, ...]]
-"""Values by axis."""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One combination: what is compared."""
+    """One combination of the axes: what is compared."""
 
     model: str
     technique: str
@@ -32,14 +64,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder: `t5-tiny-zero1-3-pods-schema`."""
+        """Name of the cell's folder: `t5-tiny-zero1-3-pods-schema`."""
         pods = "1-pod" if self.pods == 1 else f"{self.pods}-pods"
         return f"{Path(self.model).name}-{self.technique}-{pods}-{self.prompt}"
 
     @property
     def is_one_process(self) -> bool:
         """Whether it runs in one process of this machine, without pods."""
-        return self.technique == "none"
+        return techniques.technique_named(self.technique).is_alone
 
 
 @dataclass(frozen=True)
@@ -50,110 +82,326 @@ class LeftOut:
     reason: str
 
 
-def combinations(axes: Axes, entries: Sequence[Axes], exclude: Sequence[Axes]) -> Iterator[Cell]:
-    """Every cell in the order of the file, also those that cannot be; an entry's axes win over the common ones."""
-    for entry in entries or ({},):
-        values = {**axes, **entry}
-        for chosen in itertools.product(*(values[axis] for axis in AXES)):
-            cell = Cell(**dict(zip(AXES, chosen, strict=True)))
-            if not any(matches(cell, excluded) for excluded in exclude):
-                yield cell
+# The keys of a file, each with its type; what is of another type is refused with its place.
 
 
-def matches(cell: Cell, part: Axes) -> bool:
-    """Whether a cell has one of the given values on each of the given axes."""
-    return all(getattr(cell, axis) in values for axis, values in part.items())
+def _listed(value: object) -> object:
+    """One value alone needs no list."""
+    return value if isinstance(value, list | tuple) else [value]
 
 
-def sorted_out(cells: Iterable[Cell], slots: int) -> tuple[tuple[Cell, ...], tuple[LeftOut, ...]]:
-    """The cells that can be, and those that cannot."""
-    found = [(cell, _impossible(cell, slots)) for cell in cells]
-    possible = tuple(cell for cell, reason in found if reason is None)
-    return possible, tuple(LeftOut(cell, reason) for cell, reason in found if reason is not None)
+def _different(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    for each in values:
+        if values.count(each) > 1:
+            raise ValueError(f"{each!r} is there twice; leave one of them out")
+    return values
 
 
-def _impossible(cell: Cell, slots: int) -> str | None:
-    if cell.technique == "none" and cell.pods > 1:
-        return "none is one process; on several pods ddp is the control"
-    if cell.technique == "ddp" and cell.pods * slots == 1:
-        return "one process shares with nobody: that is none"
-    return None
+def _known_technique(name: str) -> str:
+    if name not in techniques.NAMES:
+        raise ValueError(f"expected one of {', '.join(techniques.NAMES)}")
+    return name
 
 
-# A matrix of runs as data.
+def _for_each(value: object) -> object:
+    """One text stands for all."""
+    return {EACH: value} if isinstance(value, str) else value
 
-SCRIPT = "textsql_train.py"
+
+def _flags(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("expected flags of the script with values, like max_steps: 30")
+    for name, each in value.items():
+        if not isinstance(name, str) or not isinstance(each, str | int | float | bool | None):
+            raise ValueError(f"{name}: expected text, a number or a truth value")
+    return {name: each for name, each in value.items() if each is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
+Text = Annotated[StrictStr, Field(min_length=1, pattern=r"\S")]
+Count = Annotated[StrictInt, Field(ge=1)]
+Axis = Annotated[tuple[Value, ...], BeforeValidator(_listed), Field(min_length=1), AfterValidator(_different)]
+Texts = Annotated[Mapping[Text, Text], BeforeValidator(_for_each)]
+
+
+class Axes(BaseModel):
+    """Values by axis, of a whole matrix or of a part of it; empty where an axis is not named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    model: Axis[Text] = ()
+    technique: Axis[Annotated[Text, AfterValidator(_known_technique)]] = ()
+    pods: Axis[Count] = ()
+    prompt: Axis[Text] = ()
+
+    @property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """The values of the axes that are named."""
+        return {axis: getattr(self, axis) for axis in AXES if getattr(self, axis)}
+
+    def has(self, cell: Cell) -> bool:
+        """Whether a cell has one of the values on each of the named axes."""
+        return all(getattr(cell, axis) in values for axis, values in self.values.items())
+
+
+class Matrix(Axes):
     """What a file says, read and checked. Paths are relative to the working folder, as in the script's flags."""
 
-    axes: Axes
-    """Values of each axis for all cells: `model`, `technique`, `pods`, `prompt`."""
-    entries: tuple[Axes, ...] = ()
+    entries: tuple[Axes, ...] = Field(default=(), alias="cells", min_length=1)
     """`cells` of the file: each is a matrix of its own, whose axes win over the common ones."""
     exclude: tuple[Axes, ...] = ()
     """Cells that have these values are left out."""
-    repeats: int = 1
-    seeds: tuple[int, ...] = ()
-    """One for each repeat; the script's own for all where there are none."""
-    slots: int = 1
-    """Processes of a pod."""
-    script: str = SCRIPT
-    data: str | None = None
+    repeats: Count = 1
+    seeds: tuple[Annotated[StrictInt, Field(ge=0)], ...] = ()
+    """One seed for each repeat; the script's own for all where there are none."""
+    slots: Count = 1
+    """Processes per pod."""
+    script: Text = SCRIPT
+    data: Text | None = None
     """Raw data, prepared for each model and prompt."""
-    tokenizer: Mapping[str, str] = field(default_factory=dict)
-    """By model, for `data`; the model's own where it is not named."""
-    dataset_path: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: Texts = {}
+    """Tokenizer by model, for `data`; the model's own where it is not named."""
+    dataset_path: Texts = {}
     """A prepared set by prompt, in the place of `data`."""
-    timeout_seconds: float | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """A run that takes longer is ended."""
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    """Of the script, the same for all cells. `effective_batch_size` is divided over the processes of a cell."""
+    flags: Annotated[Mapping[str, Any], BeforeValidator(_flags)] = {}
+    """Flags of the script, the same for all cells. `effective_batch_size` is divided over the processes of a cell."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """Combinations that can be, in the order of the file."""
-        return self._sorted_out()[0]
+        return self._sorted_out[0]
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Combinations that cannot be."""
-        return self._sorted_out()[1]
+        return self._sorted_out[1]
+
+    @cached_property
+    def combinations(self) -> tuple[Cell, ...]:
+        """Every cell in the order of the file, also those that cannot be or are excluded."""
+        return tuple(
+            Cell(**dict(zip(AXES, chosen, strict=True)))
+            for values in self.spreads()
+            for chosen in itertools.product(*(values.get(axis, ()) for axis in AXES))
+        )
+
+    def spreads(self) -> list[dict[str, tuple[Any, ...]]]:
+        """The values by axis of each entry."""
+        return [{**self.values, **entry.values} for entry in self.entries or (Axes(),)]
 
     def processes(self, cell: Cell) -> int:
-        """Ranks of a run of a cell."""
+        """Number of ranks of a run of a cell."""
         return 1 if cell.is_one_process else cell.pods * self.slots
+
+    def rows(self, cell: Cell) -> int | None:
+        """Rows per process and forward pass, by which a cell has the effective batch; None where it is not given.
+
+        Raises:
+            UserError: it does not divide.
+        """
+        effective = self.flags.get(EFFECTIVE)
+        if effective is None:
+            return None
+        passes, processes = int(self.flags.get(PASSES, 1)), self.processes(cell)
+        if effective % (passes * processes):
+            raise UserError(
+                f"flags.{EFFECTIVE}: {effective} rows do not divide over {processes} processes x {passes} passes of "
+                f"{cell.name}; give a multiple of {passes * processes}, or exclude the cell"
+            )
+        return int(effective // (passes * processes))
 
     def to_json(self) -> dict[str, Any]:
         """The document that is read as this matrix: `matrix_of(matrix.to_json())` equals it."""
-        document: dict[str, Any] = {
-            "script": self.script,
-            **_lists(self.axes),
-            "cells": [_lists(entry) for entry in self.entries],
-            "exclude": [_lists(part) for part in self.exclude],
-            "repeats": self.repeats,
-            "seeds": list(self.seeds),
-            "slots": self.slots,
-            "data": self.data,
-            "tokenizer": dict(self.tokenizer),
-            "dataset_path": dict(self.dataset_path),
-            "timeout_seconds": self.timeout_seconds,
-            "flags": dict(self.flags),
-        }
-        return {key: value for key, value in document.items() if value not in (None, [], {})}
+        document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}
 
+    @cached_property
     def _sorted_out(self) -> tuple[tuple[Cell, ...], tuple[LeftOut, ...]]:
-        return sorted_out(combinations(self.axes, self.entries, self.exclude), self.slots)
+        wanted = [cell for cell in self.combinations if not any(part.has(cell) for part in self.exclude)]
+        left_out = [LeftOut(cell, reason) for cell in wanted if (reason := self._impossible(cell))]
+        gone = {left.cell for left in left_out}
+        return tuple(cell for cell in wanted if cell not in gone), tuple(left_out)
+
+    def _impossible(self, cell: Cell) -> str | None:
+        if cell.is_one_process and cell.pods > 1:
+            return "none is one process; on several pods ddp is the baseline"
+        if cell.technique == "ddp" and cell.pods * self.slots == 1:
+            return "one process shares with nobody: that is none"
+        return None
+
+
+# Reading and writing.
+
+
+def read_matrix(path: Path) -> Matrix:
+    """The matrix of a YAML file; `UserError` names the file, the key and the value, or the line."""
+    return matrix_of(_read_yaml(Path(path)), str(path))
+
+
+def matrix_of(document: Mapping[str, Any], place: str) -> Matrix:
+    """The matrix of a document, checked; `place` is where it came from, for messages."""
+    try:
+        matrix = Matrix.model_validate(document)
+    except ValidationError as error:
+        raise UserError(f"{place}: {_first(error)}") from None
+    prompts = (arguments_of(matrix.script) or SCRIPTS[SCRIPT]).prompts
+    if not matrix.prompt:
+        matrix = matrix.model_copy(update={"prompt": prompts[:1]})
+    for given in (matrix, *matrix.entries, *matrix.exclude):
+        for prompt in given.prompt:
+            if prompt not in prompts:
+                raise UserError(f"{place}: prompt: {prompt!r}; expected one of {', '.join(sorted(prompts))}")
+    fault = next(_faults(matrix), None)
+    if fault is not None:
+        raise UserError(f"{place}: {fault}")
+    return matrix
 
 
 def write_matrix(matrix: Matrix, path: Path) -> None:
     """Write a matrix so that reading the file gives an equal one."""
-    import yaml
-
     files.write_text(path, yaml.safe_dump(matrix.to_json(), sort_keys=False, allow_unicode=True))
 
 
-def _lists(axes: Axes) -> dict[str, list[Any]]:
-    return {axis: list(axes[axis]) for axis in AXES if axis in axes}
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's own reader would take the last of several equal keys without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value}: is there twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[Any, Any]:
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a matrix like matrices/demo.yaml") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}: line {line}: {error.problem}; correct the YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: {type(document).__name__}; expected keys with values, like repeats: 2")
+    return document
+
+
+def _first(error: ValidationError) -> str:
+    """The first fault that pydantic has found, as place, value and remedy."""
+    found = error.errors()[0]
+    place = "".join(f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).lstrip(".")
+    if found["type"] == "extra_forbidden":
+        keys = [field.alias or name for name, field in Matrix.model_fields.items()]
+        near = get_close_matches(str(found["loc"][-1]), keys, 1)
+        remedy = f"{near[0]}?" if near else f"known are {', '.join(keys)}"
+        return f"{place}: no such key; {remedy}"
+    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "expected").replace("should", "must")
+    return f"{place}: {found['input']!r:.60}; {said}"
+
+
+# Checks of a matrix as a whole; the first fault is said.
+
+
+def _faults(matrix: Matrix) -> Iterator[str]:
+    yield from _size_faults(matrix)
+    yield from _cell_faults(matrix)
+    if matrix.seeds and len(matrix.seeds) != matrix.repeats:
+        yield f"seeds: {len(matrix.seeds)} for {matrix.repeats} repeats; give one for each"
+    if matrix.seeds and "seed" in matrix.flags:
+        yield "flags.seed: contradicts seeds; leave one of them out"
+    yield from _batch_faults(matrix)
+    for name in matrix.flags:
+        if name in SET_BY:
+            yield f"flags.{name}: {SET_BY[name]}; leave it out"
+    kind = arguments_of(matrix.script)
+    # The flags of a foreign script are its own business.
+    if kind is not None:
+        yield from _flag_faults(matrix, kind)
+        yield from _model_faults(matrix, kind)
+        if matrix.data is None and not matrix.dataset_path:
+            yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
+    yield from _data_faults(matrix)
+
+
+def _size_faults(matrix: Matrix) -> Iterator[str]:
+    for values in matrix.spreads():
+        for axis in AXES:
+            if axis not in values:
+                yield f"{axis}: is missing; give at least one value"
+    cells = sum(prod(map(len, values.values())) for values in matrix.spreads())
+    if cells * matrix.repeats > MOST_RUNS:
+        yield f"repeats: {matrix.repeats} of {cells} cells are more than {MOST_RUNS:,} runs; give fewer"
+
+
+def _cell_faults(matrix: Matrix) -> Iterator[str]:
+    for number, part in enumerate(matrix.exclude, 1):
+        if not any(map(part.has, matrix.combinations)):
+            shown = ", ".join(f"{axis} {'/'.join(map(str, values))}" for axis, values in part.values.items())
+            yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
+    names = [cell.name for cell in matrix.cells]
+    if not names:
+        why = matrix.left_out[0].reason if matrix.left_out else "exclude leaves out all of them"
+        yield f"technique: no cell is left: {why}"
+    for name in names:
+        if names.count(name) > 1:
+            yield f"cells: {name} is there twice; leave one of them out"
+
+
+def _batch_faults(matrix: Matrix) -> Iterator[str]:
+    for name in (EFFECTIVE, PASSES):
+        value = matrix.flags.get(name, 1)
+        if type(value) is not int or value < 1:
+            yield f"flags.{name}: {value!r}; expected a whole number, at least 1"
+    if EFFECTIVE in matrix.flags and ROWS in matrix.flags:
+        yield f"flags.{ROWS}: follows from {EFFECTIVE}; leave one of them out"
+    try:
+        for cell in matrix.cells:
+            matrix.rows(cell)
+    except UserError as error:
+        yield str(error)
+
+
+def _flag_faults(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
+    words = [word for name, value in matrix.flags.items() if name != EFFECTIVE for word in (f"--{name}", str(value))]
+    try:
+        flags = parse_flags(kind, words)
+    except UserError as error:
+        yield f"flags: {error}"
+        return
+    if flags.max_train_seconds and any(matrix.processes(cell) > 1 for cell in matrix.cells):
+        yield f"flags.max_train_seconds: {flags.max_train_seconds:g}; clocks of processes differ; give max_steps"
+
+
+def _model_faults(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
+    shape_of = t5_shape if kind is TextToSQLArguments else causal_shape
+    for model in dict.fromkeys(cell.model for cell in matrix.cells):
+        if matrix.flags.get("init") == "random":
+            try:
+                shape_of(model)
+            except UserError as error:
+                yield f"model: {error}"
+        elif model in TINY:
+            yield f"model: {model} has no pretrained weights; write flags: {{init: random}}"
+
+
+def _data_faults(matrix: Matrix) -> Iterator[str]:
+    if matrix.data is not None and matrix.dataset_path:
+        yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
+    if matrix.tokenizer and matrix.data is None:
+        yield "tokenizer: is for data that is to be prepared; give data, or leave it out"
+    models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
+    for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", matrix.dataset_path, prompts)):
+        for name in given:
+            if name not in (EACH, *known):
+                yield f"{key}.{name}: no cell of this matrix has it; correct it, or leave it out"
+    for prompt in sorted(prompts):
+        if matrix.dataset_path and not {prompt, EACH} & set(matrix.dataset_path):
+            yield f"dataset_path.{prompt}: is missing; name the set that was prepared with that prompt"
+    if EACH in matrix.dataset_path and len(prompts) > 1:
+        yield f"dataset_path: one set for prompts {', '.join(sorted(prompts))}; give one for each"

@@ -10,9 +10,8 @@ from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.measure.record import Record, read_json
-from zeropods.sweep.matrix import LeftOut, Matrix
-from zeropods.sweep.reading import matrix_of
+from zeropods.measure.record import Record
+from zeropods.sweep.matrix import LeftOut, Matrix, matrix_of
 from zeropods.sweep.trial import Trial
 from zeropods.tables import Table
 
@@ -21,7 +20,7 @@ SCHEMA_VERSION = 1
 RESULTS = ("ok", "oom", "timeout", "failed", "pod_lost")
 """Statuses of a run that has been measured, whatever came of it; `interrupted` is none."""
 LONGEST_REASON = 120
-"""Letters of a reason in a table; `sweep.json` has all of it."""
+"""Most letters of a reason in a table; `sweep.json` has all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,9 @@ class Row:
     pods: int
     prompt: str
     folder: str
-    """Below the sweep's own."""
+    """The run folder, below the sweep's."""
     status: str | None = None
-    """As in a record; None where it has not run yet."""
+    """Status as in a record; None where it has not run yet."""
     reason: str | None = None
     samples_per_second: float | None = None
     seconds: float | None = None
@@ -48,16 +47,15 @@ class Row:
         """A row that waits for its run."""
         return cls(cell=trial.cell.name, repeat=trial.repeat, folder=trial.name, **asdict(trial.cell))
 
-    def ended(self, record: Record, seconds: float | None) -> Row:
+    def ended(self, status: str, reason: str | None, rate: float | None = None, seconds: float | None = None) -> Row:
+        """The row of a run that has ended; `rate` in samples per second."""
+        return replace(self, status=status, reason=reason, samples_per_second=rate, seconds=seconds)
+
+    def recorded(self, record: Record, seconds: float | None) -> Row:
         """The row with what a record says."""
         place = f"{record.pod}: " if record.pod else ""
         reason = None if record.reason is None else f"{place}{record.reason}"
-        rate = record.samples_per_second
-        return replace(self, status=record.status, reason=reason, samples_per_second=rate, seconds=seconds)
-
-    def without_record(self, status: str, reason: str, seconds: float | None) -> Row:
-        """The row of a run that left no record."""
-        return replace(self, status=status, reason=reason, seconds=seconds)
+        return self.ended(record.status, reason, record.samples_per_second, seconds)
 
     @property
     def is_measured(self) -> bool:
@@ -97,9 +95,9 @@ class Sweep:
         files.write_json(self.out / FILE, self.to_json())
 
     def table(self) -> Table:
-        """A line for each cell; samples a second is the mean of its repeats that ended well."""
-        groups = {cell.name: [row for row in self.rows if row.cell == cell.name] for cell in self.matrix.cells}
-        lines = [_line(name, rows) for name, rows in groups.items()]
+        """A line for each cell; samples per second are the mean of its repeats that ended well."""
+        names = [cell.name for cell in self.matrix.cells]
+        lines = [_line(name, [row for row in self.rows if row.cell == name]) for name in names]
         return Table.of([*lines, *map(_left_out, self.matrix.left_out)])
 
     def _repr_html_(self) -> str:
@@ -112,16 +110,16 @@ class Sweep:
 def read_sweep(out: Path) -> Sweep:
     """What `sweep.json` of a folder says, read strictly: `read_sweep(sweep.out)` equals the sweep that was written."""
     path = out / FILE
-    document = read_json(path)
+    document = files.read_object(path)
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {version!r}, not {SCHEMA_VERSION}; choose another --out")
     names = {field.name for field in fields(Row)}
     rows, matrix = document.get("cells"), document.get("matrix")
     if not isinstance(rows, list) or any(not isinstance(row, dict) or set(row) != names for row in rows):
-        raise UserError(f"{path}: cells: not as this version writes them; put the file aside")
+        raise UserError(f"{path}: cells: not as this version writes them; move the file away")
     if not isinstance(matrix, dict):
-        raise UserError(f"{path}: matrix: {matrix!r:.60}; put the file aside")
+        raise UserError(f"{path}: matrix: {matrix!r:.60}; move the file away")
     return Sweep(out=out, matrix=matrix_of(matrix, f"{path}: matrix"), rows=tuple(Row(**row) for row in rows))
 
 

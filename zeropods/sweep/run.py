@@ -20,13 +20,11 @@ from zeropods.launch import planning
 from zeropods.launch.command import Launch, flag_values, runner_argv
 from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
-from zeropods.launch.planning import plan_launch
 from zeropods.launch.supervisor import run_launch
-from zeropods.measure.record import Record, read_record
+from zeropods.measure.record import read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.pods.processes import ending_in_order
-from zeropods.sweep.matrix import Matrix, write_matrix
-from zeropods.sweep.reading import CAUSAL_TINY, EACH
+from zeropods.sweep.matrix import EACH, TINY, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, Row, Sweep, earlier_rows
 from zeropods.sweep.trial import Trial, dataset_of, trials
 from zeropods.tables import progress
@@ -35,41 +33,184 @@ from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, arguments_
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
+LOCK = "sweep.lock"
+MATRIX = "matrix.yaml"
+"""The matrix as it was read, beside its runs."""
 
-# The prepared data sets of a sweep: made, or checked to be what the matrix says.
-
-
-def provide_datasets(matrix: Matrix, out: Path, say: Callable[[str], object]) -> None:
-    """Make the set of each model and prompt that is not there yet, or look at those that the matrix names."""
-    seen = {(cell.model, cell.prompt): cell for cell in matrix.cells}
-    for cell in seen.values():
-        folder = dataset_of(matrix, cell, out)
-        if folder is not None and matrix.data is not None:
-            _prepare(matrix, cell.model, cell.prompt, folder, say)
-        elif folder is not None and arguments_of(matrix.script) is not None:
-            _check(folder, cell.prompt)
+Argv = Callable[[Launch, Path], list[str]]
 
 
-def _prepare(matrix: Matrix, model: str, prompt: str, folder: Path, say: Callable[[str], object]) -> None:
-    assert matrix.data is not None
-    tokenizer = matrix.tokenizer.get(model, matrix.tokenizer.get(EACH, model))
-    with progress("prepare", "rows") as bar:
-        if arguments_of(matrix.script) is CausalArguments:
-            _, made = prepare(_causal(matrix, tokenizer, prompt), folder, bar.update)
+def run_sweep(
+    matrix: Matrix,
+    out: str | Path,
+    cluster: Cluster | None = None,
+    *,
+    hostfile: Path | None = None,
+    again: bool = False,
+    argv: Argv = runner_argv,
+) -> Sweep:
+    """Run what a matrix asks for and return all of its results; what has a result already is not run.
+
+    `OUT/sweep.json` is written after each run, so that a call that was interrupted or killed goes on where
+    it was. Ctrl-C ends the run that goes on, which leaves its record, and then the sweep.
+
+    Args:
+        cluster: its pods; if not given, pods of this sweep's own, which end with it.
+        hostfile: hosts for pods of its own.
+        again: try once more what ran out of memory or time, failed, or lost a pod.
+        argv: makes the launcher's command, see `run_launch`.
+
+    Raises:
+        UserError: nothing was started: another sweep is there, a data set is missing, the pods are too few.
+    """
+    out = Path(out).resolve()
+    with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
+        provide_datasets(matrix, out)
+        planned = trials(matrix, out)
+        refuse_other_runs(planned)
+        earlier = earlier_rows(out, matrix)
+        write_matrix(matrix, out / MATRIX)
+        sweep = Sweep(
+            out=out, matrix=matrix, rows=tuple(standing_row(trial, earlier, again=again) for trial in planned)
+        )
+        sweep.write()
+        return _run(sweep, planned, pods, argv)
+
+
+def held(out: Path) -> AbstractContextManager[None]:
+    """Hold a sweep's folder; a second sweep in it is refused, and so is a folder of something else."""
+    return folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
+
+
+# The runs, each with a row of the result.
+
+
+def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Sweep:
+    """Run what has no result yet; each result is on disk before the next begins."""
+    waiting = [trial for trial, row in zip(planned, sweep.rows, strict=True) if not row.is_measured]
+    if len(waiting) < len(planned):
+        _say(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
+    with progress("sweep", "runs", len(waiting)) as bar:
+        for number, trial in enumerate(waiting, 1):
+            _say(f"run {number} of {len(waiting)}: {trial.name} begins")
+            try:
+                row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
+            except (KeyboardInterrupt, SystemExit):
+                sweep.with_row(Row.of(trial).ended("interrupted", "ended with the sweep")).write()
+                raise
+            sweep = sweep.with_row(row)
+            sweep.write()
+            rate = "" if row.samples_per_second is None else f", {row.samples_per_second:.4g} samples/s"
+            reason = "" if row.reason is None else f": {row.reason}"
+            said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
+            _say(f"run {number} of {len(waiting)}: {trial.name} {said}")
+            bar.update(1)
+    return sweep
+
+
+def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:
+    """The row of a run that has ended, however it did."""
+    began, row = time.monotonic(), Row.of(trial)
+    try:
+        if trial.cell.is_one_process:
+            record = run_one(trial.launch, timeout_seconds)
         else:
-            wanted = Preparation(data=Path(matrix.data), tokenizer=tokenizer, prompt=prompt)
-            _, made = prepare(wanted, folder, bar.update)
-    if made:
-        say(f"prepared {folder}")
+            cluster = pods.ready()
+            planned = planning.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
+            record = run_launch(planned, cluster, argv=argv, timeout_seconds=timeout_seconds)
+    except UnopenedError as error:
+        return row.ended(error.status, error.reason, seconds=time.monotonic() - began)
+    except (UserError, OSError) as error:
+        return row.ended("failed", " ".join(str(error).split()), seconds=time.monotonic() - began)
+    if record.status == "interrupted" and not trial.cell.is_one_process:
+        # The supervisor has taken the signal, which was for all of us.
+        raise KeyboardInterrupt(record.reason)
+    return row.recorded(record, time.monotonic() - began)
 
 
-def _causal(matrix: Matrix, tokenizer: str, task: str) -> CausalPreparation:
-    """What a causal run would make of the raw data itself, once for all cells."""
+def _say(line: str) -> None:
+    """A line above the progress bar; stdout is the result's."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
+
+
+# What earlier calls have left, and what of it stays as it is.
+
+
+def refuse_other_runs(trials: Sequence[Trial]) -> None:
+    """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
+    for trial in trials:
+        before = planning.remembered(trial.folder)
+        if before is None:
+            continue
+        now = planning.identity(trial.launch)
+        changed = [key for key in now if now[key] != before.get(key)]
+        if changed:
+            said = _difference(before, now, changed[0])
+            raise UserError(f"{trial.folder}: was run with other settings ({said}); choose another --out")
+
+
+def standing_row(trial: Trial, earlier: Mapping[tuple[str, int], Row], *, again: bool) -> Row:
+    """The row of a run as it stands: measured if nothing is left to do for it.
+
+    A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
+    another try of those. What was killed or interrupted has no result yet.
+
+    Args:
+        earlier: rows of an earlier call: a run that was refused before it began has left nothing else.
+    """
+    waiting = Row.of(trial)
+    before = earlier.get((waiting.cell, waiting.repeat))
+    if (trial.folder / RECORD).is_file():
+        row = waiting.recorded(read_record(trial.folder), None if before is None else before.seconds)
+        return row if row.status == "ok" or (row.is_measured and not again) else waiting
+    was_refused = before is not None and before.is_measured and not (trial.folder / CONFIG).is_file()
+    return before if before is not None and was_refused and not again else waiting
+
+
+def _difference(before: Mapping[str, object], now: Mapping[str, object], key: str) -> str:
+    """What is different, as it was and by its name."""
+    old, new = before.get(key), now[key]
+    if key != "arguments" or not isinstance(old, list) or not isinstance(new, list):
+        return f"{key}: {old!r:.60}, now {new!r:.60}"
+    was, will = flag_values(old), flag_values(new)
+    name = next((name for name in {**will, **was} if was.get(name) != will.get(name)), "order of flags")
+    return f"--{name}: {was.get(name)}, now {will.get(name)}"
+
+
+# The prepared data sets: made, or checked to be what the matrix says.
+
+
+def provide_datasets(matrix: Matrix, out: Path) -> None:
+    """Make the set of each model and prompt that is not there yet, or look at those that the matrix names."""
+    kind = arguments_of(matrix.script)
+    for cell in {(cell.model, cell.prompt): cell for cell in matrix.cells}.values():
+        folder = dataset_of(matrix, cell, out)
+        if folder is None:
+            continue
+        if matrix.data is not None:
+            with progress("prepare", "rows") as bar:
+                _, made = prepare(_preparation(matrix, matrix.data, cell), folder, bar.update)
+            if made:
+                _say(f"prepared {folder}")
+        elif kind is not None and read_manifest(folder).prompt != cell.prompt:
+            prepared = read_manifest(folder).prompt
+            raise UserError(
+                f"{folder}: was prepared with prompt {prepared}, the matrix says {cell.prompt}; name another set"
+            )
+
+
+def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation | CausalPreparation:
+    """What is made of the raw data for a cell; for a causal one what its run would make itself."""
+    tokenizer = matrix.tokenizer.get(cell.model, matrix.tokenizer.get(EACH, cell.model))
+    if arguments_of(matrix.script) is not CausalArguments:
+        return Preparation(data=Path(data), tokenizer=tokenizer, prompt=cell.prompt)
     given = {name: matrix.flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in matrix.flags}
-    tiny = matrix.flags.get("init") == "random" and tokenizer in CAUSAL_TINY
+    tiny = matrix.flags.get("init") == "random" and tokenizer in TINY
     return CausalPreparation(
-        task=task,
-        data=Path(str(matrix.data)),
+        task=cell.prompt,
+        data=Path(data),
         tokenizer=GPT_TINY if tiny else tokenizer,
         max_seq_length=int(matrix.flags.get("max_seq_length", MAX_SEQ_LENGTH)),
         limit=matrix.flags.get("subset"),
@@ -77,13 +218,7 @@ def _causal(matrix: Matrix, tokenizer: str, task: str) -> CausalPreparation:
     )
 
 
-def _check(folder: Path, prompt: str) -> None:
-    prepared = read_manifest(folder).prompt
-    if prepared != prompt:
-        raise UserError(f"{folder}: was prepared with prompt {prepared}, the matrix says {prompt}; name another set")
-
-
-# The pods of a sweep: those it is given, or its own, which are renewed when one of them is lost.
+# The pods: those that a sweep is given, or its own, which are renewed when one of them is lost.
 
 
 class SweepPods:
@@ -129,162 +264,3 @@ class SweepPods:
                     f"cluster {cluster.name}: {host.address} has slots={host.slots}, the matrix slots: {self._slots}; "
                     f"write slots: {host.slots} into the matrix, or bring up pods with --slots {self._slots}"
                 )
-
-
-# What earlier calls of a sweep have left, and what of it stays as it is.
-
-LOCK = "sweep.lock"
-
-
-def held(out: Path) -> AbstractContextManager[None]:
-    """Hold a sweep's folder; a second sweep in it is refused, and so is a folder of something else."""
-    return folder_locked(out, LOCK, signs=(FILE, LOCK), kind="sweep", flag="--out")
-
-
-def refuse_other_runs(trials: Sequence[Trial]) -> None:
-    """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
-    for trial in trials:
-        before = planning.remembered(trial.folder)
-        if before is None:
-            continue
-        now = planning.identity(trial.launch)
-        changed = [key for key in now if now[key] != before.get(key)]
-        if changed:
-            was, what = _difference(before, now, changed[0])
-            raise UserError(f"{trial.folder}: was run with other settings ({what}: {was}); choose another --out")
-
-
-def standing_row(trial: Trial, earlier: Mapping[tuple[str, int], Row], *, again: bool) -> Row:
-    """The row of a run as it stands: measured if nothing is left to do for it.
-
-    A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
-    another try of those. What was killed or interrupted has no result yet.
-
-    Args:
-        earlier: rows of an earlier call: a run that was refused before it began has left nothing else.
-    """
-    waiting = Row.of(trial)
-    before = earlier.get((waiting.cell, waiting.repeat))
-    seconds = None if before is None else before.seconds
-    if (trial.folder / RECORD).is_file():
-        row = waiting.ended(read_record(trial.folder), seconds)
-        return row if row.status == "ok" or (row.is_measured and not again) else waiting
-    was_refused = before is not None and before.is_measured and not (trial.folder / CONFIG).is_file()
-    return before if before is not None and was_refused and not again else waiting
-
-
-def _difference(before: Mapping[str, object], now: Mapping[str, object], key: str) -> tuple[str, str]:
-    """What is different, as it was and by its name."""
-    old, new = before.get(key), now[key]
-    if key != "arguments" or not isinstance(old, list) or not isinstance(new, list):
-        return f"{old!r:.60}, now {new!r:.60}", key
-    was, will = flag_values(old), flag_values(new)
-    name = next((name for name in {**will, **was} if was.get(name) != will.get(name)), "order of flags")
-    return f"{was.get(name)}, now {will.get(name)}", f"--{name}"
-
-
-# A sweep: every run of a matrix in its own processes, one after the other, until each has a result.
-
-MATRIX = "matrix.yaml"
-"""The matrix as it was read, beside its runs."""
-
-Argv = Callable[[Launch, Path], list[str]]
-
-
-def run_sweep(
-    matrix: Matrix,
-    out: str | Path,
-    cluster: Cluster | None = None,
-    *,
-    hostfile: Path | None = None,
-    again: bool = False,
-    argv: Argv = runner_argv,
-) -> Sweep:
-    """Run what a matrix asks for and return all of its results; what has a result already is not run.
-
-    `OUT/sweep.json` is written after each run, so that a call that was interrupted or killed goes on where
-    it was. Ctrl-C ends the run that goes on, which leaves its record, and then the sweep.
-
-    Args:
-        cluster: its pods; if not given, pods of this sweep's own, which end with it.
-        hostfile: hosts for pods of its own.
-        again: try once more what ran out of memory or time, failed, or lost a pod.
-        argv: makes the launcher's command, see `run_launch`.
-
-    Raises:
-        UserError: nothing was started: another sweep is there, a data set is missing, the pods are too few.
-    """
-    out = Path(out).resolve()
-    with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
-        provide_datasets(matrix, out, _say)
-        planned = trials(matrix, out)
-        refuse_other_runs(planned)
-        earlier = earlier_rows(out, matrix)
-        write_matrix(matrix, out / MATRIX)
-        rows = tuple(standing_row(trial, earlier, again=again) for trial in planned)
-        sweep = Sweep(out=out, matrix=matrix, rows=rows)
-        sweep.write()
-        return _run(sweep, planned, pods, argv)
-
-
-def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Sweep:
-    """Run what has no result yet; each result is on disk before the next begins."""
-    waiting = [trial for trial, row in zip(planned, sweep.rows, strict=True) if not row.is_measured]
-    if len(waiting) < len(planned):
-        _say(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-    with progress("sweep", "runs", len(waiting)) as bar:
-        for number, trial in enumerate(waiting, 1):
-            _say(f"run {number} of {len(waiting)}: {trial.name} begins")
-            try:
-                row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
-            except (KeyboardInterrupt, SystemExit):
-                sweep.with_row(_interrupted(trial)).write()
-                raise
-            sweep = sweep.with_row(row)
-            sweep.write()
-            _say(f"run {number} of {len(waiting)}: {trial.name} {_told(row)}")
-            bar.update(1)
-    return sweep
-
-
-def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:
-    """The row of a run that has ended, however it did."""
-    began, row = time.monotonic(), Row.of(trial)
-    try:
-        record = _record(trial, timeout_seconds, pods, argv)
-    except UnopenedError as error:
-        return row.without_record(error.status, error.reason, time.monotonic() - began)
-    except (UserError, OSError) as error:
-        return row.without_record("failed", " ".join(str(error).split()), time.monotonic() - began)
-    return row.ended(record, time.monotonic() - began)
-
-
-def _record(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Record:
-    if trial.cell.is_one_process:
-        return run_one(trial.launch, timeout_seconds)
-    cluster = pods.ready()
-    planned = plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
-    record = run_launch(planned, cluster, argv=argv, timeout_seconds=timeout_seconds)
-    if record.status == "interrupted":
-        # The supervisor has taken the signal, which was for all of us.
-        raise KeyboardInterrupt(record.reason)
-    return record
-
-
-def _interrupted(trial: Trial) -> Row:
-    """The row of a run that ended with this sweep; its record is read when the next call has to decide."""
-    return Row.of(trial).without_record("interrupted", "ended with the sweep", None)
-
-
-def _told(row: Row) -> str:
-    """A result in a line."""
-    rate = "" if row.samples_per_second is None else f", {row.samples_per_second:.4g} samples/s"
-    reason = "" if row.reason is None else f": {row.reason}"
-    return f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
-
-
-def _say(line: str) -> None:
-    """A line above the progress bar; stdout is the result's."""
-    from tqdm import tqdm
-
-    tqdm.write(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""One run of a sweep as data: a cell, a repeat, a folder, and the script's arguments."""
+"""One run of a sweep as data, and the order in which runs are made."""
 
 from __future__ import annotations
 
@@ -13,41 +13,11 @@ from zeropods.launch.command import Launch, find_script
 from zeropods.launch.local import train_arguments
 from zeropods.launch.planning import PROJECT
 from zeropods.pods.hostfile import Host
-from zeropods.sweep.matrix import PLAIN, Cell, Matrix
-from zeropods.sweep.reading import A_PASS, EACH, EFFECTIVE, rows_of_a_pass
+from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, Cell, Matrix
+from zeropods.techniques import technique_named
 from zeropods.train.arguments import TextToSQLArguments, arguments_of
 
-# In which order cells are run, so that a machine that becomes slower with time favours none of them.
-
 T = TypeVar("T")
-
-
-def balanced(cells: Sequence[T], repeats: int) -> list[tuple[int, T]]:
-    """Repeats, counted from 1, with their cells, in the order in which they are run.
-
-    Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
-    Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean place of all cells is
-    the same, so that a steady drift cancels out. After as many repeats as there are cells (twice as many where
-    their number is odd), each cell has had each place equally often, and has followed each other cell equally often.
-    The order of a repeat does not depend on how many follow: more repeats go on where fewer have ended.
-    """
-    return [(repeat, cells[place]) for repeat in range(1, repeats + 1) for place in row(len(cells), repeat)]
-
-
-def row(cells: int, repeat: int) -> tuple[int, ...]:
-    """The order of the cells 0 ... cells - 1 in one repeat, counted from 1."""
-    shift, backwards = divmod(repeat - 1, 2)
-    forwards = tuple((place + shift) % cells for place in _first_row(cells))
-    return forwards[::-1] if backwards else forwards
-
-
-def _first_row(cells: int) -> tuple[int, ...]:
-    """0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n."""
-    return tuple((place + 1) // 2 if place % 2 else -(place // 2) % cells for place in range(cells))
-
-
-# One run of a sweep as data: a cell, a repeat, a folder, and the script's arguments.
-
 OF_RAW_DATA = ("dataset_config", "text_field")
 """Flags that say how raw data are read: a sweep has read them by then."""
 PREPARED = "prepared"
@@ -60,31 +30,31 @@ class Trial:
 
     cell: Cell
     repeat: int
-    """Counted from 1."""
+    """Number of the repeat, counted from 1."""
     script: Path
     folder: Path
     """The run folder, `OUT/CELL/REPEAT`."""
     slots: int
-    """Processes of each pod."""
+    """Processes per pod."""
     arguments: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """As it is spoken of, and the run folder below OUT."""
+        """The run folder below OUT."""
         return f"{self.cell.name}/{self.repeat}"
 
     @property
     def launch(self) -> Launch:
-        """What is launched, as far as it is known without pods: enough to know it again."""
-        pods = 1 if self.cell.is_one_process else self.cell.pods
-        slots = 1 if self.cell.is_one_process else self.slots
+        """What is launched, as far as it is known without pods: enough to recognise it."""
+        alone = self.cell.is_one_process
+        pods, slots = (1, 1) if alone else (self.cell.pods, self.slots)
         return Launch(
             script=self.script,
             arguments=self.arguments,
             folder=self.folder,
             hosts=tuple(Host(f"pod{number}", slots) for number in range(1, pods + 1)),
             master_port=0,
-            launcher="none" if self.cell.is_one_process else "pdsh",
+            launcher="none" if alone else "pdsh",
         )
 
     @property
@@ -120,19 +90,39 @@ def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
     return None if named is None else Path(named).resolve()
 
 
+def balanced(cells: Sequence[T], repeats: int) -> list[tuple[int, T]]:
+    """Repeats, counted from 1, with their cells, in an order in which a machine that slows down favours no cell.
+
+    Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
+    Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean place of all cells is
+    the same, so that a steady drift cancels out. After as many repeats as there are cells (twice as many where
+    their number is odd), each cell has had each place equally often, and has followed each other cell equally often.
+    The order of a repeat does not depend on how many follow: more repeats go on where fewer have ended.
+    """
+    return [(repeat, cells[place]) for repeat in range(1, repeats + 1) for place in order_of(len(cells), repeat)]
+
+
+def order_of(cells: int, repeat: int) -> tuple[int, ...]:
+    """The order of the cells 0 ... cells - 1 in one repeat, counted from 1."""
+    shift, backwards = divmod(repeat - 1, 2)
+    # 0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n.
+    first = ((place + 1) // 2 if place % 2 else -(place // 2) for place in range(cells))
+    forwards = tuple((place + shift) % cells for place in first)
+    return forwards[::-1] if backwards else forwards
+
+
 def _arguments(matrix: Matrix, cell: Cell, repeat: int, out: Path) -> list[str]:
-    config = None if cell.technique in PLAIN else PROJECT / "dsconfig" / f"{cell.technique}.json"
-    left_out = (EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))
-    flags = {name: value for name, value in matrix.flags.items() if name not in left_out}
-    rows = rows_of_a_pass(matrix, cell)
-    if rows is not None:
-        flags[A_PASS] = rows
-    if matrix.seeds:
-        flags["seed"] = matrix.seeds[repeat - 1]
     kind = arguments_of(matrix.script) or TextToSQLArguments
-    named = {kind.model_flag: cell.model, "deepspeed": config, kind.data_flag: dataset_of(matrix, cell, out)}
-    return train_arguments(
-        **named,
-        **flags,
-        outputdir=out / cell.name / str(repeat),
-    )
+    left_out = (EFFECTIVE, *(OF_RAW_DATA if matrix.data is not None else ()))
+    given = {
+        kind.model_flag: cell.model,
+        "deepspeed": technique_named(cell.technique).file,
+        kind.data_flag: dataset_of(matrix, cell, out),
+        **{name: value for name, value in matrix.flags.items() if name not in left_out},
+    }
+    rows = matrix.rows(cell)
+    if rows is not None:
+        given[ROWS] = rows
+    if matrix.seeds:
+        given["seed"] = matrix.seeds[repeat - 1]
+    return train_arguments(**given, outputdir=out / cell.name / str(repeat))

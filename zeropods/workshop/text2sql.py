@@ -146,7 +146,7 @@ class Workshop(WorkshopSettings):
     def matrix(self) -> Matrix:
         """One process beside ZeRO-1 and ZeRO-2 on two pods, `repeats` times, with the batch of `on_pods`."""
         from zeropods.pods.this_pod import slots
-        from zeropods.sweep.reading import matrix_of
+        from zeropods.sweep.matrix import matrix_of
 
         flags = self.training | SHORT | {"max_steps": self.steps or MEASURED_STEPS}
         effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")

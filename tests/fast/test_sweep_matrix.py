@@ -1,0 +1,189 @@
+"""A matrix file: what it means, and what is refused of it; the order of its runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zeropods.errors import UserError
+from zeropods.launch.command import flag_values
+from zeropods.sweep.matrix import Matrix, matrix_of, read_matrix, write_matrix
+from zeropods.sweep.trial import balanced, order_of, trials
+from zeropods.techniques import NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = {"init": "random", "max_steps": 30, "effective_batch_size": 48}
+PLAIN = {"model": "t5-tiny", "technique": "zero1", "pods": 2, "data": "raw", "flags": FLAGS}
+CAUSAL_FLAGS = {"init": "random", "max_train_steps": 3, "max_seq_length": 32, "effective_batch_size": 8}
+CAUSAL = {
+    "script": "causal_train.py", "model": "gpt-tiny", "technique": ["none", "zero2"], "pods": 1, "prompt": "lm",
+    "data": "text", "flags": CAUSAL_FLAGS,
+}  # fmt: skip
+
+
+def read(document: dict[str, Any] = PLAIN, **changes: Any) -> Matrix:
+    """A small matrix with other values; a value of None takes the key away."""
+    return matrix_of({key: value for key, value in {**document, **changes}.items() if value is not None}, "m.yaml")
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "cells"),
+    [
+        ({}, ["zero1-2-pods"]),
+        (
+            {"technique": ["zero1", "zero2"], "pods": [1, 2]},
+            ["zero1-1-pod", "zero1-2-pods", "zero2-1-pod", "zero2-2-pods"],
+        ),
+        ({"technique": ["none", "ddp"], "pods": [1, 3]}, ["none-1-pod", "ddp-3-pods"]),
+        ({"technique": "ddp", "pods": 1, "slots": 2}, ["ddp-1-pod"]),
+        ({"pods": [1, 2, 3], "exclude": [{"technique": "zero1", "pods": [1, 3]}]}, ["zero1-2-pods"]),
+        (
+            {"technique": None, "cells": [{"technique": "none", "pods": 1}, {"technique": "zero2"}]},
+            ["none-1-pod", "zero2-2-pods"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_matrix_is_every_combination_that_can_be(changes: dict[str, Any], cells: list[str]) -> None:
+    assert [cell.name for cell in read(**changes).cells] == [f"t5-tiny-{cell}-schema" for cell in cells]
+
+
+def test_combinations_that_cannot_be_are_left_out_with_a_reason() -> None:
+    left = {left.cell.name: left.reason for left in read(technique=["none", "ddp"], pods=[1, 3]).left_out}
+    assert "one process" in left["t5-tiny-none-3-pods-schema"] and "that is none" in left["t5-tiny-ddp-1-pod-schema"]
+
+
+def test_values_of_flags_are_the_scripts(tmp_path: Path) -> None:
+    text = (
+        "model: t5-tiny\ntechnique: none\npods: 1\ndata: raw\nflags: {init: random, learning_rate: 1e-3, dropout: }\n"
+    )
+    assert read_matrix(written(tmp_path / "m.yaml", text)).flags == {"init": "random", "learning_rate": "1e-3"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "matrices").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_matrices_of_the_project_can_be_read(path: Path) -> None:
+    assert read_matrix(path).cells
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"technique": ["none", "zero1"], "pods": [1, 3], "repeats": 3, "timeout_seconds": 90},
+        {"exclude": [{"pods": 2}], "pods": [2, 4], "seeds": [1, 2], "repeats": 2},
+        {"tokenizer": {"t5-tiny": "t5-tiny"}, "slots": 2},
+        {"data": None, "dataset_path": {"schema": "prepared/a b", "question": "q"}, "prompt": ["schema", "question"]},
+        {"technique": None, "cells": [{"technique": list(NAMES), "pods": 4}], "script": "mine.py"},
+        CAUSAL,
+    ],
+)
+def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    matrix = read(**changes)
+    write_matrix(matrix, tmp_path / "m.yaml")
+    assert read_matrix(tmp_path / "m.yaml") == matrix
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tecnique": "zero1"}, "m.yaml: tecnique: no such key; technique?"),
+        ({"technique": "zero4"}, r"technique\[1\]: 'zero4'; expected one of none, ddp, zero1"),
+        ({"technique": []}, r"m.yaml: technique: \[\]; "),
+        ({"technique": None}, "m.yaml: technique: is missing"),
+        ({"technique": ["zero1", "zero1"]}, "'zero1' is there twice"),
+        ({"prompt": "plain"}, "prompt: 'plain'; expected one of question, schema"),
+        ({"pods": 0}, r"pods\[1\]: 0; expected greater than or equal to 1"),
+        ({"pods": True}, r"pods\[1\]: True; expected a valid integer"),
+        ({"model": 5}, r"model\[1\]: 5; expected a valid string"),
+        ({"repeats": 10_001}, "repeats: 10001 of 1 cells are more than 10,000 runs; give fewer"),
+        ({"timeout_seconds": -1}, "timeout_seconds: -1; expected greater than 0"),
+        ({"seeds": [1, 2, 3], "repeats": 2}, "seeds: 3 for 2 repeats; give one for each"),
+        ({"seeds": [1], "flags": {**FLAGS, "seed": 5}}, "flags.seed: contradicts seeds"),
+        ({"cells": [{"technique": "zero1", "gpus": 2}]}, r"cells\[1\].gpus: no such key"),
+        ({"cells": []}, r"cells: \[\]; "),
+        ({"cells": [{"pods": 2}, {"pods": [2, 4]}]}, "cells: t5-tiny-zero1-2-pods-schema is there twice"),
+        ({"exclude": [{"pods": 9}]}, r"exclude\[1\]: pods 9: there is no such cell"),
+        ({"exclude": [{"pods": 2}]}, "no cell is left: exclude leaves out all of them"),
+        ({"technique": "none"}, "no cell is left: none is one process"),
+        ({"model": "t5-giant"}, "model: model 't5-giant' has no shape known here"),
+        ({"flags": {"max_steps": 3}}, "model: t5-tiny has no pretrained weights"),
+        ({"flags": {**FLAGS, "max_step": 3}}, "flags: --max_step: no flag of textsql_train.py; --max_steps"),
+        ({"flags": {**FLAGS, "learning_rate": "fast"}}, "flags: --learning_rate: 'fast'; expected a number"),
+        ({"flags": {**FLAGS, "dropout": 2}}, "flags: --dropout 2.0; expected at least 0"),
+        ({"flags": {**FLAGS, "deepspeed": "a.json"}}, "flags.deepspeed: follows from the technique axis"),
+        ({"flags": {**FLAGS, "effective_batch_size": 7}}, "7 rows do not divide over 2 processes"),
+        ({"flags": {**FLAGS, "effective_batch_size": "many"}}, "effective_batch_size: 'many'; expected a whole number"),
+        ({"flags": {**FLAGS, "per_device_train_batch_size": 4}}, "per_device_train_batch_size: follows from"),
+        ({"flags": {**FLAGS, "max_train_seconds": 9}}, "flags.max_train_seconds: 9; clocks of processes differ"),
+        ({"flags": [1]}, r"flags: \[1\]; expected flags of the script"),
+        ({"flags": {"max_steps": [1, 2]}}, "flags: .*; max_steps: expected text, a number"),
+        ({"data": None}, "data: is missing; name a folder with raw data"),
+        ({"dataset_path": "p"}, "dataset_path: contradicts data 'raw'"),
+        ({"data": None, "dataset_path": {"question": "p"}}, "dataset_path.question: no cell of this matrix"),
+        ({"data": None, "dataset_path": "p", "prompt": ["schema", "question"]}, "one set for prompts question, schema"),
+        ({"tokenizer": {"t5-small": "a"}}, "tokenizer.t5-small: no cell of this matrix"),
+        ({**CAUSAL, "prompt": "schema"}, "prompt: 'schema'; expected one of lm, squad"),
+        ({**CAUSAL, "model": "t5-tiny"}, "model: model 't5-tiny' has no shape known here"),
+        ({**CAUSAL, "flags": {"max_steps": 3, "init": "random"}}, "flags: --max_steps: no flag of causal_train.py"),
+        ({**CAUSAL, "flags": {"task": "lm", "init": "random"}}, "flags.task: is the prompt axis"),
+        ({**CAUSAL, "flags": {}}, "model: gpt-tiny has no pretrained weights"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_key_and_its_value(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        read(**changes)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("m.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"model: [t5-tiny\ntechnique: zero1\n", "m.yaml: line 2: "),
+        (b"model: a\ntechnique: none\nmodel: b\n", "m.yaml: line 3: model: is there twice"),
+        (b"flags:\n  seed: 1\n  seed: 2\n", "m.yaml: line 3: seed: is there twice"),
+        (b"- zero1\n", "m.yaml: list; expected keys with values"),
+        (b"model: !!python/object:os.system x\n", "m.yaml: line 1: "),
+        (b"a: \x07\n", "m.yaml: "),
+        (b"[" * 50_000, "m.yaml: "),
+        (b"model: m\ntechnique: none\npods: 1\nflags: &x {a: *x}\n", "a: expected text, a number"),
+        (b"model: \xff", "not UTF-8"),
+        (None, r"m.yaml: no such file; expected a matrix like matrices/demo.yaml"),
+    ],
+)
+def test_a_file_that_is_no_yaml_of_a_matrix_is_refused(text: bytes | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "m.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=said) as caught:
+        read_matrix(tmp_path / "m.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_causal_script_is_run_by_its_own_flags(tmp_path: Path) -> None:
+    first = trials(read(CAUSAL), tmp_path)[0]
+    assert first.name == "gpt-tiny-none-1-pod-lm/1"
+    values = flag_values(first.arguments)
+    assert (values["model_name_or_path"], values["max_seq_length"]) == ("gpt-tiny", "32")
+    assert values["data"] == str(tmp_path / "prepared" / "text-gpt-tiny-lm")
+    assert not {"model_id", "dataset_path", "effective_batch_size"} & set(values)
+
+
+def test_the_orders_of_four_cells_are_those_of_a_williams_design() -> None:
+    assert [order_of(4, repeat) for repeat in (1, 2, 3, 4)] == [(0, 1, 3, 2), (2, 3, 1, 0), (1, 2, 0, 3), (3, 0, 2, 1)]
+    assert balanced("abc", 2) == [(1, "a"), (1, "b"), (1, "c"), (2, "c"), (2, "b"), (2, "a")] == balanced("abc", 3)[:6]
+
+
+@pytest.mark.parametrize(("cells", "repeats"), [(1, 2), (2, 2), (4, 4), (6, 6), (3, 6), (5, 10)])
+def test_no_cell_is_favoured(cells: int, repeats: int) -> None:
+    orders = [order_of(cells, repeat) for repeat in range(1, repeats + 1)]
+    assert all(sorted(order) == list(range(cells)) for order in orders)
+    assert {orders[0].index(cell) + orders[1].index(cell) for cell in range(cells)} == {cells - 1}
+    assert set(Counter(place for order in orders for place in enumerate(order)).values()) == {repeats // cells}
+    followed = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(followed) == cells * (cells - 1) and set(followed.values()) <= {repeats // cells}

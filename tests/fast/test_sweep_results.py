@@ -1,0 +1,252 @@
+"""`zeropods sweep`: what is left to do by what earlier calls have left; its results as a file, a table, a status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.made import a_failed_record, a_rank, a_record, as_record
+from zeropods.cli import sweep as cli_sweep
+from zeropods.errors import UserError
+from zeropods.launch import planning
+from zeropods.sweep.matrix import Matrix, matrix_of
+from zeropods.sweep.results import Row, Sweep, earlier_rows, read_sweep
+from zeropods.sweep.run import held, refuse_other_runs, run_sweep, standing_row
+from zeropods.sweep.trial import Trial, trials
+from zeropods.workshop import Workshop
+
+NONE, ZERO1 = "well-none-1-pod-schema", "well-zero1-2-pods-schema"
+
+
+def a_matrix(**changes: Any) -> Matrix:
+    """Two cells, twice, of a script that needs no data."""
+    document = {
+        "script": "tests/full/sweep_rank.py",
+        "model": "well",
+        "cells": [{"technique": "none", "pods": [1, 2]}, {"technique": "zero1", "pods": 2}],
+        "repeats": 2,
+        "flags": {"effective_batch_size": 48, "learning_rate": 0.1},
+    }
+    return matrix_of(document | changes, "m.yaml")
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    return trials(a_matrix(), tmp_path)[0]
+
+
+def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
+    """The trial with what a run of it leaves."""
+    trial.folder.mkdir(parents=True)
+    planning.remember(trial.launch)
+    for name in ("config", "record"):
+        (trial.folder / f"{name}.json").write_text(json.dumps(record))
+    return trial
+
+
+def standing(trial: Trial, *, again: bool = False) -> str | None:
+    return standing_row(trial, {}, again=again).status
+
+
+def values(arguments: tuple[str, ...]) -> dict[str, str]:
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def test_a_cell_has_a_folder_and_arguments_for_each_repeat(tmp_path: Path) -> None:
+    planned = trials(a_matrix(seeds=[7, 8]), tmp_path)
+    folders = [trial.folder.relative_to(tmp_path).as_posix() for trial in planned]
+    assert folders == [f"{NONE}/1", f"{ZERO1}/1", f"{ZERO1}/2", f"{NONE}/2"]
+    none, zero1 = (values(trial.arguments) for trial in planned[:2])
+    assert "--deepspeed" not in none and Path(zero1["--deepspeed"]).name == "zero1.json"
+    assert {(trial.repeat, values(trial.arguments)["--seed"]) for trial in planned} == {(1, "7"), (2, "8")}
+    assert "launch" not in planned[0].command and planned[1].command.startswith("zeropods launch --num-pods 2 -- ")
+
+
+def test_the_effective_batch_is_divided_over_the_processes_of_a_cell(tmp_path: Path) -> None:
+    matrix = a_matrix(slots=2, flags={"effective_batch_size": 48, "gradient_accumulation_steps": 3})
+    one, four = (values(trial.arguments) for trial in trials(matrix, tmp_path)[:2])
+    assert (one["--per_device_train_batch_size"], four["--per_device_train_batch_size"]) == ("16", "4")
+
+
+def test_raw_data_becomes_a_set_for_each_model_and_prompt(tmp_path: Path) -> None:
+    planned = trials(a_matrix(data="raw", prompt=["schema", "question"]), tmp_path)
+    sets = {values(trial.arguments)["--dataset_path"] for trial in planned}
+    assert sets == {str(tmp_path / "prepared" / f"raw-well-{prompt}") for prompt in ("schema", "question")}
+
+
+@pytest.mark.parametrize(
+    ("record", "again", "status"),
+    [
+        (a_record(), True, "ok"),
+        *((a_failed_record(status, "why", pod="pod2"), False, status) for status in ("oom", "timeout", "pod_lost")),
+        (a_failed_record("oom"), True, None),
+        (a_failed_record("interrupted", "SIGINT"), False, None),
+    ],
+)
+def test_a_run_that_has_a_result_is_not_run_again(record: Any, again: bool, status: str | None, trial: Trial) -> None:
+    row = standing_row(recorded(trial, record), {}, again=again)
+    assert row.status == status
+    assert row.reason == ("pod2: why" if status not in ("ok", None) else None)
+
+
+def test_a_run_that_never_began_or_was_killed_is_run_again(trial: Trial) -> None:
+    assert standing(trial) is None
+    recorded(trial, a_record())
+    (trial.folder / "record.json").unlink()
+    assert standing(trial) is None
+
+
+def test_a_run_that_was_refused_before_it_began_stays_refused(trial: Trial) -> None:
+    refused = replace(Row.of(trial), status="failed", reason="no such pod")
+    earlier = {(refused.cell, refused.repeat): refused}
+    assert standing_row(trial, earlier, again=False) == refused
+    assert standing_row(trial, earlier, again=True).status is None
+
+
+def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None:
+    recorded(trial, a_record(schema_version=1))
+    with pytest.raises(UserError, match="schema_version 1"):
+        standing(trial)
+
+
+def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_path: Path) -> None:
+    recorded(trial, a_record())
+    refuse_other_runs(trials(a_matrix(repeats=3, timeout_seconds=9), tmp_path))
+    a_sweep(tmp_path).write()
+    with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate: 0.1, now 0.5\)"):
+        run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
+    assert read_sweep(tmp_path).matrix == a_matrix() and not (tmp_path / "matrix.yaml").exists()
+
+
+def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with held(tmp_path / "out"), pytest.raises(UserError, match="in use by process"), held(tmp_path / "out"):
+        pass
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="holds something that is no sweep"), held(tmp_path):
+        pass
+    with pytest.raises(UserError, match="is a file; choose another --out"), held(tmp_path / "mine"):
+        pass
+
+
+def a_sweep(out: Path, *statuses: str | None) -> Sweep:
+    """A sweep whose runs ended so, in their order, each with 32 samples in 0.8 s per step."""
+    rows = [Row.of(trial) for trial in trials(a_matrix(), out)]
+    for number, status in enumerate(statuses):
+        if status is not None:
+            record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
+            rows[number] = rows[number].recorded(as_record(record), 30.0)
+    return Sweep(out=out, matrix=a_matrix(), rows=tuple(rows))
+
+
+def test_a_sweep_that_was_written_is_read_as_the_same_also_where_it_was_moved(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path / "a", "ok", "oom", None, "timeout")
+    sweep.write()
+    assert read_sweep(tmp_path / "a") == sweep
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert read_sweep(tmp_path / "b").rows == sweep.rows
+    assert len(earlier_rows(tmp_path / "a", a_matrix())) == 4 and not earlier_rows(tmp_path / "a", a_matrix(repeats=3))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "measured"),
+    [(("ok", "oom", "timeout", "failed"), True), (("ok", "ok", "interrupted", "ok"), False), (("ok",), False)],
+)
+def test_a_sweep_is_measured_when_every_run_has_a_result(statuses: Any, measured: bool, tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path, *statuses)
+    assert sweep.is_measured is measured
+    assert cli_sweep.exit_status(sweep.to_json()) == (0 if measured else 1)
+
+
+def test_people_read_a_table(tmp_path: Path) -> None:
+    sweep = a_sweep(tmp_path, "ok", "oom", "ok", "ok")
+    assert sweep.table().header == ("cell", "repeats ok", "samples/s", "result")
+    left_out = "left out: none is one process; on several pods ddp is the baseline"
+    assert sweep.table().rows == (
+        (NONE, "2 of 2", "40", "ok"),
+        (ZERO1, "1 of 2", "40", "oom: it broke; ok"),
+        ("well-none-2-pods-schema", "", "", left_out),
+    )
+    sweep.write()
+    said = cli_sweep.readable({"out": str(tmp_path), **sweep.to_json()}).splitlines()
+    assert said[0].startswith("| cell") and said[-1] == f"sweep: {tmp_path / 'sweep.json'}"
+    assert a_sweep(tmp_path).table().rows[0][1:] == ("0 of 2", "n/a", "not run yet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"schema_version": 9}, "schema_version 9, not 1"), ({"cells": [{"cell": "a"}]}, "cells: not as this version")],
+)
+def test_a_foreign_sweep_file_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    document = a_sweep(tmp_path, "ok").to_json() | changes
+    (tmp_path / "sweep.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=said):
+        read_sweep(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "two.yaml").write_text(json.dumps(a_matrix().to_json()))
+    return tmp_path / "two.yaml"
+
+
+def called(*words: object) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The verb with these words: its arguments and its result."""
+
+    def add(verbs: Any, name: str, help_: str, run: Any) -> Any:
+        verb = verbs.add_parser(name, help=help_)
+        verb.set_defaults(run=run)
+        return verb
+
+    root = argparse.ArgumentParser()
+    cli_sweep.add_verbs(root.add_subparsers(), add)
+    arguments = root.parse_args(["sweep", *map(str, words)])
+    return arguments, arguments.run(arguments)
+
+
+def test_a_dry_run_lists_the_runs_in_their_order_and_writes_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, said = called(file, "--out", tmp_path / "out", "--dry-run")
+    assert [(run["cell"], run["repeat"]) for run in said["runs"]] == [(NONE, 1), (ZERO1, 1), (ZERO1, 2), (NONE, 2)]
+    assert not (tmp_path / "out").exists() and arguments.status(said) == 0
+    lines = arguments.readable(said).splitlines()
+    assert len(lines) == 5 and lines[-1].startswith("# left out: well-none-2-pods-schema: none is one process")
+    monkeypatch.chdir(tmp_path)
+    assert called(file, "--dry-run")[1]["out"] == str(tmp_path / "runs" / "two")
+
+
+def test_a_hostfile_that_is_not_there_is_named(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--hostfile .*nowhere: no such file"):
+        called(file, "--out", tmp_path / "out", "--hostfile", tmp_path / "nowhere")
+
+
+def test_planning_a_sweep_loads_no_library_of_training(file: Path) -> None:
+    code = (
+        "import argparse, pathlib, sys\n"
+        "from zeropods.cli.sweep import run\n"
+        "run(argparse.Namespace(matrix=pathlib.Path(sys.argv[1]), out=None, dry_run=True))\n"
+        "import zeropods.sweep.run\n"
+        "print([name for name in ('torch', 'transformers', 'datasets', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_matrix_of_the_notebook(tmp_path: Path) -> None:
+    workshop = Workshop(dataset="sample")
+    cells = ["none-1-pod", "zero1-2-pods", "zero2-2-pods", "zero2-2-pods", "zero1-2-pods", "none-1-pod"]
+    planned = trials(workshop.matrix, tmp_path)
+    assert [trial.cell.name for trial in planned] == [f"t5-tiny-{cell}-schema" for cell in cells]
+    on_pods = workshop.on_pods("zero1", 3)
+    assert workshop.matrix.flags["effective_batch_size"] == 3 * on_pods["per_device_train_batch_size"]
+    assert (Workshop().matrix.flags["max_steps"], Workshop(steps=20).matrix.flags["max_steps"]) == (30, 20)
+    assert Workshop(model="t5-large").matrix.flags["max_steps"] == 30
+    assert [cell.pods for cell in Workshop(pods=1).matrix.cells] == [1, 1, 1]
