@@ -110,7 +110,7 @@ class Sweep:
 def read_sweep(out: Path) -> Sweep:
     """What `sweep.json` of a folder says, read strictly: `read_sweep(sweep.out)` equals the sweep that was written."""
     path = out / FILE
-    document = files.read_object(path)
+    document = files.read_object(path, "move the file away")
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {version!r}, not {SCHEMA_VERSION}; choose another --out")
