@@ -45,12 +45,12 @@ async def listening(
     unproven: int = 64,
     seconds: float = SECONDS,
     secret: bytes = SECRET,
-) -> AsyncIterator[tuple[Listener, int]]:
+) -> AsyncIterator[int]:
     listener = Listener(secret, "register", attend, unproven=unproven, seconds=seconds)
     sock = listening_socket(HERE, 0)
     await listener.open(sock)
     try:
-        yield listener, sock.getsockname()[1]
+        yield sock.getsockname()[1]
     finally:
         await listener.close()
 
@@ -96,12 +96,11 @@ async def is_dropped(port: int, sent: bytes, *, ends: bool = False) -> bytes:
 def test_messages_pass_both_ways_in_order_and_the_secret_stays() -> None:
     async def main() -> None:
         log: list[Line] = []
-        async with listening() as (listener, port), overheard(port, log) as tapped:
+        async with listening() as port, overheard(port, log) as tapped:
             channel = await connect(HERE, tapped, SECRET, "register", SECONDS)
             for body in ({"n": 1, "text": "ä|\n"}, {"n": 2}, LARGEST):
                 assert await channel.ask(body, SECONDS) == body
             await channel.close()
-            assert listener.rejected == 0
         said = b"".join(line for _, line in log)
         assert len(log) == 8
         assert SECRET not in said and SECRET.hex().encode() not in said
@@ -120,7 +119,7 @@ VALUES = st.recursive(
 @settings(max_examples=20, deadline=None)
 def test_every_json_object_passes_unchanged(bodies: list[dict[str, Any]]) -> None:
     async def main() -> None:
-        async with listening() as (_, port):
+        async with listening() as port:
             channel = await connect(HERE, port, SECRET, "register", SECONDS)
             for body in bodies:
                 assert await channel.ask(body, SECONDS) == body
@@ -135,11 +134,10 @@ def test_every_json_object_passes_unchanged(bodies: list[dict[str, Any]]) -> Non
 @pytest.mark.parametrize(("secret", "purpose"), [(bytes(32), "register"), (SECRET, "control"), (b"", "register")])
 def test_another_secret_or_another_purpose_is_not_heard(secret: bytes, purpose: str) -> None:
     async def main() -> None:
-        async with listening() as (listener, port):
+        async with listening() as port:
             channel = await connect(HERE, port, secret, purpose, SECONDS)
             with pytest.raises(ChannelError, match="closed"):
                 await channel.ask({"let": "me in"}, SECONDS)
-            assert listener.rejected == 1
 
     run(main())
 
@@ -175,7 +173,7 @@ Rewrite = Callable[[list[bytes]], list[bytes]]
 def test_recorded_lines_of_another_connection_are_not_heard(rewrite: Rewrite) -> None:
     async def main() -> None:
         log: list[Line] = []
-        async with listening() as (listener, port):
+        async with listening() as port:
             async with overheard(port, log) as tapped:
                 channel = await connect(HERE, tapped, SECRET, "register", SECONDS)
                 await channel.ask({"a": 1}, SECONDS)
@@ -183,7 +181,6 @@ def test_recorded_lines_of_another_connection_are_not_heard(rewrite: Rewrite) ->
                 await channel.close()
             recorded = [line for name, line in log if name == b"C"]
             assert await is_dropped(port, b"".join(rewrite(recorded))) == b""
-            assert listener.rejected == 2
 
     run(main())
 
@@ -213,7 +210,7 @@ def test_no_altered_message_is_heard(data: st.DataObject) -> None:
             far_writer.close()
             writer.close()
 
-        async with listening(note) as (_, port):
+        async with listening(note) as port:
             server = await asyncio.start_server(alter, HERE, 0)
             channel = await connect(HERE, server.sockets[0].getsockname()[1], SECRET, "register", SECONDS)
             with pytest.raises(ChannelError):
@@ -232,7 +229,7 @@ def test_a_proven_message_that_is_no_json_object_is_malformed(body: Any) -> None
             await channel.send(body)
             await channel.receive(SECONDS)
 
-        async with listening(answer) as (_, port):
+        async with listening(answer) as port:
             channel = await connect(HERE, port, SECRET, "register", SECONDS)
             with pytest.raises(ChannelError, match="malformed"):
                 await channel.ask({"a": 1}, SECONDS)
@@ -245,7 +242,7 @@ def test_a_proven_message_that_is_no_json_object_is_malformed(body: Any) -> None
 )
 def test_what_no_peer_would_take_is_not_sent(body: dict[str, Any], error: type[Exception]) -> None:
     async def main() -> None:
-        async with listening() as (_, port):
+        async with listening() as port:
             channel = await connect(HERE, port, SECRET, "register", SECONDS)
             with pytest.raises(error, match=r"too large|not JSON compliant"):
                 await channel.send(body)
@@ -262,11 +259,10 @@ def test_what_no_peer_would_take_is_not_sent(body: dict[str, Any], error: type[E
      GREETING + b"half a mess", GREETING + b"0" * 64 + b" {}\n", b"x" * 2**20, GREETING + b"y" * 2**20],
     ids=lambda sent: f"{len(sent)} bytes: {sent[:12]!r}",
 )  # fmt: skip
-def test_a_stranger_is_dropped_and_counted(sent: bytes) -> None:
+def test_a_stranger_is_dropped_without_an_answer(sent: bytes) -> None:
     async def main() -> None:
-        async with listening() as (listener, port):
+        async with listening() as port:
             assert await is_dropped(port, sent, ends=True) == b""
-            assert listener.rejected == 1
 
     run(main())
 
@@ -275,9 +271,8 @@ def test_a_stranger_is_dropped_and_counted(sent: bytes) -> None:
 @settings(max_examples=100, deadline=None)
 def test_random_bytes_are_not_heard(sent: bytes) -> None:
     async def main() -> None:
-        async with listening() as (listener, port):
+        async with listening() as port:
             assert await is_dropped(port, sent, ends=True) == b""
-            assert listener.rejected == 1
 
     run(main())
 
@@ -285,24 +280,23 @@ def test_random_bytes_are_not_heard(sent: bytes) -> None:
 @pytest.mark.parametrize("opening", [b"", b"zero", GREETING, GREETING + b"ab"])
 def test_who_is_silent_or_slow_is_dropped_in_time(opening: bytes) -> None:
     async def main() -> None:
-        async with listening(seconds=0.3) as (listener, port):
+        async with listening(seconds=0.3) as port:
             assert await is_dropped(port, opening) == b""
-            assert listener.rejected == 1
 
     run(main())
 
 
 def test_a_flood_of_silent_connections_keeps_no_honest_peer_out() -> None:
     async def main() -> None:
-        async with listening(unproven=20, seconds=60.0) as (listener, port):
+        async with listening(unproven=20, seconds=60.0) as port:
             flood = [await asyncio.open_connection(HERE, port) for _ in range(200)]
             channel = await connect(HERE, port, SECRET, "register", SECONDS)
             assert await channel.ask({"a": 1}, SECONDS) == {"a": 1}
-            assert listener.rejected >= 180
             await channel.close()
-        for reader, writer in flood:
+            oldest = flood[0][0]
             with suppress(ConnectionError):
-                await reader.read()
+                assert len((await oldest.read()).splitlines()) == 1
+        for _, writer in flood:
             writer.close()
 
     run(main())
@@ -317,7 +311,7 @@ def test_a_peer_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         async def deaf(channel: Channel, body: dict[str, Any]) -> None:
             await over.wait()
 
-        async with listening(deaf) as (_, port):
+        async with listening(deaf) as port:
             channel = await connect(HERE, port, SECRET, "register", SECONDS)
             with pytest.raises(ChannelError, match="timed out"):
                 for _ in range(2_000):

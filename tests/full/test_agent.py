@@ -72,43 +72,24 @@ def run_of_two(pod: OnePod, rank: Callable[..., str], folder: Path, run: str) ->
     return process_in(folder / run), process_in(folder / f"{run}.away")
 
 
-def listens(address: str, port: int) -> bool:
-    with socket.socket() as sock:
-        sock.settimeout(2.0)
-        return sock.connect_ex((address, port)) == 0
-
-
-def test_a_pod_registers_and_its_sshd_answers_the_clusters_key(start_pod) -> None:
-    pod = start_pod()
-    done = pod.ssh('echo "$ZEROPODS_POD" "$PATH"')
-    assert done.returncode == 0, done.stderr
-    address, path = done.stdout.split(maxsplit=1)
-    assert address == pod.address
-    assert str(Path(sys.executable).parent) in path
-    assert (pod.registration.worker, pod.registration.slots) == ("worker-1", 1)
-    until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in pod.said())
-
-
-def test_a_session_knows_its_pod_and_no_secret_of_cml(start_pod, monkeypatch) -> None:
+def test_a_pod_registers_and_its_sshd_answers_the_clusters_key_only(start_pod, tmp_path, monkeypatch) -> None:
     for name in ("CDSW_PROJECT", "CDSW_API_KEY", "CDSW_MASTER_IP"):
         monkeypatch.setenv(name, f"the {name}")
     pod = start_pod()
-    seen = dict(line.split("=", 1) for line in pod.ssh("env").stdout.splitlines() if line.startswith("CDSW_"))
-    assert seen == {
+    assert (pod.registration.worker, pod.registration.slots) == ("worker-1", 1)
+    seen = dict(line.split("=", 1) for line in pod.ssh("env").stdout.splitlines())
+    assert seen["ZEROPODS_POD"] == pod.address and str(Path(sys.executable).parent) in seen["PATH"]
+    assert {name: value for name, value in seen.items() if name.startswith("CDSW_")} == {
         "CDSW_ENGINE_ID": "worker-1",
         "CDSW_IP_ADDRESS": pod.address,
         "CDSW_MASTER_IP": "the CDSW_MASTER_IP",
         "CDSW_PROJECT": "the CDSW_PROJECT",
     }
-
-
-def test_another_key_is_not_let_in(start_pod, tmp_path) -> None:
-    pod = start_pod()
+    until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in pod.said())
     os.remove(tmp_path / "id_ed25519")
     make_key(tmp_path / "id_ed25519", "stranger")
     done = pod.ssh("true")
-    assert done.returncode == 255
-    assert "Permission denied" in done.stderr
+    assert done.returncode == 255 and "Permission denied" in done.stderr
 
 
 def test_the_secret_is_handed_on_in_no_environment_argument_log_or_file(start_pod, rank, tmp_path) -> None:
@@ -121,19 +102,13 @@ def test_the_secret_is_handed_on_in_no_environment_argument_log_or_file(start_po
         for file in ("cmdline",) if process.pid in told else ("environ", "cmdline"):
             assert shown not in (PROC / str(process.pid) / file).read_bytes()
     files = [file for file in pod.temporary.iterdir() if file.is_file()]
-    assert files
+    assert {file.name for file in files} >= {"authorized_keys", "host_key", "sshd.log", "sshd_config"}
     assert not any(shown in file.read_bytes() for file in [*files, pod.log])
-
-
-def test_files_of_sshd_are_private(start_pod) -> None:
-    pod = start_pod()
     assert pod.temporary.stat().st_mode & 0o777 == 0o700
-    assert {file.name: file.stat().st_mode & 0o077 for file in pod.temporary.iterdir() if file.suffix != ".pub"} == {
-        "authorized_keys": 0,
-        "host_key": 0,
-        "sshd.log": 0,
-        "sshd_config": 0,
-    }
+    assert not any(file.stat().st_mode & 0o077 for file in files if file.suffix != ".pub")
+
+
+# Leases
 
 
 def test_a_run_that_is_not_renewed_is_ended_and_others_go_on(start_pod, rank, tmp_path) -> None:
@@ -149,12 +124,7 @@ def test_a_run_that_is_not_renewed_is_ended_and_others_go_on(start_pod, rank, tm
     with pytest.raises(AgentError, match="run lost has ended"):
         pod.ask(do="renew", run="lost", seconds=10.0)
     assert pod.ask(do="renew", run="kept", seconds=10.0)["processes"] == 2
-
-
-def test_a_late_process_of_an_ended_run_is_ended(start_pod, rank, tmp_path) -> None:
-    pod = start_pod()
-    pod.ask(do="end", run="r", grace_seconds=0.0)
-    pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('late')}; true")
+    pod.ssh_session(f"export ZEROPODS_RUN=lost; {rank('late')}; true")
     late = process_in(tmp_path / "late")
     until(lambda: all_gone({late}))
 
@@ -163,107 +133,30 @@ def test_a_renewal_tells_how_many_processes_there_are_and_were(start_pod, rank, 
     pod = start_pod()
     opened = pod.ask(do="renew", run="r", seconds=20.0)
     assert (opened["processes"], opened["seen"], opened["last_seen_seconds"]) == (0, 0, None)
-    first, second = run_of_two(pod, rank, tmp_path, "r")
-    assert pod.ask(do="renew", run="r", seconds=20.0)["processes"] == 2
-    for process in (first, second):
+    members = run_of_two(pod, rank, tmp_path, "r")
+    assert pod.ask(do="status")["runs"] == {"r": 2}
+    for process in members:
         send(process, signal.SIGKILL)
     until(lambda: pod.ask(do="renew", run="r", seconds=20.0)["processes"] == 0)
     after = pod.ask(do="renew", run="r", seconds=20.0)
-    assert after["seen"] == 2
-    assert 0 < after["last_seen_seconds"] < WAIT_SECONDS
+    assert after["seen"] == 2 and 0 < after["last_seen_seconds"] < WAIT_SECONDS
 
 
-def test_stop_run_asks_first_and_leaves_nothing_of_the_run(start_pod, rank, tmp_path) -> None:
+def test_the_end_of_a_run_asks_first_kills_what_does_not_heed_it_and_leaves_others(start_pod, rank, tmp_path) -> None:
     pod = start_pod()
     members = run_of_two(pod, rank, tmp_path, "r")
     others = run_of_two(pod, rank, tmp_path, "other")
-    assert pod.ask(do="end", run="r", grace_seconds=20.0)["left"] == 0
-    assert all_gone({*members})
-    assert (tmp_path / "r.asked").exists()
-    assert (tmp_path / "r.away.asked").exists()
-    assert all(map(is_alive, others))
-
-
-def test_stop_run_kills_what_does_not_heed_it(start_pod, rank, tmp_path) -> None:
-    pod = start_pod()
-    pod.ask(do="renew", run="r", seconds=20.0)
-    session = pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('deaf', 'deaf')}; true")
+    pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('deaf', 'deaf')}; true")
     deaf = process_in(tmp_path / "deaf")
-    assert pod.ask(do="end", run="r", grace_seconds=0.5)["left"] == 0
-    assert all_gone({deaf})
-    session.wait(WAIT_SECONDS)
-    until(lambda: pod.ask(do="status")["sessions"] == 0)
-
-
-def test_a_run_that_nobody_opens_is_ended(start_pod, rank, tmp_path) -> None:
-    pod = start_pod()
-    pod.ssh_session(f"export ZEROPODS_RUN=r; {rank('stranger')}; true")
-    stranger = process_in(tmp_path / "stranger")
-    assert pod.ask(do="status")["runs"] == {"r": 1}
-    until(lambda: all_gone({stranger}), seconds=60.0)
-
-
-def test_what_a_session_leaves_behind_is_ended_once_no_session_and_no_run_is_there(start_pod, rank, tmp_path) -> None:
-    pod = start_pod()
-    run_of_two(pod, rank, tmp_path, "r")
     pod.ssh(detached(rank("behind")))
     behind = process_in(tmp_path / "behind")
-    pod.ask(do="status")
-    assert is_alive(behind)
-    pod.ask(do="end", run="r", grace_seconds=5.0)
+    assert pod.ask(do="end", run="r", grace_seconds=1.0)["left"] == 0
+    assert all_gone({*members, deaf})
+    assert (tmp_path / "r.asked").exists() and (tmp_path / "r.away.asked").exists()
+    assert all(map(is_alive, [*others, behind]))
+    # What a session has left behind ends once no session and no run is there.
+    pod.ask(do="end", run="other", grace_seconds=5.0)
     until(lambda: all_gone({behind}))
-
-
-def test_nothing_is_left_when_the_agent_is_killed(start_pod, rank, tmp_path) -> None:
-    pod = start_pod()
-    run_of_two(pod, rank, tmp_path, "r")
-    family, folder = pod.processes(), pod.temporary
-    send(pod.agent, signal.SIGKILL)
-    assert pod.warden.wait(WAIT_SECONDS) == 1
-    assert all_gone(family)
-    assert not folder.exists()
-    assert f"pod {pod.address}: the agent was killed by signal 9" in pod.said()
-
-
-@pytest.mark.parametrize("kill", [os.kill, os.killpg])
-def test_nothing_is_left_when_the_warden_or_its_group_is_killed(start_pod, rank, tmp_path, kill) -> None:
-    pod = start_pod()
-    run_of_two(pod, rank, tmp_path, "r")
-    family, folder = pod.processes(), pod.temporary
-    kill(pod.warden.pid, signal.SIGKILL)
-    until(lambda: all_gone(family))
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_pod_in_order(start_pod, rank, tmp_path, signum: signal.Signals) -> None:
-    pod = start_pod()
-    run_of_two(pod, rank, tmp_path, "r")
-    family, folder = pod.processes(), pod.temporary
-    pod.warden.send_signal(signum)
-    assert pod.warden.wait(WAIT_SECONDS) == 0
-    assert all_gone(family)
-    assert not folder.exists()
-    assert (tmp_path / "r.asked").exists(), "it was killed without being asked"
-    assert not listens(pod.address, pod.ssh_port)
-    assert f"pod {pod.address}: ended: it got SIGTERM\n" in pod.said()
-
-
-def test_an_agent_that_does_not_answer_is_killed_by_its_warden(start_pod) -> None:
-    pod = start_pod()
-    family = pod.processes()
-    send(pod.agent, signal.SIGSTOP)
-    pod.warden.terminate()
-    assert pod.warden.wait(WAIT_SECONDS) == 1
-    assert all_gone(family)
-    assert "did not end in 10 s" in pod.said()
-
-
-def test_a_pod_whose_sshd_ends_ends_and_says_so(start_pod) -> None:
-    pod = start_pod()
-    send(pod.sshd, signal.SIGKILL)
-    assert pod.warden.wait(WAIT_SECONDS) == 1
-    assert "its sshd ended with status -9" in pod.said()
 
 
 def test_a_kernel_lease_that_is_not_renewed_ends_the_pod(start_pod, rank, tmp_path) -> None:
@@ -289,82 +182,67 @@ def test_an_idle_lease_is_held_by_a_session(start_pod, rank, tmp_path) -> None:
     assert "its idle lease was not used for 2 s" in pod.said()
 
 
-def test_a_pod_ends_when_it_is_asked_to(start_pod) -> None:
-    pod = start_pod()
-    family = pod.processes()
+# The end of a pod
+
+
+def kill_agent(pod: OnePod) -> None:
+    send(pod.agent, signal.SIGKILL)
+
+
+def kill_warden(pod: OnePod) -> None:
+    os.kill(pod.warden.pid, signal.SIGKILL)
+
+
+def kill_group(pod: OnePod) -> None:
+    os.killpg(pod.warden.pid, signal.SIGKILL)
+
+
+def kill_sshd(pod: OnePod) -> None:
+    send(pod.sshd, signal.SIGKILL)
+
+
+def stop_agent(pod: OnePod) -> None:
+    send(pod.agent, signal.SIGSTOP)
+    pod.warden.terminate()
+
+
+def terminate(pod: OnePod) -> None:
+    pod.warden.terminate()
+
+
+def interrupt(pod: OnePod) -> None:
+    pod.warden.send_signal(signal.SIGINT)
+
+
+def ask_to_end(pod: OnePod) -> None:
     assert pod.ask(do="end") == {"ending": True}
-    assert pod.warden.wait(WAIT_SECONDS) == 0
-    assert all_gone(family)
-    assert "ended: it was asked to" in pod.said()
-
-
-def test_status_tells_runs_sessions_and_lease(start_pod, rank, tmp_path) -> None:
-    pod = start_pod()
-    run_of_two(pod, rank, tmp_path, "r")
-    status = pod.ask(do="status")
-    assert (status["worker"], status["cluster"], status["runs"], status["sessions"]) == (
-        "worker-1",
-        "test",
-        {"r": 2},
-        1,
-    )
-    assert 0 < status["lease_seconds_left"] <= 600
 
 
 @pytest.mark.parametrize(
-    ("request_", "reason"),
+    ("end", "status", "said"),
     [
-        ({}, "do: "),
-        ({"do": "rm"}, "expected status, renew"),
-        ({"do": "renew", "run": "a b", "seconds": 1.0}, "run: 'a b'"),
-        ({"do": "renew", "run": "r", "seconds": True}, "seconds: True"),
-        ({"do": "end", "run": "r", "grace_seconds": -1}, "grace_seconds: -1"),
+        (kill_agent, 1, "the agent was killed by signal 9"),
+        (kill_warden, -9, ""),
+        (kill_group, -9, ""),
+        (kill_sshd, 1, "its sshd ended with status -9"),
+        (stop_agent, 1, "did not end in 10 s"),
+        (terminate, 0, "ended: it got SIGTERM\n"),
+        (interrupt, 0, "ended: it got SIGTERM\n"),
+        (ask_to_end, 0, "ended: it was asked to\n"),
     ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_request_that_makes_no_sense_is_refused_with_the_reason(shared_pod, request_, reason) -> None:
-    with pytest.raises(AgentError, match=reason):
-        shared_pod.ask(**request_)
-
-
-@pytest.fixture(scope="module")
-def shared_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePod]:
-    """A pod for questions that change nothing."""
-    pod = OnePod(tmp_path_factory.mktemp("pod"))
-    yield pod
-    pod.clean_up()
-
-
-def test_another_secret_gets_no_answer(shared_pod) -> None:
-    place = (shared_pod.address, shared_pod.registration.control_port)
-    (answer,) = ask_all([place], secrets.token_bytes(32), {"do": "end"}, 10.0)
-    assert isinstance(answer, AgentError)
-    assert shared_pod.ask(do="status")["worker"] == "worker-1"
-
-
-def test_one_client_asks_many_times_and_after_an_interruption(shared_pod) -> None:
-    async def questions() -> None:
-        client = AgentClient(shared_pod.address, shared_pod.registration.control_port, shared_pod.secret)
-        for _ in range(20):
-            assert (await client.ask({"do": "status"}, 10.0))["worker"] == "worker-1"
-        asking = asyncio.create_task(client.ask({"do": "renew"}, 10.0))
-        await asyncio.sleep(0)
-        asking.cancel()
-        refused = client.ask({"do": "nonsense"}, 10.0)
-        with pytest.raises(AgentError, match="nonsense"):
-            await refused
-        assert "sessions" in await client.ask({"do": "status"}, 10.0)
-        await client.close()
-
-    asyncio.run(questions())
-
-
-def test_an_agent_that_is_not_there_is_named(shared_pod) -> None:
-    place = (shared_pod.address, free_port(shared_pod.address))
-    here = (shared_pod.address, shared_pod.registration.control_port)
-    gone, there = ask_all([place, here], shared_pod.secret, {"do": "status"}, 5.0)
-    assert isinstance(gone, AgentError)
-    assert str(gone).startswith(f"{place[0]}:{place[1]}: ")
-    assert isinstance(there, dict)
+def test_nothing_is_left_however_a_pod_ends(start_pod, rank, tmp_path, end, status: int, said: str) -> None:
+    pod = start_pod()
+    run_of_two(pod, rank, tmp_path, "r")
+    family, folder = pod.processes(), pod.temporary
+    end(pod)
+    assert pod.warden.wait(WAIT_SECONDS) == status
+    until(lambda: all_gone(family))
+    assert not folder.exists()
+    assert said in pod.said()
+    # Whatever was there was asked first, unless nobody was left to do so.
+    assert (tmp_path / "r.asked").exists() == (end not in (kill_agent, stop_agent))
 
 
 def test_an_ordinary_user_can_be_a_pod(start_pod, tmp_path_factory, rank, tmp_path) -> None:
@@ -409,28 +287,82 @@ def as_ordinary_user(folder: Path) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", script]
 
 
+# What is asked
+
+
+@pytest.fixture(scope="module")
+def shared_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePod]:
+    """A pod for questions that change nothing."""
+    pod = OnePod(tmp_path_factory.mktemp("pod"))
+    yield pod
+    pod.clean_up()
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        ({}, "missing 1 required positional argument: 'do'"),
+        ({"do": "rm"}, "do: 'rm'; expected status, renew, stacks or end"),
+        ({"do": "renew", "run": "r", "minutes": 1}, "unexpected keyword argument 'minutes'"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_the_reason(shared_pod, request_, reason) -> None:
+    with pytest.raises(AgentError, match=reason):
+        shared_pod.ask(**request_)
+
+
+def test_another_secret_gets_no_answer_and_an_agent_that_is_not_there_is_named(shared_pod) -> None:
+    here = (shared_pod.address, shared_pod.registration.control_port)
+    (answer,) = ask_all([here], secrets.token_bytes(32), {"do": "end"}, 10.0)
+    assert isinstance(answer, AgentError)
+    nowhere = (shared_pod.address, free_port(shared_pod.address))
+    gone, there = ask_all([nowhere, here], shared_pod.secret, {"do": "status"}, 5.0)
+    assert isinstance(gone, AgentError) and str(gone).startswith(f"{nowhere[0]}:{nowhere[1]}: ")
+    assert isinstance(there, dict)
+    assert (there["worker"], there["cluster"], there["runs"], there["sessions"]) == ("worker-1", "test", {}, 0)
+    assert 0 < there["lease_seconds_left"] <= 600
+
+
+def test_one_client_asks_many_times_and_after_an_interruption(shared_pod) -> None:
+    async def questions() -> None:
+        client = AgentClient(shared_pod.address, shared_pod.registration.control_port, shared_pod.secret)
+        for _ in range(20):
+            assert (await client.ask({"do": "status"}, 10.0))["worker"] == "worker-1"
+        asking = asyncio.create_task(client.ask({"do": "renew"}, 10.0))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(AgentError, match="nonsense"):
+            await client.ask({"do": "nonsense"}, 10.0)
+        assert "sessions" in await client.ask({"do": "status"}, 10.0)
+        await client.close()
+
+    asyncio.run(questions())
+
+
+# What cannot begin
+
+
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
-        ("ZEROPODS_SECRET", "", "ZEROPODS_SECRET: not set"),
-        ("ZEROPODS_SECRET", "abc", "ZEROPODS_SECRET: a value that is not shown; expected 64 hexadecimal digits"),
-        ("ZEROPODS_MASTER", "10.0.0.1", "ZEROPODS_MASTER: '10.0.0.1'; expected ADDRESS:PORT"),
-        ("ZEROPODS_SSH_PORTS", "2222,0", "ZEROPODS_SSH_PORTS: '2222,0'; expected ports"),
-        ("ZEROPODS_SLOTS", "none", "ZEROPODS_SLOTS: 'none'; expected a number from 1"),
+        ("ZEROPODS_SECRET", None, "ZEROPODS_SECRET: not set; a worker is started by `zeropods pods up`"),
+        ("ZEROPODS_SECRET", "xyz", "ZEROPODS_...: non-hexadecimal number found"),
+        ("ZEROPODS_SSH_PORTS", "2222,a", "ZEROPODS_...: invalid literal"),
         ("ZEROPODS_MASTER", "127.0.0.1:1", "no answer of the master in 1 s"),
     ],
 )
-def test_a_worker_that_cannot_begin_says_why_in_one_line(name: str, value: str, line: str) -> None:
+def test_a_worker_that_cannot_begin_says_why_in_one_line(name: str, value: str | None, line: str) -> None:
+    environment = {**os.environ, **worker_environment(), name: value}
     done = subprocess.run(
         [sys.executable, str(ROOT / "worker_p.py")],
-        env={**os.environ, **worker_environment(), name: value},
+        env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
     )
     assert done.returncode == 1
-    assert line in done.stderr
+    assert line in done.stderr and "xyz" not in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

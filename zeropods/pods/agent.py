@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import POD, make_private_folder
 from zeropods.pods import this_pod
 from zeropods.pods.control import purpose
-from zeropods.pods.leases import HAS_ENDED, IDLE, KERNEL, Leases, RunEndedError, takes_sigterm
+from zeropods.pods.leases import Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
     become_subreaper,
@@ -39,7 +38,6 @@ from zeropods.pods.wire import Channel, ChannelError, Listener, listening_socket
 from zeropods.programs import is_free
 
 SECRET_VARIABLE = "ZEROPODS_SECRET"
-SECRET_BYTES = 32
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, when the pod ends."""
@@ -49,15 +47,11 @@ COUNT_SECONDS = 30.0
 AGENT_SECONDS = 10.0
 """From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
 WARDEN_KILL_SECONDS = 30.0
-FOREVER_SECONDS = 86_400.0
+LONG_SECONDS = 86_400.0
 PROOF_SECONDS = 5.0
 SILENT_SECONDS = 120.0
 """A connection on which nothing was asked for so long is closed; clients connect again."""
 MAX_UNPROVEN = 64
-MAX_SECONDS = 3_600.0
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +88,25 @@ def main() -> int:
 
 
 def take_orders() -> Orders:
-    """Read this process's environment, and take the secret out of it; `UserError` names a variable that is wrong."""
-    return Orders(
-        secret=_told(SECRET_VARIABLE, _secret, f"{2 * SECRET_BYTES} hexadecimal digits"),
-        worker=next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}"),
-        address=this_pod.address(),
-        master=_told("ZEROPODS_MASTER", _place, "ADDRESS:PORT"),
-        ssh_ports=_told("ZEROPODS_SSH_PORTS", _ports, "ports, like 2222,40123"),
-        slots=_told("ZEROPODS_SLOTS", _positive, "a number from 1") if os.environ.get("ZEROPODS_SLOTS") else None,
-        register_seconds=_told("ZEROPODS_REGISTER_SECONDS", float, "seconds"),
-    )
+    """Read this process's environment, and take the secret out of it; `UserError` where something is wrong."""
+    told = os.environ
+    try:
+        # Processes that this one starts inherit the rest.
+        secret = bytes.fromhex(told.pop(SECRET_VARIABLE))
+        master, _, port = told["ZEROPODS_MASTER"].rpartition(":")
+        return Orders(
+            secret=secret,
+            worker=next(filter(None, map(told.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}"),
+            address=this_pod.address(),
+            master=(master, int(port)),
+            ssh_ports=tuple(map(int, told["ZEROPODS_SSH_PORTS"].split(","))),
+            slots=int(told["ZEROPODS_SLOTS"]) if told.get("ZEROPODS_SLOTS") else None,
+            register_seconds=float(told["ZEROPODS_REGISTER_SECONDS"]),
+        )
+    except KeyError as error:
+        raise UserError(f"{error.args[0]}: not set; a worker is started by `zeropods pods up`, not by hand") from None
+    except ValueError as error:
+        raise UserError(f"ZEROPODS_...: {error}; a worker is started by `zeropods pods up`, not by hand") from None
 
 
 def run_agent(orders: Orders, folder: Path, warden: int) -> int:
@@ -129,10 +132,6 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
         return asyncio.run(_Agent(orders, folder, host_key, slots).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class _RefusalError(Exception):
-    """What was wrong with a request."""
 
 
 class _Agent:
@@ -197,8 +196,6 @@ class _Agent:
             self._ending.set_exception(error)
 
     async def _obey(self, answer: dict[str, Any]) -> None:
-        if answer["lease"] not in (KERNEL, IDLE):
-            raise UserError(f"lease: {answer['lease']!r}; expected {KERNEL} or {IDLE}")
         self._cluster = answer["cluster"]
         await self._sshd.start(answer["ssh_port"], answer["authorized_key"])
         self._leases.open(answer["lease"], answer["lease_seconds"])
@@ -208,36 +205,35 @@ class _Agent:
         with suppress(ChannelError):
             while True:
                 try:
-                    answer = await self._answer(request)
-                except _RefusalError as refusal:
-                    answer = {"error": str(refusal)}
+                    answer = await self._answer(**request)
+                except (TypeError, ValueError) as error:
+                    answer = {"error": f"{error}; is its zeropods another version?"}
                 self._leases.use()
                 await channel.send(answer)
                 if answer == {"ending": True}:
                     self._end("it was asked to")
                 request = await channel.receive(SILENT_SECONDS)
 
-    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(
+        self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0
+    ) -> dict[str, Any]:
         """`renew` and `end` are for a run where the request names one, else for the pod."""
-        run = _run(request)
-        match request.get("do"):
+        match do:
             case "renew" if run:
-                try:
-                    return self._leases.renew_run(run, _seconds(request, "seconds", least=0.1))
-                except RunEndedError:
-                    raise _RefusalError(f"run {run} {HAS_ENDED}") from None
+                return self._leases.renew_run(run, seconds)
             case "end" if run:
-                left = await self._leases.end_run(run, _seconds(request, "grace_seconds", least=0.0))
-                return {"left": left, "oom_kills": oom_kills()}
+                return {"left": await self._leases.end_run(run, grace_seconds), "oom_kills": oom_kills()}
             case "stacks" if run:
                 return {"asked": self._leases.ask_for_stacks(run)}
             case "end":
                 return {"ending": True}
-            case "renew" | "status" as do:
-                if do == "renew":
-                    self._leases.renew()
-                return {"worker": self._orders.worker, "cluster": self._cluster, **self._leases.status()}
-        raise _RefusalError(f"do: {str(request.get('do'))[:40]!r}; expected status, renew, stacks or end")
+            case "renew":
+                self._leases.renew()
+            case "status":
+                pass
+            case _:
+                raise ValueError(f"do: {do!r}; expected status, renew, stacks or end")
+        return {"worker": self._orders.worker, "cluster": self._cluster, **self._leases.status()}
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""
@@ -268,20 +264,6 @@ class _Agent:
         # Who started this pod, and reads what it says, may be gone.
         with suppress(OSError):
             print(f"pod {self._orders.address}: {what}", flush=True)
-
-
-def _run(request: dict[str, Any]) -> str | None:
-    run = request.get("run")
-    if run is not None and (not isinstance(run, str) or RUN_NAME.fullmatch(run) is None):
-        raise _RefusalError(f"run: {str(run)[:40]!r}; expected at most 100 letters, digits, '.', '_' and '-'")
-    return run
-
-
-def _seconds(request: dict[str, Any], key: str, least: float) -> float:
-    value = request.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= MAX_SECONDS:
-        raise _RefusalError(f"{key}: {str(value)[:40]}; expected a number from {least:g} to {MAX_SECONDS:g}")
-    return float(value)
 
 
 def _count_slots() -> int:
@@ -322,62 +304,13 @@ def _guard(agent: int, orders: Orders, folder: Path) -> int:
 
 def _await_agent(agent: int) -> int | None:
     """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
-    deadline = None
-    while True:
-        ended, _ = reap()
-        if agent in ended:
-            return ended[agent]
-        patience = FOREVER_SECONDS if deadline is None else max(deadline - time.monotonic(), 0.0)
+    deadline = math.inf
+    while agent not in (ended := reap()[0]):
+        patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
         got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
-        if got is None and deadline is not None:
-            return None
-        if got is not None and got.si_signo in ENDING and deadline is None:
+        if got is not None and got.si_signo in ENDING and deadline == math.inf:
             deadline = time.monotonic() + AGENT_SECONDS
             os.kill(agent, signal.SIGTERM)
-
-
-# The environment of a worker.
-
-
-def _told(name: str, parse: Callable[[str], T], expected: str) -> T:
-    # The secret is taken out of it: processes that this one starts inherit the rest.
-    text = os.environ.pop(name, "") if name == SECRET_VARIABLE else os.environ.get(name, "")
-    if not text:
-        raise UserError(f"{name}: not set; a worker is started by `zeropods pods up`, not by hand")
-    try:
-        return parse(text)
-    except ValueError:
-        shown = "a value that is not shown" if name == SECRET_VARIABLE else repr(text)
-        raise UserError(f"{name}: {shown}; expected {expected}") from None
-
-
-def _secret(text: str) -> bytes:
-    secret = bytes.fromhex(text)
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(text)
-    return secret
-
-
-def _place(text: str) -> tuple[str, int]:
-    address, _, port = text.rpartition(":")
-    if not address:
-        raise ValueError(text)
-    return address, _port(port)
-
-
-def _ports(text: str) -> tuple[int, ...]:
-    return tuple(map(_port, text.split(",")))
-
-
-def _port(text: str) -> int:
-    port = _positive(text)
-    if port > 65_535:
-        raise ValueError(text)
-    return port
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+        elif time.monotonic() >= deadline:
+            return None
+    return ended[agent]

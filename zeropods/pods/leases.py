@@ -36,10 +36,6 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
 
-class RunEndedError(Exception):
-    """The run has ended on this pod, for ever."""
-
-
 @dataclass
 class Lease:
     """Runs out when it was not renewed for so many seconds of a monotonic clock."""
@@ -114,13 +110,13 @@ class Leases:
             self.renew()
 
     def renew_run(self, name: str, seconds: float) -> dict[str, object]:
-        """Open or prolong a run and tell what is seen of it; `RunEndedError` once it has ended.
+        """Open or prolong a run and tell what is seen of it; once it has ended, that.
 
         A lease that has run out may still be renewed until a check has found it.
         """
         run = self._run(name, seconds)
         if run.has_ended:
-            raise RunEndedError(name)
+            return {"error": f"run {name} {HAS_ENDED}"}
         run.lease = Lease(seconds, time.monotonic())
         members = self.look().runs.get(name, ())
         since = None if run.last_seen is None else round(time.monotonic() - run.last_seen, 3)

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,8 +26,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 5.0
 """What is there so long after SIGKILL hangs in the kernel."""
-CLOCK_SECONDS = 2.0
-"""The kernel's time of boot, from which psutil computes a start, moves by up to a second when the clock is set."""
+CLOCK_SECONDS = 10.0
+"""By so much the start of a process moves at most when the clock is set."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
@@ -94,25 +94,17 @@ def ask_for_stacks(processes: Iterable[Process]) -> int:
 
 
 def to_record(process: Process) -> list[object]:
-    """A process on disk: its number, its start in seconds since boot, and which boot that was."""
-    return [process.pid, _started(process), _boot()]
+    """A process on disk: its number and its start."""
+    return [process.pid, process.create_time()]
 
 
 def from_record(record: list[object]) -> Process | None:
     """The process of a record; None where it has ended."""
-    pid, started, boot = record
-    process = find_process(pid) if isinstance(pid, int) and boot == _boot() else None
-    if process is None or not isinstance(started, int | float):
+    pid, started = record
+    process = find_process(pid) if isinstance(pid, int) else None
+    if process is None or not isinstance(started, float):
         return None
-    return process if abs(_started(process) - started) < CLOCK_SECONDS else None
-
-
-def _started(process: Process) -> float:
-    return round(process.create_time() - psutil.boot_time(), 2)
-
-
-def _boot() -> str:
-    return _text(PROC / "sys/kernel/random/boot_id").strip()
+    return process if abs(process.create_time() - started) < CLOCK_SECONDS else None
 
 
 # Trees of processes and their end.
@@ -201,21 +193,30 @@ def _prctl(option: int, value: int) -> None:
 
 
 @contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle signals so inside; outside of the main thread nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+@contextmanager
 def deferred() -> Iterator[None]:
     """Let what is inside come to its end before Ctrl-C or SIGTERM take effect.
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
     try:
-        yield
+        with handled(ENDING, lambda number, _: came.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for first in came[:1]:
             os.kill(os.getpid(), first)
 
@@ -223,21 +224,9 @@ def deferred() -> Iterator[None]:
 @contextmanager
 def ending_in_order() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise `SystemExit` inside, where they would end the process without clean-up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     plain = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in plain:
-        signal.signal(number, _exit)
-    try:
+    with handled(plain, lambda number, _: sys.exit(128 + number)):
         yield
-    finally:
-        for number in plain:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 # Memory.

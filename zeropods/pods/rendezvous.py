@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
-import re
-import reprlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from enum import Enum
 from types import TracebackType
 from typing import Any
 
@@ -29,18 +26,13 @@ STRANGERS = 64
 """Connections without proof at once, beside two for each pod."""
 OTHER_FILES = 512
 """Descriptors left to the rest of the process."""
-MAX_SLOTS = 9_999
 SHOWN_CHARACTERS = 400
 SHOWN_PODS = 8
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_HOST_KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}")
-"""The type and 32 bytes (RFC 8709, section 4): nothing that could end a line of `known_hosts` or begin another."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """One pod; `UserError` where a value is not what it should be, since all of them end up in files for ssh."""
+    """What a pod says of itself."""
 
     worker: str
     """Its id with the backend that started it."""
@@ -55,25 +47,14 @@ class Registration:
     free_ports: tuple[int, ...]
     """Those of the ports that were proposed for sshd which it can listen on."""
 
-    def __post_init__(self) -> None:
-        for name, (is_right, expected) in _RULES.items():
-            value = getattr(self, name)
-            if not is_right(value):
-                raise UserError(f"{name}: {reprlib.repr(value)}; expected {expected}")
-
     def __str__(self) -> str:
         return f"{self.worker} ({self.address})"
 
-    def to_json(self) -> dict[str, Any]:
-        """The registration as plain JSON values."""
-        return {**asdict(self), "free_ports": list(self.free_ports)}
-
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Registration:
-        """The inverse of `to_json`; `UserError` where a field is missing, unknown or wrong."""
+        """The inverse of `asdict`; `UserError` where a field is missing or unknown."""
         _check_fields(body, {field.name for field in fields(cls)}, "a registration")
-        ports = body["free_ports"]
-        return cls(**{**body, "free_ports": tuple(ports) if isinstance(ports, list) else ports})
+        return cls(**{**body, "free_ports": tuple(body["free_ports"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +106,7 @@ async def register(
     while True:
         try:
             channel = await connect(*master, secret, PURPOSE, min(CONNECT_SECONDS, deadline - clock()))
-            answer = await channel.ask(registration.to_json(), deadline - clock())
+            answer = await channel.ask(asdict(registration), deadline - clock())
             break
         except ChannelError as error:
             if clock() + pause >= deadline:
@@ -161,23 +142,13 @@ async def _begin_to_serve(
 # The master's side.
 
 
-class _Stage(Enum):
-    REGISTERED = 1
-    TOLD = 2
-    READY = 3
-
-
 @dataclass(eq=False)
 class _Entry:
     """A pod that has registered; one that comes again gets a new entry."""
 
     pod: Registration
     channel: Channel
-    stage: _Stage = _Stage.REGISTERED
-
-
-class _SurplusError(UserError):
-    """A pod of this cluster that came after all of its places were taken."""
+    is_ready: bool = False
 
 
 class Rendezvous:
@@ -187,13 +158,12 @@ class Rendezvous:
     that loop; the caller's thread only reads them.
 
     Args:
-        secret: of the cluster; a connection that does not prove it is dropped and counted in `rejected`.
+        secret: of the cluster; a connection that does not prove it is dropped.
         count: pods to wait for.
         answer: what each of them is told once all have registered.
         address: of this machine, to listen on.
         port: None for 6000, or a free one where that is taken.
         ssh_ports: proposed to the pods for their sshd; the first that is free on all of them is taken.
-        handshake_seconds: from a connection's begin to its proven registration.
     """
 
     def __init__(
@@ -205,24 +175,20 @@ class Rendezvous:
         address: str,
         port: int | None,
         ssh_ports: tuple[int, ...],
-        handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
-        if count < 1:
-            raise UserError(f"count: {count}; a cluster has at least one pod")
         self._count = count
         self._answer = answer
         self._place = address, port
         self._ssh_ports = ssh_ports
         self._ssh_port: int | None = None
+        """Chosen when all pods are told, which is when the last one has registered."""
         self._entries: dict[str, _Entry] = {}
         """By worker."""
         self._settled = threading.Event()
         """Set once, when all pods are ready or one error has ended it."""
         self._failure: UserError | None = None
         self._unproven = STRANGERS + 2 * count
-        self._listener = Listener(
-            secret, PURPOSE, self._attend, unproven=self._unproven, seconds=handshake_seconds
-        )  # fmt: skip
+        self._listener = Listener(secret, PURPOSE, self._attend, unproven=self._unproven, seconds=HANDSHAKE_SECONDS)
 
     def __enter__(self) -> Rendezvous:
         # Those that are being accepted come on top of those that are being proven.
@@ -244,11 +210,6 @@ class Rendezvous:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-
-    @property
-    def rejected(self) -> int:
-        """Connections that were dropped because they proved nothing."""
-        return self._listener.rejected
 
     @property
     def ssh_port(self) -> int:
@@ -289,8 +250,8 @@ class Rendezvous:
         if len(here) < self._count:
             shown = f": {_names(here)}" if here else ""
             return MissingPods(f"{len(here)} of {self._count} pods have registered in {seconds:g} s{shown}", here)
-        late = [entry.pod for entry in entries if entry.stage is not _Stage.READY]
-        ready = tuple(entry.pod for entry in entries if entry.stage is _Stage.READY)
+        late = [entry.pod for entry in entries if not entry.is_ready]
+        ready = tuple(entry.pod for entry in entries if entry.is_ready)
         return MissingPods(f"{len(late)} of {self._count} pods have no sshd in {seconds:g} s: {_names(late)}", ready)
 
     # From here on everything runs on the loop, so that nothing needs a lock.
@@ -298,13 +259,23 @@ class Rendezvous:
     async def _attend(self, channel: Channel, body: dict[str, Any]) -> None:
         """Admit a pod, tell all if it was the last one, and hear what it says."""
         try:
-            entry = await self._admit(channel, body)
+            try:
+                pod = Registration.from_json(body)
+            except UserError as error:
+                raise UserError(f"pod at {channel.peer}: {error}") from None
+            before = self._entries.get(pod.worker)
+            if before is None and len(self._entries) == self._count:
+                # A pod too many harms nobody.
+                await self._refuse(channel, f"{pod}: all {self._count} pods of the cluster have registered")
+                return
+            self._check_admission(pod, before)
         except UserError as error:
-            if not isinstance(error, _SurplusError):
-                self._settle(error)
-            await channel.send({"refused": str(error)})
-            await channel.close()
+            self._settle(error)
+            await self._refuse(channel, str(error))
             return
+        self._entries[pod.worker] = entry = _Entry(pod, channel)
+        if before is not None:
+            await before.channel.close()
         try:
             if len(self._entries) == self._count and self._ssh_port is None and not self._settled.is_set():
                 await self._tell_all()
@@ -315,25 +286,23 @@ class Rendezvous:
         finally:
             await channel.close()
 
-    async def _admit(self, channel: Channel, body: dict[str, Any]) -> _Entry:
-        try:
-            pod = Registration.from_json(body)
-        except UserError as error:
-            raise UserError(f"pod at {channel.peer}: {error}") from None
-        before = self._entries.get(pod.worker)
-        if before is not None:
-            _refuse_another(before, pod)
-        elif len(self._entries) == self._count:
-            raise _SurplusError(f"{pod}: all {self._count} pods of the cluster have registered")
-        holder = next((entry.pod.worker for entry in self._entries.values() if entry.pod.address == pod.address), None)
-        if holder not in (None, pod.worker):
+    async def _refuse(self, channel: Channel, why: str) -> None:
+        await channel.send({"refused": why})
+        await channel.close()
+
+    def _check_admission(self, new: Registration, before: _Entry | None) -> None:
+        """Refuse a pod that contradicts another, or another one of the same name, `before`."""
+        if before is not None and before.pod.host_key != new.host_key:
             raise UserError(
-                f"{pod.address}: two pods have this address, {holder} and {pod.worker}; each needs one of its own"
+                f"{new.worker}: two pods call themselves so, at {before.pod.address} and {new.address}, "
+                "with different host keys; end one of them"
             )
-        self._entries[pod.worker] = entry = _Entry(pod, channel)
-        if before is not None:
-            await before.channel.close()
-        return entry
+        if before is not None and self._ssh_port is not None:
+            raise UserError(f"{new}: registered again after it was told to serve; did its agent start twice?")
+        for other in self._entries.values():
+            if other.pod.address == new.address and other is not before:
+                workers = f"{other.pod.worker} and {new.worker}"
+                raise UserError(f"{new.address}: two pods have this address, {workers}; each needs one of its own")
 
     async def _tell_all(self) -> None:
         free = [set(entry.pod.free_ports) for entry in self._entries.values()]
@@ -343,23 +312,20 @@ class Rendezvous:
             ports = f"ssh: none of the ports {tried} is free on every pod"
             self._settle(UserError(f"{ports}; end what listens there and try again"))
             return
-        entries = list(self._entries.values())
-        for entry in entries:
-            entry.stage = _Stage.TOLD
-        await _tell(entries, {"ssh_port": self._ssh_port, **asdict(self._answer)})
+        await self._tell({"ssh_port": self._ssh_port, **asdict(self._answer)})
 
     def _heard(self, entry: _Entry, said: dict[str, Any]) -> None:
         if "failed" in said:
             self._settle(UserError(f"{entry.pod}: {plain_line(said['failed'])}"))
-        elif said != {"ready": True} or entry.stage is not _Stage.TOLD:
+        elif said != {"ready": True} or self._ssh_port is None:
             self._settle(UserError(f"{entry.pod}: said {plain_line(said)}; is its zeropods another version?"))
         else:
-            entry.stage = _Stage.READY
-            if all(other.stage is _Stage.READY for other in self._entries.values()):
+            entry.is_ready = True
+            if all(other.is_ready for other in self._entries.values()):
                 self._settle(None)
 
     def _lost(self, entry: _Entry, error: ChannelError) -> None:
-        if entry.stage is not _Stage.REGISTERED:
+        if self._ssh_port is not None:
             self._settle(UserError(f"{entry.pod}: lost before its sshd was up ({error}); see the pod's log"))
         elif self._entries.get(entry.pod.worker) is entry:
             del self._entries[entry.pod.worker]
@@ -373,35 +339,23 @@ class Rendezvous:
     async def _close(self) -> None:
         """Tell the pods that still wait, and end all connections and the listener."""
         self._settled.set()
-        waiting = [entry for entry in self._entries.values() if entry.stage is not _Stage.READY]
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
-                await _tell(waiting, {"refused": "the cluster did not come up"})
+                await self._tell({"refused": "the cluster did not come up"})
         await self._listener.close()
+
+    async def _tell(self, body: dict[str, Any]) -> None:
+        """Tell it to all pods that are not ready."""
+
+        async def tell(entry: _Entry) -> None:
+            # A pod that is gone is found by the task that receives from it.
+            with suppress(ChannelError):
+                await entry.channel.send(body)
+
+        await asyncio.gather(*(tell(entry) for entry in self._entries.values() if not entry.is_ready))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-async def _tell(entries: list[_Entry], body: dict[str, Any]) -> None:
-    async def tell(entry: _Entry) -> None:
-        # A pod that is gone is found by the task that receives from it.
-        with suppress(ChannelError):
-            await entry.channel.send(body)
-
-    await asyncio.gather(*map(tell, entries))
-
-
-def _refuse_another(before: _Entry, new: Registration) -> None:
-    """Refuse a pod under the name of one that is here, unless it is that one and nothing was said to it yet."""
-    old = before.pod
-    if old.host_key != new.host_key:
-        raise UserError(
-            f"{new.worker}: two pods call themselves so, at {old.address} and {new.address}, with different host keys; "
-            "end one of them"
-        )
-    if before.stage is not _Stage.REGISTERED:
-        raise UserError(f"{new}: registered again after it was told to serve; did its agent start twice?")
 
 
 def _names(pods: tuple[Registration, ...] | list[Registration]) -> str:
@@ -422,35 +376,3 @@ def _check_fields(body: dict[str, Any], expected: set[str], what: str) -> None:
     if wrong:
         shown = plain_line(", ".join(wrong))
         raise UserError(f"{what}: {shown}: missing or unknown; is one version of zeropods on master and pods?")
-
-
-def _is_address(value: object) -> bool:
-    try:
-        address = ipaddress.IPv4Address(value) if isinstance(value, str) else None
-    except ValueError:
-        return False
-    return address is not None and not (address.is_unspecified or address.is_multicast)
-
-
-def _is_number(value: object, most: int) -> bool:
-    """Whether it is an integer from 1; JSON's `true` is no number, though Python's is."""
-    return type(value) is int and 1 <= value <= most
-
-
-def _matches(pattern: re.Pattern[str]) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def _is_port(value: object) -> bool:
-    return _is_number(value, 65_535)
-
-
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "worker": (_matches(_NAME), "letters, digits, '.', '_' and '-'"),
-    "address": (_is_address, "an IPv4 address"),
-    "hostname": (_matches(_NAME), "letters, digits, '.', '_' and '-'"),
-    "slots": (lambda value: _is_number(value, MAX_SLOTS), f"a number from 1 to {MAX_SLOTS}"),
-    "host_key": (_matches(_HOST_KEY), "'ssh-ed25519 AAAA...'"),
-    "control_port": (_is_port, "a port"),
-    "free_ports": (lambda value: isinstance(value, tuple) and all(map(_is_port, value)), "ports"),
-}

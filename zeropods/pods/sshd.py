@@ -28,23 +28,12 @@ PAUSE_SECONDS = 0.05
 KEYGEN_SECONDS = 30.0
 FIXED = """\
 PidFile none
-UsePAM no
 StrictModes no
 AuthenticationMethods publickey
-PubkeyAuthentication yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-HostbasedAuthentication no
-PermitRootLogin prohibit-password
-PermitUserEnvironment no
 PermitUserRC no
 DisableForwarding yes
-AllowAgentForwarding no
-AllowTcpForwarding no
-AllowStreamLocalForwarding no
-X11Forwarding no
-PermitTunnel no
-GatewayPorts no
 LoginGraceTime 20
 MaxStartups 100:30:200
 MaxSessions 100
@@ -54,6 +43,7 @@ LogLevel ERROR
 PrintMotd no
 PrintLastLog no
 """
+"""What differs from sshd's own defaults: no PAM, no tunnel, no environment of the user's."""
 
 
 class Sshd:

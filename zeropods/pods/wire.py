@@ -47,28 +47,38 @@ class ChannelError(Exception):
 
 
 class Channel:
-    """A connection after both nonces were exchanged; the first message received proves who the peer is.
+    """A connection; after `greet` the first message received proves who the peer is.
 
     Any error is final and closes the connection. Only one task at a time may `ask`.
     """
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, sends: bytes, receives: bytes
-    ) -> None:
-        self.peer = _peer(writer)
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, listens: bool) -> None:
+        name = writer.get_extra_info("peername")
+        self.peer = str(name[0]) if name else "a lost connection"
         self._reader = reader
         self._writer = writer
-        self._key = key
-        self._numbers = {sends: 0, receives: 0}
+        self._listens = listens
+        self._key = b""
+        self._sends, self._receives = (_LISTENER, _CONNECTOR) if listens else (_CONNECTOR, _LISTENER)
+        self._numbers = {_LISTENER: 0, _CONNECTOR: 0}
         """Number of the next message of each direction."""
-        self._sends = sends
-        self._receives = receives
+
+    async def greet(self, secret: bytes, purpose: str, seconds: float) -> None:
+        """Exchange nonces, from which the key of this connection follows."""
+        own = secrets.token_hex(16).encode()
+        async with self._bounded(seconds):
+            self._writer.write(b"zeropods 1 " + own + b"\n")
+            greeting = _GREETING.fullmatch(await self._line())
+            if greeting is None:
+                raise ChannelError(f"{self.peer}: malformed: no greeting of this protocol")
+        nonces = (own, greeting[1]) if self._listens else (greeting[1], own)
+        self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
 
     async def send(self, body: dict[str, Any]) -> None:
         """Send one message; `ValueError` for a number that JSON does not have."""
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         line = self._proof(self._sends, text) + b" " + text + b"\n"
-        async with _bounded(self._writer, self.peer, SEND_SECONDS):
+        async with self._bounded(SEND_SECONDS):
             if len(line) > MAX_MESSAGE_BYTES:
                 raise ChannelError(f"{self.peer}: too large: a message of {len(line)} bytes to send")
             self._writer.write(line)
@@ -76,8 +86,8 @@ class Channel:
 
     async def receive(self, seconds: float) -> dict[str, Any]:
         """The next message of the peer, proven and parsed."""
-        async with _bounded(self._writer, self.peer, seconds):
-            proof, _, text = (await _line(self._reader, self.peer)).partition(b" ")
+        async with self._bounded(seconds):
+            proof, _, text = (await self._line()).partition(b" ")
             if not hmac.compare_digest(self._proof(self._receives, text), proof):
                 raise ChannelError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
             try:
@@ -101,29 +111,57 @@ class Channel:
                 with suppress(ConnectionError):
                     await self._writer.wait_closed()
         except OSError:
-            self._writer.transport.abort()
+            self.cut()
+
+    def cut(self) -> None:
+        """Close without sending what is left."""
+        self._writer.transport.abort()
 
     def _proof(self, direction: bytes, text: bytes) -> bytes:
         sealed = direction + struct.pack(">Q", self._numbers[direction]) + text
         self._numbers[direction] += 1
         return hmac.digest(self._key, sealed, "sha256").hex().encode()
 
+    async def _line(self) -> bytes:
+        try:
+            return (await self._reader.readuntil(b"\n"))[:-1]
+        except asyncio.IncompleteReadError as error:
+            cut = " in the middle of a message" if error.partial else ""
+            raise ChannelError(f"{self.peer}: closed: the peer ended the connection{cut}") from None
+        except asyncio.LimitOverrunError:
+            raise ChannelError(f"{self.peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
+
+    @asynccontextmanager
+    async def _bounded(self, seconds: float) -> AsyncIterator[None]:
+        """A deadline, errors as `ChannelError`, and a connection that is cut where the block does not end well."""
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except BaseException as error:
+            self.cut()
+            if isinstance(error, OSError):
+                raise _channel_error(self.peer, error, seconds) from None
+            raise
+
 
 async def connect(address: str, port: int, secret: bytes, purpose: str, seconds: float) -> Channel:
     """Connect to a listener and exchange nonces within `seconds`; `ChannelError` where it is not there."""
-    place = f"{address}:{port}"
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
-    except TimeoutError:
-        raise ChannelError(f"{place}: timed out: no connection in {seconds:g} s") from None
+            streams = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
     except OSError as error:
-        raise ChannelError(f"{place}: closed: {error.strerror or error}") from None
-    own, theirs = await _exchange_nonces(reader, writer, deadline - clock())
-    key = _session_key(secret, purpose, listener=theirs, connector=own)
-    return Channel(reader, writer, key, sends=_CONNECTOR, receives=_LISTENER)
+        raise _channel_error(f"{address}:{port}", error, seconds) from None
+    channel = Channel(*streams, listens=False)
+    await channel.greet(secret, purpose, deadline - clock())
+    return channel
+
+
+def _channel_error(peer: str, error: OSError, seconds: float) -> ChannelError:
+    if isinstance(error, TimeoutError):
+        return ChannelError(f"{peer}: timed out: nothing in {seconds:g} s")
+    return ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}")
 
 
 class Listener:
@@ -145,14 +183,12 @@ class Listener:
         unproven: int,
         seconds: float,
     ) -> None:
-        self.rejected = 0
-        """Number of connections that were dropped without, or for, a message."""
         self._secret = secret
         self._purpose = purpose
         self._attend = attend
         self._limit = unproven
         self._seconds = seconds
-        self._unproven: dict[asyncio.StreamWriter, None] = {}
+        self._unproven: list[Channel] = []
         """Oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -178,35 +214,30 @@ class Listener:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        channel = Channel(reader, writer, listens=True)
         try:
             # One that was accepted while the listener was closed is nobody's.
             if self._server is not None:
-                await self._attend(*await self._proven(reader, writer))
-        except ChannelError:
-            self.rejected += 1
-        except asyncio.CancelledError:
-            pass  # By `close`. asyncio would log it with a traceback (Python 3.11).
+                await self._attend(channel, await self._first_message(channel))
+        except (ChannelError, asyncio.CancelledError):
+            pass  # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
         finally:
             self._tasks.discard(task)
-            writer.transport.abort()
+            channel.cut()
 
-    async def _proven(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Channel, dict[str, Any]]:
+    async def _first_message(self, channel: Channel) -> dict[str, Any]:
+        """The message by which a peer proves that it knows the secret."""
         while len(self._unproven) >= self._limit:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
-            oldest.transport.abort()
-        self._unproven[writer] = None
+            self._unproven.pop(0).cut()
+        self._unproven.append(channel)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._seconds
         try:
-            own, theirs = await _exchange_nonces(reader, writer, self._seconds)
-            key = _session_key(self._secret, self._purpose, listener=own, connector=theirs)
-            channel = Channel(reader, writer, key, sends=_LISTENER, receives=_CONNECTOR)
-            return channel, await channel.receive(deadline - clock())
+            await channel.greet(self._secret, self._purpose, self._seconds)
+            return await channel.receive(deadline - clock())
         finally:
-            self._unproven.pop(writer, None)
+            if channel in self._unproven:
+                self._unproven.remove(channel)
 
 
 def listening_socket(address: str, port: int | None) -> socket.socket:
@@ -240,55 +271,3 @@ def allow_open_files(needed: int) -> None:
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-async def _exchange_nonces(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float
-) -> tuple[bytes, bytes]:
-    """The own nonce and the peer's."""
-    own = secrets.token_hex(16).encode()
-    peer = _peer(writer)
-    async with _bounded(writer, peer, seconds):
-        writer.write(b"zeropods 1 " + own + b"\n")
-        greeting = _GREETING.fullmatch(await _line(reader, peer))
-        if greeting is None:
-            raise ChannelError(f"{peer}: malformed: no greeting of this protocol")
-        return own, greeting[1]
-
-
-def _session_key(secret: bytes, purpose: str, *, listener: bytes, connector: bytes) -> bytes:
-    return hmac.digest(secret, b"|".join([purpose.encode(), listener, connector]), "sha256")
-
-
-@asynccontextmanager
-async def _bounded(writer: asyncio.StreamWriter, peer: str, seconds: float) -> AsyncIterator[None]:
-    """A deadline, errors as `ChannelError`, and a connection that is cut where the block does not end well."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except BaseException as error:
-        writer.transport.abort()
-        if isinstance(error, TimeoutError):
-            raise ChannelError(f"{peer}: timed out: nothing in {seconds:g} s") from None
-        if isinstance(error, OSError):
-            raise ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
-        raise
-
-
-async def _line(reader: asyncio.StreamReader, peer: str) -> bytes:
-    try:
-        line = await reader.readuntil(b"\n")
-    except asyncio.IncompleteReadError as error:
-        cut = " in the middle of a message" if error.partial else ""
-        raise ChannelError(f"{peer}: closed: the peer ended the connection{cut}") from None
-    except asyncio.LimitOverrunError:
-        line = bytes(MAX_MESSAGE_BYTES + 1)
-    if len(line) > MAX_MESSAGE_BYTES:
-        raise ChannelError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes")
-    return line[:-1]
-
-
-def _peer(writer: asyncio.StreamWriter) -> str:
-    """The peer's IP address; a connection that is lost already has none."""
-    name = writer.get_extra_info("peername")
-    return str(name[0]) if name else "a lost connection"
