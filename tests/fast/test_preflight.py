@@ -16,10 +16,10 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.pods import checks
-from zeropods.pods.checks import Asked, Check, Expectation, PodChecks, Preflight, judge
+from zeropods.pods.checks import Check, CheckContext, Expectation, PodChecks, Preflight, judge
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import (
-    Ended,
+    ProbeEnd,
     check_table,
     preflight,
     preflight_self,
@@ -165,7 +165,7 @@ def test_facts_are_judged_by_what_the_run_needs(
     verdict: str,
     value: str,
 ) -> None:
-    asked = Asked(
+    asked = CheckContext(
         expected=replace(expected, **wanted), slots=2, address="10.0.0.2", asked_seconds=1000.0, answered_seconds=1001.0
     )
     judged = {each.check: each for each in judge(replace(facts, **found), asked)}
@@ -175,7 +175,7 @@ def test_facts_are_judged_by_what_the_run_needs(
 
 def test_other_version_of_a_package_is_mended_by_pip(facts: Facts, expected: Expectation) -> None:
     master = replace(expected, versions={**expected.versions, "torch": "2.13.0+cpu"})
-    asked = Asked(expected=master, slots=1, asked_seconds=0, answered_seconds=0)
+    asked = CheckContext(expected=master, slots=1, asked_seconds=0, answered_seconds=0)
     check = checks.check_package("torch", replace(facts, versions={"torch": "9.9.9"}), asked)
     assert check.remedy == "the master has 2.13.0+cpu; on the pod: pip install torch==2.13.0"
 
@@ -214,7 +214,7 @@ def test_cml_variables_are_taken_under_either_name_and_no_other_is() -> None:
     ],
 )
 def test_what_ssh_says_is_said_in_few_words(errors: str, value: str) -> None:
-    ended = Ended(status=255, login_seconds=None, output="", errors=errors)
+    ended = ProbeEnd(status=255, login_seconds=None, output="", errors=errors)
     check = ssh_check(ended, "127.0.1.1", 2222)
     assert (check.verdict, check.value) == ("failed", value) and check.remedy
 

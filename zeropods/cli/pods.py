@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +122,11 @@ def run_list(arguments: argparse.Namespace) -> Result:
     """Every cluster with what its pods answer."""
     from zeropods.pods.cluster import clusters
 
-    return {"clusters": [{**_described(cluster), "pods": list(cluster.statuses())} for cluster in clusters()]}
+    return {
+        "clusters": [
+            {**_described(cluster), "pods": [asdict(pod) for pod in cluster.statuses()]} for cluster in clusters()
+        ]
+    }
 
 
 def readable_list(result: Result) -> str:

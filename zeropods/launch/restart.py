@@ -215,7 +215,7 @@ def _attempt(
 def _answering(cluster: Cluster, end: End) -> tuple[Pod, ...]:
     """Pods whose agents answer now; not one that was lost, whatever it says."""
     told = cluster.statuses(ANSWER_SECONDS)
-    there = (pod for pod, said in zip(cluster.pods, told, strict=True) if said["status"] == "ready")
+    there = (pod for pod, said in zip(cluster.pods, told, strict=True) if said.is_ready)
     return tuple(pod for pod in there if pod.name != end.lost)
 
 

@@ -97,7 +97,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CheckContext:
     """What a pod was asked for, and when."""
 
     expected: Expectation
@@ -110,7 +110,7 @@ class Asked:
     """The master's clock after that."""
 
 
-def check_python(facts: Facts, asked: Asked) -> Check:
+def check_python(facts: Facts, asked: CheckContext) -> Check:
     """The same release of Python; another patch release is let pass."""
     found, wanted = facts.versions["python"] or "", asked.expected.versions["python"] or ""
     if found == wanted:
@@ -120,7 +120,7 @@ def check_python(facts: Facts, asked: Asked) -> Check:
     return Check("python", "warning" if same_release else "failed", found, remedy)
 
 
-def check_package(name: str, facts: Facts, asked: Asked) -> Check:
+def check_package(name: str, facts: Facts, asked: CheckContext) -> Check:
     """The master's version of a package."""
     found, wanted = facts.versions.get(name), asked.expected.versions.get(name)
     if found is not None and found == wanted:
@@ -132,7 +132,7 @@ def check_package(name: str, facts: Facts, asked: Asked) -> Check:
     return Check(name, "failed", found or "missing", remedy)
 
 
-def check_operations(facts: Facts, asked: Asked) -> Check:
+def check_operations(facts: Facts, asked: CheckContext) -> Check:
     """The operation that optimizer offload needs can be loaded."""
     offload = asked.expected.offload
     kind, _, detail = facts.cpu_adam.partition(": ")
@@ -149,7 +149,7 @@ def check_operations(facts: Facts, asked: Asked) -> Check:
     return Check("ops", "failed" if offload else "warning", f"{CPU_ADAM}: {detail}", remedy)
 
 
-def check_project(facts: Facts, asked: Asked) -> Check:
+def check_project(facts: Facts, asked: CheckContext) -> Check:
     """The project folder is there, and its files are the master's."""
     project, digests = asked.expected.project, asked.expected.digests
     if not facts.project:
@@ -164,7 +164,7 @@ def check_project(facts: Facts, asked: Asked) -> Check:
     return Check("project", "ok", "same files" if digests else "there")
 
 
-def check_disk(facts: Facts, asked: Asked) -> Check:
+def check_disk(facts: Facts, asked: CheckContext) -> Check:
     """Room for checkpoints in the project folder, for compilers in /tmp, for shared tensors in /dev/shm."""
     free, project = facts.free_bytes, asked.expected.project
     room = free["project"]
@@ -181,7 +181,7 @@ def check_disk(facts: Facts, asked: Asked) -> Check:
     return Check("disk", "ok", _gib(room))
 
 
-def check_memory(facts: Facts, asked: Asked) -> Check:
+def check_memory(facts: Facts, asked: CheckContext) -> Check:
     """Main memory that could be used at once."""
     value = _gib(facts.memory_available_bytes)
     if facts.memory_available_bytes < MEMORY_BYTES:
@@ -189,7 +189,7 @@ def check_memory(facts: Facts, asked: Asked) -> Check:
     return Check("memory", "ok", value)
 
 
-def check_gpu_memory(facts: Facts, asked: Asked) -> Check:
+def check_gpu_memory(facts: Facts, asked: CheckContext) -> Check:
     """Nobody else uses the GPUs."""
     if not facts.gpus:
         return Check("GPU memory", "ok", "no GPU")
@@ -201,7 +201,7 @@ def check_gpu_memory(facts: Facts, asked: Asked) -> Check:
     return Check("GPU memory", "ok", value)
 
 
-def check_slots(facts: Facts, asked: Asked) -> Check:
+def check_slots(facts: Facts, asked: CheckContext) -> Check:
     """A process has a GPU of its own; without GPUs, a core."""
     gpus, wanted = len(facts.gpus or ()), asked.slots
     if gpus:
@@ -215,7 +215,7 @@ def check_slots(facts: Facts, asked: Asked) -> Check:
     return Check("slots", "ok", value)
 
 
-def check_clock(facts: Facts, asked: Asked) -> Check:
+def check_clock(facts: Facts, asked: CheckContext) -> Check:
     """The pod's clock agrees with the master's."""
     ahead = max(facts.time_seconds - asked.answered_seconds, 0.0)
     behind = max(asked.asked_seconds - facts.time_seconds, 0.0)
@@ -242,7 +242,7 @@ def check_programs(facts: Facts) -> Check:
     return Check("programs", "ok", ", ".join(PROGRAMS))
 
 
-def check_cml(facts: Facts, asked: Asked) -> Check:
+def check_cml(facts: Facts, asked: CheckContext) -> Check:
     """CML says who the pod is, and it is the pod that was asked for."""
     missing = [name for name in CML_NAMES if name not in facts.cml]
     if missing:
@@ -253,13 +253,13 @@ def check_cml(facts: Facts, asked: Asked) -> Check:
     return Check("CML", "ok", facts.cml["CDSW_ENGINE_ID"])
 
 
-MACHINE: tuple[Callable[[Facts, Asked], Check], ...] = (
+MACHINE: tuple[Callable[[Facts, CheckContext], Check], ...] = (
     check_operations, check_project, check_disk, check_memory, check_gpu_memory, check_slots, check_clock,
 )  # fmt: skip
 """Made of every pod, after Python and the packages."""
 
 
-def judge(facts: Facts, asked: Asked) -> list[Check]:
+def judge(facts: Facts, asked: CheckContext) -> list[Check]:
     """All checks of a pod, in the order of the table's columns."""
     checks = [check_python(facts, asked), *(check_package(name, facts, asked) for name in PACKAGES)]
     checks += [check(facts, asked) for check in MACHINE]

@@ -10,9 +10,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -42,6 +41,27 @@ SCRIPT = "textsql_train.py"
 STATUS_SECONDS, LOCK_SECONDS = 2.0, 20.0
 RENEW_SECONDS, RENEWALS_PER_LEASE = 5.0, 5
 """A lease is renewed every 5 s, or at least so often in its time: a few renewals may be lost before the lease is."""
+
+
+@dataclass(frozen=True)
+class PodStatus:
+    """What a pod answers when it is asked."""
+
+    pod: str
+    address: str
+    slots: int
+    hostname: str
+    status: str
+    """`ready`, or `no answer` and why."""
+    runs: dict[str, int] = field(default_factory=dict)
+    """Number of processes by run."""
+    lease_seconds_left: float | None = None
+    """None where it does not answer."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        return self.status == "ready"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +118,25 @@ class Cluster(State):
         """Addresses and control ports of the agents."""
         return tuple((pod.address, pod.control_port) for pod in self.pods)
 
-    def statuses(self, seconds: float = STATUS_SECONDS) -> Sequence[dict[str, Any]]:
-        """What each pod answers when asked, all at once; one that does not is `status` "no answer"."""
+    def statuses(self, seconds: float = STATUS_SECONDS) -> Sequence[PodStatus]:
+        """What each pod answers when asked, all at once."""
         answers = ask_all(self.agents, self.secret, {"do": "status"}, seconds)
-        return [_status(pod, answer) for pod, answer in zip(self.pods, answers, strict=True)]
+        found = []
+        for pod, answer in zip(self.pods, answers, strict=True):
+            about = (pod.name, pod.address, pod.slots, pod.hostname)
+            if isinstance(answer, AgentError):
+                found.append(PodStatus(*about, status=f"no answer: {answer}"))
+            else:
+                found.append(PodStatus(*about, "ready", answer["runs"], answer["lease_seconds_left"]))
+        return found
 
     def is_ready(self) -> bool:
         """Whether all pods answer now."""
-        return all(pod["status"] == "ready" for pod in self.statuses())
+        return all(pod.is_ready for pod in self.statuses())
 
     def list(self) -> Table:
         """The pods and their state now."""
-        return Table.of(self.statuses(), f"Cluster {self.name}")
+        return Table.of(map(asdict, self.statuses()), f"Cluster {self.name}")
 
     def preflight(self) -> Preflight:
         """What is found on every pod now."""
@@ -127,7 +154,8 @@ class Cluster(State):
 
     def _repr_html_(self) -> str:
         title = f"Cluster {self.name}: {len(self.pods)} pods, ssh port {self.ssh_port}"
-        return Table.of(map(_facts, self.pods), title).to_html()
+        shown = ({"pod": p.name, "address": p.address, "slots": p.slots, "hostname": p.hostname} for p in self.pods)
+        return Table.of(shown, title).to_html()
 
 
 def find(name: str | None = None) -> Cluster:
@@ -281,11 +309,11 @@ def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     atexit.register(_end_all, os.getpid())
 
 
-def release(name: str, pods: tuple[Pod, ...] | None = None) -> None:
-    """Renew a cluster's lease no longer; only if it has these pods, where they are given."""
-    known = _keepers.get(name)
-    if known and pods in (None, known.cluster.pods):
-        _keepers.pop(name).stop()
+def release(name: str) -> None:
+    """Renew a cluster's lease no longer."""
+    known = _keepers.pop(name, None)
+    if known:
+        known.stop()
 
 
 def _end_all(owner: int) -> None:
@@ -306,13 +334,14 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         pods: only if it still has these pods: the name may be another cluster's by now.
     """
     folder = folder_of(name)
-    release(name, pods)
     if not folder.is_dir():
+        release(name)
         return False
     with locked(folder, LOCK_SECONDS):
         state = read_state(folder)
         if state is None or pods not in (None, state.pods):
             return False
+        release(name)
         with deferred():
             clear(folder)
     return True
@@ -343,14 +372,3 @@ def sweep() -> None:
                 workers = workers_of(folder_of(name), state.settings)
                 if all(worker.has_ended for worker in workers.list()):
                     clear(folder_of(name))
-
-
-def _facts(pod: Pod) -> dict[str, Any]:
-    return {"pod": pod.name, "address": pod.address, "slots": pod.slots, "hostname": pod.hostname}
-
-
-def _status(pod: Pod, answer: dict[str, Any] | AgentError) -> dict[str, Any]:
-    if isinstance(answer, AgentError):
-        return {**_facts(pod), "status": f"no answer: {answer}", "runs": {}, "lease_seconds_left": None}
-    left = answer["lease_seconds_left"]
-    return {**_facts(pod), "status": "ready", "runs": answer["runs"], "lease_seconds_left": left}

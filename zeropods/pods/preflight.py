@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.pods.checks import Asked, Check, Expectation, PodChecks, Preflight, judge
+from zeropods.pods.checks import Check, CheckContext, Expectation, PodChecks, Preflight, judge
 from zeropods.pods.hostfile import Host
 from zeropods.pods.probe import SECONDS as PROBE_SECONDS
 from zeropods.pods.probe import Facts
@@ -126,7 +126,7 @@ def preflight_self(expected: Expectation, *, slots: int = 1) -> Preflight:
     """Check this machine alone, without ssh; also for the programs with which it serves and starts others."""
     began = time.time()
     ended = run_bounded(["sh", "-c", _probe_command(expected)], threading.Event(), over_ssh=False)
-    asked = Asked(expected=expected, slots=slots, asked_seconds=began, answered_seconds=time.time())
+    asked = CheckContext(expected=expected, slots=slots, asked_seconds=began, answered_seconds=time.time())
     return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(ended, asked)),))
 
 
@@ -162,7 +162,7 @@ def _line(pod: PodChecks, check: Check) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class ProbeEnd:
     """How a command ended."""
 
     status: int | None
@@ -173,7 +173,7 @@ class Ended:
     errors: str
 
 
-def run_bounded(argv: list[str], stop: threading.Event, *, over_ssh: bool = True) -> Ended:
+def run_bounded(argv: list[str], stop: threading.Event, *, over_ssh: bool = True) -> ProbeEnd:
     """Run the probe. It is killed with its process group if it takes too long, to log in or altogether.
 
     Args:
@@ -205,10 +205,10 @@ def run_bounded(argv: list[str], stop: threading.Event, *, over_ssh: bool = True
         said = written(errors.fileno())
         if login is None and LOGGED_IN in said:
             login = time.monotonic() - started
-        return Ended(status=status, login_seconds=login, output=written(output.fileno()), errors=said)
+        return ProbeEnd(status=status, login_seconds=login, output=written(output.fileno()), errors=said)
 
 
-def ssh_check(ended: Ended, address: str, port: int | None) -> Check:
+def ssh_check(ended: ProbeEnd, address: str, port: int | None) -> Check:
     """Whether ssh logged in; else why not in a few words, and the remedy."""
     login = ended.login_seconds
     if login is not None and ended.status != SSH_STATUS:
@@ -232,7 +232,7 @@ def _examine(
     command = ["sh", "-c", _probe_command(expected)]
     began = time.time()
     ended = run_bounded(ssh_argv(ssh_config, host.address, command, port=port, log_level="VERBOSE"), stop)
-    asked = Asked(
+    asked = CheckContext(
         expected=expected, slots=host.slots, address=host.address, asked_seconds=began, answered_seconds=time.time()
     )
     reached = ssh_check(ended, host.address, port)
@@ -250,7 +250,7 @@ def _probe_command(expected: Expectation) -> str:
     return f"cd {shlex.quote(str(expected.project))} 2>/dev/null; exec {shlex.join(argv)}"
 
 
-def _judged(ended: Ended, asked: Asked) -> tuple[Check, ...]:
+def _judged(ended: ProbeEnd, asked: CheckContext) -> tuple[Check, ...]:
     """The checks of a pod's facts, or the one check that says why there are none."""
     if ended.status is None:
         remedy = "is the pod overloaded, or the storage of its project folder gone?"

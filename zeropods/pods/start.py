@@ -175,12 +175,12 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
         return None
     cluster = Cluster.of(folder, state)
     pods = cluster.statuses()
-    there = [pod for pod in pods if pod["status"] == "ready"]
+    there = [pod for pod in pods if pod.is_ready]
     before, after = asdict(state.settings), asdict(settings)
     changed = ", ".join(f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key])
     if len(there) == len(pods) and not changed:
         return cluster
-    used = [pod["pod"] for pod in there if pod["runs"]]
+    used = [pod.pod for pod in there if pod.runs]
     if there and (changed or used):
         why = f"with other settings ({changed})" if changed else f"in part, with a run on {', '.join(used)}"
         raise UserError(f"cluster {state.name}: is up {why}; zeropods pods down --name {state.name}, or another name")
