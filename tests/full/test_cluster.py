@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
 from tests.full.cml_double import CmlDouble
-from zeropods import pods, programs
+from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods import processes
 from zeropods.pods.backends import local
@@ -193,31 +191,17 @@ def test_up_that_was_killed_is_cleared_by_down_though_its_workers_ignore_sigterm
     assert not processes_of(home) and not list(home.iterdir())
 
 
-def test_a_worker_that_dies_at_start_is_named_with_its_last_words(home: Path, worker: Path) -> None:
-    worker.write_text("raise SystemExit('no GPU here')")
-    with pytest.raises(UserError, match=r"worker \w+ \(127\.0\.\d+\.\d+\) ended with exit code 1 .* no GPU here"):
-        pods.up(2)
-
-
-def test_a_worker_that_says_nothing_is_named_at_the_deadline(home: Path, worker: Path) -> None:
-    with pytest.raises(UserError, match=r"0 of 2 pods after 3 s: worker \w+ \(127.*\) is running.*; worker \w+"):
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("raise SystemExit('no GPU here')", r"worker \w+ \(127\.0\.\d+\.\d+\) ended with exit code 1 .* no GPU here"),
+        (SLEEPER, r"0 of 2 pods after 3 s: worker \w+ \(127.*\) is running; it wrote nothing; worker \w+"),
+    ],
+)
+def test_a_worker_that_dies_or_says_nothing_is_named(home: Path, worker: Path, script: str, line: str) -> None:
+    worker.write_text(script)
+    with pytest.raises(UserError, match=line):
         pods.up(2, seconds=3)
-
-
-def test_a_port_that_is_taken_is_named(home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(UserError, match=str(port)):
-            pods.up(1, port=port)
-
-
-def test_a_missing_sshd_is_named_with_its_package(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ssh", "ssh-keygen", "pdsh"):
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path),))
-    with pytest.raises(UserError, match=r"^sshd: not found on PATH; apt-get install openssh-server$"):
-        pods.up(1)
 
 
 def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path) -> None:

@@ -23,14 +23,13 @@ from tests.full.clusters import (
     plain_sshd,
     ports_of,
     processes_of,
-    program,
     ssh,
     zeropods,
 )
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods.cluster import deepspeed_environment, sweep
+from zeropods.pods.cluster import deepspeed_environment
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.processes import Process, descendants
 from zeropods.pods.ssh import known_hosts_text
@@ -237,17 +236,6 @@ def test_a_host_that_ssh_cannot_reach_or_that_has_another_key_is_named_and_the_o
         with pytest.raises(UserError, match=r"host first: Host key verification failed\."):
             up(made, count=1)
     assert not processes_of(home) and not list(home.iterdir())
-
-
-def test_pods_end_with_the_process_that_holds_their_lease(hosts: Own, home: Path) -> None:
-    how = f"hostfile={str(hosts.hostfile)!r}, ssh_config={str(hosts.ssh_config)!r}, lease_seconds=3"
-    holder = program(f"import time; from zeropods import pods; pods.up({how}); print('up', flush=True); time.sleep(99)")
-    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
-    holder.kill()
-    holder.communicate()
-    await_that(lambda: not processes_of(home), 20.0)
-    sweep()
-    assert not list(home.iterdir())
 
 
 @pytest.mark.parametrize(
