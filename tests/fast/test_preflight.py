@@ -10,15 +10,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from zeropods.errors import UserError
 from zeropods.pods import checks
-from zeropods.pods.checks import Check, CheckContext, Expectation, PodChecks, Preflight, judge
+from zeropods.pods.checks import Check, Expectation, operation_state
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import (
+    PodChecks,
+    Preflight,
     ProbeEnd,
     check_table,
     preflight,
@@ -28,15 +29,12 @@ from zeropods.pods.preflight import (
     run_bounded,
     ssh_check,
 )
-from zeropods.pods.probe import Facts, cml_variables, gather, operation_state
 from zeropods.programs import Turn, free_port
 from zeropods.tables import GIB, MIB
 
 DEADLINE_SECONDS = 20.0
-GPU = {"free_bytes": 40 * GIB, "total_bytes": 40 * GIB}
-USED_GPU = {"free_bytes": 10 * GIB, "total_bytes": 40 * GIB}
 ROOM = {"project": 50 * GIB, "/tmp": GIB, "/dev/shm": GIB}
-CML = {"CDSW_ENGINE_ID": "a", "CDSW_MASTER_IP": "10.0.0.1", "CDSW_IP_ADDRESS": "10.0.0.2"}
+CML = {"CDSW_ENGINE_ID": "a", "CDSW_IP_ADDRESS": "10.0.0.2", "CDSW_MASTER_IP": "10.0.0.1"}
 
 
 @pytest.fixture
@@ -52,27 +50,16 @@ def expected(project: Path) -> Expectation:
     return Expectation.of_this_machine(project, ("train.py",))
 
 
-@pytest.fixture
-def facts(project: Path) -> Facts:
-    return gather(project, ["train.py"])
-
-
-def test_probe_prints_its_facts_as_one_line_and_loads_no_torch(project: Path) -> None:
-    code = f"""
+def test_the_probe_prints_one_line_and_loads_no_torch(expected: Expectation) -> None:
+    code = """
 import sys
-from zeropods.pods.probe import main
-main(["--project", {str(project)!r}, "--file", "train.py"])
+from zeropods.pods.checks import main
+main()
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "deepspeed")))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=DEADLINE_SECONDS, check=True)
-    found = Facts.from_json(json.loads(done.stdout))
-    assert found.project and found.versions["python"] and found.digests["train.py"]
-
-
-@pytest.mark.parametrize("answer", [[], {"hostname": "a"}, None])
-def test_facts_of_another_version_are_refused(answer: object) -> None:
-    with pytest.raises(ValueError, match="not the facts"):
-        Facts.from_json(answer)
+    argv = [sys.executable, "-c", code, expected.to_json()]
+    done = subprocess.run(argv, capture_output=True, timeout=DEADLINE_SECONDS, check=True)
+    assert "project" in [check["check"] for check in json.loads(done.stdout)["checks"]]
 
 
 def test_this_machine_passes_its_own_check(expected: Expectation) -> None:
@@ -119,64 +106,52 @@ def test_a_command_that_does_not_log_in_or_is_stopped_is_killed(stopped: bool) -
     assert time.monotonic() - started < (2.5 if stopped else DEADLINE_SECONDS)
 
 
-JUDGED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
-    ("python", {"versions": {"python": "3.11.7"}}, {"versions": {"python": "3.11.7"}}, "ok", "3.11.7"),
-    ("python", {"versions": {"python": "3.11.2"}}, {"versions": {"python": "3.11.7"}}, "warning", "3.11.2"),
-    ("python", {"versions": {"python": "3.1.7"}}, {"versions": {"python": "3.11.7"}}, "failed", "3.1.7"),
-    ("torch", {"versions": {"python": "3", "torch": "9.9"}}, {}, "failed", "9.9"),
-    ("deepspeed", {"versions": {"python": "3"}}, {}, "failed", "missing"),
-    ("ops", {"cpu_adam": "compiled"}, {"offload": True}, "ok", "compiled"),
-    ("ops", {"cpu_adam": "compilable"}, {"offload": True}, "warning", "cpu_adam not compiled"),
-    ("ops", {"cpu_adam": "compiling"}, {}, "warning", "cpu_adam being compiled"),
-    ("ops", {"cpu_adam": "impossible: no ninja"}, {"offload": True}, "failed", "cpu_adam: no ninja"),
-    ("ops", {"cpu_adam": "impossible: no ninja"}, {}, "warning", "cpu_adam: no ninja"),
-    ("ops", {"cpu_adam": "impossible: no ninja"}, {"offload": False}, "ok", "none needed"),
-    ("project", {"project": False}, {}, "failed", "missing"),
-    ("disk", {"free_bytes": ROOM}, {}, "ok", "50.0 GiB"),
-    ("disk", {"free_bytes": {**ROOM, "project": 5 * GIB}}, {}, "warning", "5.0 GiB"),
-    ("disk", {"free_bytes": {**ROOM, "/tmp": 0}}, {}, "warning", "/tmp 0.0 GiB"),
-    ("disk", {"free_bytes": {**ROOM, "/dev/shm": 64 * MIB}}, {}, "warning", "/dev/shm 0.1 GiB"),
-    ("disk", {"free_bytes": {**ROOM, "project": GIB // 2}}, {}, "failed", "0.5 GiB"),
-    ("disk", {"free_bytes": {**ROOM, "project": None}}, {}, "failed", "unknown"),
-    ("memory", {"memory_available_bytes": GIB}, {}, "warning", "1.0 GiB"),
-    ("GPU memory", {"gpus": None}, {}, "ok", "no GPU"),
-    ("GPU memory", {"gpus": [GPU, USED_GPU]}, {}, "warning", "10.0 GiB of 40.0 GiB"),
-    ("slots", {"gpus": None, "cores": 2}, {}, "ok", "2 on 2 cores"),
-    ("slots", {"gpus": None, "cores": 1}, {}, "warning", "2 on 1 cores"),
-    ("slots", {"gpus": [GPU, GPU]}, {}, "ok", "2 of 2 GPU"),
-    ("slots", {"gpus": [GPU]}, {}, "failed", "2 of 1 GPU"),
-    ("clock", {"time_seconds": 1000.5}, {}, "ok", "same"),
-    ("clock", {"time_seconds": 994.0}, {}, "warning", "6 s behind"),
-    ("clock", {"time_seconds": 1007.0}, {}, "warning", "6 s ahead"),
-    ("clock", {"time_seconds": 1100.0}, {}, "failed", "99 s ahead"),
-    ("CML", {"cml": {}}, {"cml": True}, "warning", "no CDSW_ENGINE_ID, no CDSW_IP_ADDRESS, no CDSW_MASTER_IP"),
-    ("CML", {"cml": CML}, {"cml": True}, "ok", "a"),
-    ("CML", {"cml": {**CML, "CDSW_IP_ADDRESS": "10.0.0.3"}}, {"cml": True}, "failed", "is 10.0.0.3"),
+MASTER = Expectation(project=Path("/nowhere"), versions={"python": "3.11.7", "torch": "2.13.0+cpu"})
+JUDGED = [
+    (checks.check_python({"python": "3.11.7"}, MASTER), "ok", "3.11.7"),
+    (checks.check_python({"python": "3.11.2"}, MASTER), "warning", "3.11.2"),
+    (checks.check_python({"python": "3.1.7"}, MASTER), "failed", "3.1.7"),
+    (checks.check_package("torch", {"torch": "9.9"}, MASTER), "failed", "9.9"),
+    (checks.check_package("torch", {"torch": None}, MASTER), "failed", "missing"),
+    (checks.check_operations("compiled", True), "ok", "compiled"),
+    (checks.check_operations("compilable", True), "warning", "cpu_adam not compiled"),
+    (checks.check_operations("compiling", None), "warning", "cpu_adam being compiled"),
+    (checks.check_operations("impossible: no ninja", True), "failed", "cpu_adam: no ninja"),
+    (checks.check_operations("impossible: no ninja", None), "warning", "cpu_adam: no ninja"),
+    (checks.check_operations("impossible: no ninja", False), "ok", "none needed"),
+    (checks.check_project(MASTER), "failed", "missing"),
+    (checks.check_disk(ROOM, Path()), "ok", "50.0 GiB"),
+    (checks.check_disk({**ROOM, "project": 5 * GIB}, Path()), "warning", "5.0 GiB"),
+    (checks.check_disk({**ROOM, "/tmp": 0}, Path()), "warning", "/tmp 0.0 GiB"),
+    (checks.check_disk({**ROOM, "/dev/shm": 64 * MIB}, Path()), "warning", "/dev/shm 0.1 GiB"),
+    (checks.check_disk({**ROOM, "project": GIB // 2}, Path()), "failed", "0.5 GiB"),
+    (checks.check_disk({**ROOM, "project": None}, Path()), "failed", "unknown"),
+    (checks.check_memory(GIB), "warning", "1.0 GiB"),
+    (checks.check_gpu_memory([]), "ok", "no GPU"),
+    (checks.check_gpu_memory([(40 * GIB, 40 * GIB)] * 2), "ok", "40.0 GiB of 40.0 GiB"),
+    (checks.check_gpu_memory([(40 * GIB, 40 * GIB), (10 * GIB, 40 * GIB)]), "warning", "10.0 GiB of 40.0 GiB"),
+    (checks.check_slots(2, 0, 2), "ok", "2 on 2 cores"),
+    (checks.check_slots(2, 0, 1), "warning", "2 on 1 cores"),
+    (checks.check_slots(2, 2, 8), "ok", "2 of 2 GPU"),
+    (checks.check_slots(2, 1, 8), "failed", "2 of 1 GPU"),
+    (checks.check_clock(1000.5, asked=1000, answered=1001), "ok", "same"),
+    (checks.check_clock(994.0, asked=1000, answered=1001), "warning", "6 s behind"),
+    (checks.check_clock(1007.0, asked=1000, answered=1001), "warning", "6 s ahead"),
+    (checks.check_clock(1100.0, asked=1000, answered=1001), "failed", "99 s ahead"),
+    (checks.check_cml({"CDSW_API_KEY": "secret"}, None), "warning", f"no {', no '.join(CML)}"),
+    (checks.check_cml(CML, "10.0.0.2"), "ok", "a"),
+    (checks.check_cml({name.replace("CDSW", "CML"): value for name, value in CML.items()}, None), "ok", "a"),
+    (checks.check_cml(CML, "10.0.0.3"), "failed", "is 10.0.0.2"),
 ]
 
 
-@pytest.mark.parametrize(("check", "found", "wanted", "verdict", "value"), JUDGED)
-def test_facts_are_judged_by_what_the_run_needs(
-    facts: Facts,
-    expected: Expectation,
-    check: str,
-    found: dict[str, Any],
-    wanted: dict[str, Any],
-    verdict: str,
-    value: str,
-) -> None:
-    asked = CheckContext(
-        expected=replace(expected, **wanted), slots=2, address="10.0.0.2", asked_seconds=1000.0, answered_seconds=1001.0
-    )
-    judged = {each.check: each for each in judge(replace(facts, **found), asked)}
-    assert (judged[check].verdict, judged[check].value) == (verdict, value)
-    assert bool(judged[check].remedy) == (verdict != "ok")
+@pytest.mark.parametrize(("check", "verdict", "value"), JUDGED)
+def test_what_is_found_is_judged_by_what_the_run_needs(check: Check, verdict: str, value: str) -> None:
+    assert (check.verdict, check.value) == (verdict, value) and bool(check.remedy) == (verdict != "ok")
 
 
-def test_other_version_of_a_package_is_mended_by_pip(facts: Facts, expected: Expectation) -> None:
-    master = replace(expected, versions={**expected.versions, "torch": "2.13.0+cpu"})
-    asked = CheckContext(expected=master, slots=1, asked_seconds=0, answered_seconds=0)
-    check = checks.check_package("torch", replace(facts, versions={"torch": "9.9.9"}), asked)
+def test_other_version_of_a_package_is_mended_by_pip() -> None:
+    check = checks.check_package("torch", {"torch": "9.9.9"}, MASTER)
     assert check.remedy == "the master has 2.13.0+cpu; on the pod: pip install torch==2.13.0"
 
 
@@ -191,11 +166,6 @@ def test_cache_of_compiled_operations_is_read(tmp_path: Path, monkeypatch: pytes
     assert operation_state().startswith("impossible: no C++ compiler")
     (tmp_path / "cpu_adam" / "cpu_adam.so").touch()
     assert operation_state() == "compiled"
-
-
-def test_cml_variables_are_taken_under_either_name_and_no_other_is() -> None:
-    environ = {"CML_MASTER_IP": "10.0.0.1", "CDSW_IP_ADDRESS": "10.0.0.2", "CDSW_API_KEY": "secret"}
-    assert cml_variables(environ) == {"CDSW_MASTER_IP": "10.0.0.1", "CDSW_IP_ADDRESS": "10.0.0.2"}
 
 
 @pytest.mark.parametrize(

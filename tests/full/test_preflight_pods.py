@@ -19,9 +19,9 @@ import pytest
 
 from tests.full.clusters import plain_sshd
 from zeropods.errors import UserError
-from zeropods.pods.checks import Check, Expectation, Preflight
+from zeropods.pods.checks import Check, Expectation
 from zeropods.pods.hostfile import Host
-from zeropods.pods.preflight import LOGIN_SECONDS, preflight, remedies, require
+from zeropods.pods.preflight import LOGIN_SECONDS, Preflight, preflight, remedies, require
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_argv, ssh_config_text
 from zeropods.pods.sshd import make_key
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
-    from zeropods.pods.checks import Preflight
     from zeropods.pods.cluster import Cluster
+    from zeropods.pods.preflight import Preflight
 
 Result = dict[str, Any]
 UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")

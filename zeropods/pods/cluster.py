@@ -19,9 +19,10 @@ from zeropods.pods import this_pod
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.checks import Expectation
 from zeropods.pods.control import AgentClient, AgentError, ask_all
 from zeropods.pods.hostfile import Host, write_hostfile
-from zeropods.pods.preflight import CheckTable, Expectation, Preflight, check_table, preflight
+from zeropods.pods.preflight import CheckTable, Preflight, check_table, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
 from zeropods.pods.state import STATE, Pod, Settings, State, folder_of, locked, names, read_state

@@ -16,15 +16,15 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.pods.checks import Check, CheckContext, Expectation, PodChecks, Preflight, judge
+from zeropods.pods.checks import SECONDS as PROBE_SECONDS
+from zeropods.pods.checks import Check, Expectation, check_clock
 from zeropods.pods.hostfile import Host
-from zeropods.pods.probe import SECONDS as PROBE_SECONDS
-from zeropods.pods.probe import Facts
 from zeropods.pods.ssh import ssh_argv
 from zeropods.tables import Table
 
@@ -72,6 +72,35 @@ FAILURES = (
 """What ssh says, as a regular expression; the value in a few words; the remedy."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PodChecks:
+    """What was found on one pod."""
+
+    pod: str
+    address: str
+    checks: tuple[Check, ...]
+
+    def not_ok(self) -> list[Check]:
+        """Failures, then warnings."""
+        return sorted((c for c in self.checks if c.verdict != "ok"), key=lambda c: c.verdict != "failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What was found on all pods, in the order of the hostfile."""
+
+    pods: tuple[PodChecks, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; warnings are let pass."""
+        return all(check.verdict != "failed" for pod in self.pods for check in pod.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `zeropods pods check --json` prints it."""
+        return {"ok": self.ok, **asdict(self)}
+
+
 @dataclass(frozen=True, repr=False)
 class CheckTable(Table):
     """Pods x checks, and below them a line for each check that is not ok."""
@@ -112,21 +141,23 @@ def preflight(
         raise UserError("ssh: not found; install it (Debian: apt-get install openssh-client)")
     shown = names if names is not None else [host.address for host in hosts]
     # The run's port is wanted on the first pod only: there its first rank listens.
-    wanted = [expected, *[replace(expected, master_port=None)] * (len(hosts) - 1)]
+    wanted = [
+        replace(expected, slots=host.slots, address=host.address, master_port=None if number else expected.master_port)
+        for number, host in enumerate(hosts)
+    ]
     stop = threading.Event()
     with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
         try:
             examine = partial(_examine, ssh_config=ssh_config, port=port, stop=stop)
-            return Preflight(pods=tuple(threads.map(examine, shown, hosts, wanted)))
+            return Preflight(pods=tuple(threads.map(examine, shown, wanted)))
         finally:
             stop.set()
 
 
-def preflight_self(expected: Expectation, *, slots: int = 1) -> Preflight:
+def preflight_self(expected: Expectation) -> Preflight:
     """Check this machine alone, without ssh; also for the programs with which it serves and starts others."""
-    began = time.time()
+    asked = time.time()
     ended = run_bounded(["sh", "-c", _probe_command(expected)], threading.Event(), over_ssh=False)
-    asked = CheckContext(expected=expected, slots=slots, asked_seconds=began, answered_seconds=time.time())
     return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(ended, asked)),))
 
 
@@ -227,31 +258,29 @@ def ssh_check(ended: ProbeEnd, address: str, port: int | None) -> Check:
 
 
 def _examine(
-    name: str, host: Host, expected: Expectation, ssh_config: Path | None, port: int | None, stop: threading.Event
+    name: str, expected: Expectation, *, ssh_config: Path | None, port: int | None, stop: threading.Event
 ) -> PodChecks:
+    address = str(expected.address)
     command = ["sh", "-c", _probe_command(expected)]
-    began = time.time()
-    ended = run_bounded(ssh_argv(ssh_config, host.address, command, port=port, log_level="VERBOSE"), stop)
-    asked = CheckContext(
-        expected=expected, slots=host.slots, address=host.address, asked_seconds=began, answered_seconds=time.time()
-    )
-    reached = ssh_check(ended, host.address, port)
+    asked = time.time()
+    ended = run_bounded(ssh_argv(ssh_config, address, command, port=port, log_level="VERBOSE"), stop)
+    reached = ssh_check(ended, address, port)
     judged = _judged(ended, asked) if reached.verdict == "ok" else ()
-    return PodChecks(pod=name, address=host.address, checks=(reached, *judged))
+    return PodChecks(pod=name, address=address, checks=(reached, *judged))
 
 
 def _probe_command(expected: Expectation) -> str:
     """For a shell; as DeepSpeed starts its ranks: in the project folder, with this interpreter."""
-    argv = [sys.executable, "-m", "zeropods.pods.probe", "--project", str(expected.project)]
-    for name in expected.digests:
-        argv += ["--file", name]
-    if expected.master_port is not None:
-        argv += ["--port", str(expected.master_port)]
+    argv = [sys.executable, "-m", "zeropods.pods.checks", expected.to_json()]
     return f"cd {shlex.quote(str(expected.project))} 2>/dev/null; exec {shlex.join(argv)}"
 
 
-def _judged(ended: ProbeEnd, asked: CheckContext) -> tuple[Check, ...]:
-    """The checks of a pod's facts, or the one check that says why there are none."""
+def _judged(ended: ProbeEnd, asked: float) -> tuple[Check, ...]:
+    """The checks that a pod has made of itself, and of its clock; or the one that says why there are none.
+
+    Args:
+        asked: seconds since 1970, when it was asked.
+    """
     if ended.status is None:
         remedy = "is the pod overloaded, or the storage of its project folder gone?"
         return (Check("python", "failed", f"no answer in {PROBE_SECONDS} s", remedy),)
@@ -260,13 +289,12 @@ def _judged(ended: ProbeEnd, asked: CheckContext) -> tuple[Check, ...]:
     # A shell's start-up files may have written other lines before it.
     answer = next((line for line in reversed(ended.output.splitlines()) if line.startswith("{")), "")
     try:
-        if ended.status != 0:
-            raise ValueError("the probe failed")
-        facts = Facts.from_json(json.loads(answer))
-    except ValueError:
+        found = json.loads(answer)
+        clock = check_clock(found["time_seconds"], asked=asked, answered=time.time())
+        return (*(Check(**check) for check in found["checks"]), clock)
+    except (ValueError, KeyError, TypeError):
         value = _last_words(ended.errors) or "not understood"
         return (Check("python", "failed", value, "install the same zeropods with its requirements on the pod"),)
-    return tuple(judge(facts, asked))
 
 
 def _last_words(errors: str) -> str:
