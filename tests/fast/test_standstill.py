@@ -12,8 +12,8 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.hangs import DEFAULT_SECONDS, PATIENT_SECONDS, Standstill, check_step_timeout, culprit, save_stacks
-from zeropods.measure.heartbeat import BYTES, Beat, beat_file, read_beats, write_beat
-from zeropods.pods.processes import STACKS, catches, find_process
+from zeropods.measure.heartbeat import BYTES, STACKS, Beat, beat_file, read_beats, write_beat
+from zeropods.pods.processes import catches, find_process
 
 BARRIER = ("torch/distributed/distributed_c10d.py:4811 barrier", "train.py:9 step")
 

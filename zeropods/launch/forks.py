@@ -24,7 +24,7 @@ from zeropods.launch.local import end_standstill, to_end, watched
 from zeropods.launch.series import SEPARATOR
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.programs import free_port, own_programs_first, use_own_cache, wait_passively
-from zeropods.train.script import run_parsed, task_of_script
+from zeropods.train.script import run_parsed
 
 if TYPE_CHECKING:
     from zeropods.train.tasks import Task
@@ -54,7 +54,7 @@ def main() -> int:
 
 def task_of(script: str, *, with_deepspeed: bool) -> type[Task]:
     """The task of one of our scripts, with all that a run of it needs imported."""
-    from zeropods.train.arguments import arguments_of
+    from zeropods.train.arguments import CausalArguments, arguments_of
 
     kind = arguments_of(script)
     if kind is None:
@@ -63,7 +63,13 @@ def task_of(script: str, *, with_deepspeed: bool) -> type[Task]:
         import deepspeed  # noqa: F401
     import zeropods.train.run  # noqa: F401
 
-    return task_of_script(kind.script)
+    if kind is CausalArguments:
+        from zeropods.train.causal import Causal
+
+        return Causal
+    from zeropods.train.text2sql import TextToSQL
+
+    return TextToSQL
 
 
 def _parts(words: Sequence[str]) -> Iterator[list[str]]:

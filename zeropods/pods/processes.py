@@ -17,10 +17,10 @@ from types import FrameType
 import psutil
 from psutil import Process
 
+from zeropods.measure.heartbeat import STACKS
+
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
-STACKS = int(signal.SIGRTMIN) + 7
-"""Asks a rank for the stacks of its threads; by default it ends a process, so only who catches it may get it."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_SECONDS = 0.05

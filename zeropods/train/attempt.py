@@ -31,7 +31,6 @@ from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.recorder import Curves, LiveBytesRecorder, Recorder
 from zeropods.train.resume import Checkpoints, ResumedPatience, has_waited, resumption
 from zeropods.train.signals import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
-from zeropods.train.text2sql import parameters_of
 from zeropods.train.trainer import MeasuredTrainer, TimeLimit
 
 
@@ -168,7 +167,9 @@ def make_trainer(
     if not torch.cuda.is_available():
         suit_cpu(model)
     compile_model(model, arguments.compile)
-    measured.parameters, measured.shape = parameters_of(model), job.task.shape(model)
+    # Tied parameters count once, and one that ZeRO-3 has divided counts whole.
+    measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
+    measured.shape = job.task.shape(model)
     masters = job.precision == "bf16" and job.deepspeed is None
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

@@ -13,25 +13,18 @@ if TYPE_CHECKING:
     from zeropods.train.tasks import Task
 
 
-def run_script(script: str) -> int:
-    """Run a script of the project, by its file name, with this process's arguments; returns the exit status."""
+def run_script(task: Callable[[], type[Task]]) -> int:
+    """Run a script of the project with this process's arguments; returns the exit status.
+
+    Args:
+        task: imports what the script's runs have of their own, once threads are set up.
+    """
     wait_passively()
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     from zeropods.measure.environment import process_age_seconds
 
-    return run_parsed(task_of_script(script), sys.argv, process_age_seconds)
-
-
-def task_of_script(script: str) -> type[Task]:
-    """What runs of a script have of their own; a run of one task loads nothing of the other."""
-    if script == "causal_train.py":
-        from zeropods.train.causal import Causal
-
-        return Causal
-    from zeropods.train.text2sql import TextToSQL
-
-    return TextToSQL
+    return run_parsed(task(), sys.argv, process_age_seconds)
 
 
 def run_parsed(task: type[Task], argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:

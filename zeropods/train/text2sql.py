@@ -175,11 +175,6 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
     return model
 
 
-def parameters_of(model: nn.Module) -> int:
-    """How many parameters a model has: tied ones once, and one that ZeRO-3 has divided whole."""
-    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
-
-
 def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
     check_folder(name)
     options: dict[str, Any] = {} if dropout is None else {"dropout_rate": dropout}
