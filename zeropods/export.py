@@ -10,15 +10,15 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, has_weights, refuse_other_weights
-from zeropods.measure.record import read_json
+from zeropods.measure.record import read_config, read_json, read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.tables import GIB
 from zeropods.train.checkpoints import (
@@ -69,10 +69,6 @@ class Exported:
     dtype: str
     equals_model: bool | None
     """Whether they are those of the finished run's `model/`; None where that is not of the same step."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The values by name."""
-        return asdict(self)
 
 
 def export(
@@ -148,13 +144,13 @@ def find_source(run: Path, asked: int | None) -> ExportSource:
     Raises:
         UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
     """
-    config = read_json(run / CONFIG) if (run / CONFIG).is_file() else {}
-    if "run_id" not in config:
+    if not (run / CONFIG).is_file():
         raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
-    saved, model, ended = run / "checkpoints", run / "model", _ended_at(run)
+    run_id, ended = read_config(run).run_id, _ended_at(run)
+    saved, model = run / "checkpoints", run / "model"
 
     def refused(origin: Origin) -> str | None:
-        return None if origin.run_id == config["run_id"] else f"of run {origin.run_id}"
+        return None if origin.run_id == run_id else f"of run {origin.run_id}"
 
     if asked is not None:
         place = saved / name_of(asked)
@@ -191,10 +187,10 @@ def _ended_at(run: Path) -> int | None:
     """The step of which a finished run's `model/` is; None where the run is not finished."""
     if not (run / RECORD).is_file() or not has_weights(run / "model"):
         return None
-    record = read_json(run / RECORD)
-    if record["status"] != "ok":
+    record = read_record(run)
+    if record.status != "ok":
         return None
-    steps, identity = int(record["steps"]), record["identity"]
+    steps, identity = record.steps, record.identity
     state = run / "checkpoints" / name_of(steps) / STATE
     if (identity.get("load_best_model") or identity.get("early_stopping_patience")) and state.is_file():
         return int(read_json(state).get("best_global_step") or steps)
@@ -269,7 +265,7 @@ def write_companions(source: Path, folder: Path, dtype: str) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-# Whether weights are those they should be: bit by bit on the disk, and as a model that was loaded from there.
+# Whether weights are those they should be.
 
 
 def _compared(source: ExportSource, weights: Weights) -> bool | None:
@@ -285,51 +281,37 @@ def _compared(source: ExportSource, weights: Weights) -> bool | None:
     return different is None
 
 
-def difference(weights: Weights, others: Weights, dtype: torch.dtype | None = None) -> str | None:
-    """The first tensor that is not the same bit by bit, and how; None where all are.
+def difference(weights: Weights, others: Weights) -> str | None:
+    """The first tensor that is not the same, and how; None where all are."""
+    import torch
 
-    Args:
-        weights: what is expected.
-        others: what is compared with them.
-        dtype: what the expected ones are converted to before.
-    """
     for name in sorted(weights.keys() ^ others.keys()):
         return f"{name} is in one of them only"
     for name, read in weights.items():
-        expected = read() if dtype is None else cast(name, read(), dtype)
-        found = others[name]()
+        expected, found = read(), others[name]()
         if (expected.dtype, expected.shape) != (found.dtype, found.shape):
             return f"{name} is {found.dtype} {tuple(found.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
-        if not _same_bits(expected, found):
+        if not torch.equal(expected, found):
             return f"{name} has other values"
     return None
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one type and shape are the same, NaN and the sign of zero included."""
-    import torch
-
-    return bool(torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)))
-
-
 def check_export(weights: Weights, folder: Path, dtype: torch.dtype) -> int:
-    """Read an exported folder back, as files and as a model; returns the model's parameters, tied ones once.
+    """Load an exported folder as a model; returns the model's parameters, tied ones once.
 
     Raises:
         UserError: something is missing, or is not what was exported.
     """
-    written = stored(folder)
-    different = difference(weights, written, dtype)
-    if different is not None:
-        raise UserError(f"{folder}: {different} when read back; {REMEDY}")
+    import torch
+
     model = _loaded(folder)
     state = model.state_dict(keep_vars=True)
-    for name, read in written.items():
-        expected = read()
+    for name, read in weights.items():
+        expected = cast(name, read(), dtype)
         # transformers keeps some weights of some models in FP32 whatever their files hold.
-        if name not in state or not _same_bits(state[name].detach().to(expected.dtype), expected):
-            raise UserError(f"{folder}: {name} is another once the model is loaded; this model cannot be exported")
-    own = {state[name].data_ptr() for name in written}
+        if name not in state or not torch.equal(state[name].detach().to(expected.dtype), expected):
+            raise UserError(f"{folder}: {name} is another once the model is loaded; {REMEDY}")
+    own = {state[name].data_ptr() for name in weights}
     for name, _ in model.named_parameters(remove_duplicate=False):
         if state[name].data_ptr() not in own:
             raise UserError(f"{folder}: {name} is in no file, and tied to nothing that is")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,29 +30,26 @@ def sprung(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path, trained: Path, sprung: Path) -> Path:
-    """A trained model whose weights are a pickle."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for file in (trained / "model").iterdir():
-        if file.suffix == ".json":
-            (folder / file.name).write_bytes(file.read_bytes())
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(sprung)))
+    """A trained model whose weights are a pickle that works."""
+    folder = Path(
+        shutil.copytree(trained / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    )
+    weights = folder / "pytorch_model.bin"
+    weights.write_bytes(pickle.dumps(Trap(sprung)))
+    pickle.loads(weights.read_bytes())
+    sprung.unlink()
     return folder
 
 
-def test_the_trap_works(model: Path, sprung: Path) -> None:
-    pickle.loads((model / "pytorch_model.bin").read_bytes())
-    assert sprung.exists()
-
-
-def test_training_refuses_a_folder_with_pickled_weights_only(
-    capsys: pytest.CaptureFixture[str], prepared: Path, model: Path, sprung: Path, tmp_path: Path
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside safetensors of another name"])
+def test_training_refuses_pickled_weights(
+    capsys: pytest.CaptureFixture[str], prepared: Path, trained: Path, model: Path, sprung: Path, beside: bool
 ) -> None:
-    said = refused(
-        capsys, "--init", "pretrained", "--model_id", model, "--dataset_path", prepared,
-        "--outputdir", tmp_path / "run",
-    )  # fmt: skip
-    assert f"{model}: no weights (*.safetensors) in this folder" in said
+    if beside:
+        shutil.copy(trained / "model" / "model.safetensors", model / "other.safetensors")
+    flags = ("--init", "pretrained", "--model_id", model, "--dataset_path", prepared)
+    said = refused(capsys, *flags, "--outputdir", model.parent / "run")
+    assert ("cannot be loaded" if beside else f"{model}: no weights (*.safetensors) in this folder") in said
     assert not sprung.exists()
 
 
@@ -60,16 +58,4 @@ def test_prediction_refuses_a_folder_with_pickled_weights_only(model: Path, spru
 
     with pytest.raises(UserError, match="no trained model"):
         QueryAnswerer.load(model)
-    assert not sprung.exists()
-
-
-def test_safetensors_of_another_name_beside_a_pickle_do_not_let_it_in(
-    capsys: pytest.CaptureFixture[str], prepared: Path, trained: Path, model: Path, sprung: Path, tmp_path: Path
-) -> None:
-    (model / "other.safetensors").write_bytes((trained / "model" / "model.safetensors").read_bytes())
-    said = refused(
-        capsys, "--init", "pretrained", "--model_id", model, "--dataset_path", prepared,
-        "--outputdir", tmp_path / "run",
-    )  # fmt: skip
-    assert "cannot be loaded" in said
     assert not sprung.exists()

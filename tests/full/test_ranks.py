@@ -128,18 +128,13 @@ def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
     assert len(list((run / "ranks").iterdir())) == 2
 
 
-def test_an_error_that_all_ranks_share_is_said_once(two_ranks: TwoRanks, flags: list[object], tmp_path: Path) -> None:
+def test_an_error_that_all_ranks_share_is_said_once_and_one_before_they_meet_by_each(
+    two_ranks: TwoRanks, flags: list[object], tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "of_somebody_else").touch()
-    with two_ranks([*flags, "--max_steps", "1"]) as ranks:
-        lines = said(ranks)
-        assert [rank.returncode for rank in ranks] == [1, 1]
-    assert [len(own) for own in lines] == [1, 0]
-    assert "holds something that is no run" in lines[0][0]
-
-
-def test_a_rank_that_fails_before_the_others_are_met_says_why(two_ranks: TwoRanks, flags: list[object]) -> None:
-    with two_ranks([*flags, "--dataset_path", "/nowhere"]) as ranks:
-        lines = said(ranks)
-        assert [rank.returncode for rank in ranks] == [1, 1]
-    assert all("no prepared data set" in own[0] for own in lines)
+    for added, line, count in (([], "holds something that is no run", 1), (["/nowhere"], "no prepared data set", 2)):
+        with two_ranks([*flags, "--max_steps", "1", *(["--dataset_path", *added] if added else [])]) as ranks:
+            lines = [each for own in said(ranks) for each in own]
+            assert [rank.returncode for rank in ranks] == [1, 1]
+        assert len(lines) == count and all(line in each for each in lines)

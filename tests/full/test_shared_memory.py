@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.full.conftest import ROOT, TINY
 
 BUFFERS = "deepspeed_allreduce_buffer_*"
@@ -16,24 +14,14 @@ MEMORY = Path("/dev/shm")
 TRAINING = [*TINY, "--max_steps", 1, "--eval_steps", 1, "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
 
 
-@pytest.fixture(scope="module")
-def said(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a short run with DeepSpeed says, operations that it would compile included: its cache is empty."""
-    folder = tmp_path_factory.mktemp("shared")
+def test_training_without_offload_compiles_nothing_and_leaves_no_buffer(prepared: Path, tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "textsql_train.py", *TRAINING, "--dataset_path", prepared]
     done = subprocess.run(
-        [*map(str, command), "--outputdir", str(folder / "run")],
+        [*map(str, command), "--outputdir", str(tmp_path / "run")],
         capture_output=True, text=True, timeout=280, check=False,
-        env={**os.environ, "MASTER_ADDR": "127.0.0.1", "TORCH_EXTENSIONS_DIR": str(folder / "extensions")},
+        env={**os.environ, "MASTER_ADDR": "127.0.0.1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    assert not list((folder / "extensions").glob("*/*.so"))
-    return done.stdout + done.stderr
-
-
-def test_training_without_offload_compiles_nothing(said: str) -> None:
-    assert "built successfully" not in said
-
-
-def test_its_ranks_leave_no_buffer_behind(said: str) -> None:
+    assert "built successfully" not in done.stdout + done.stderr
+    assert not list((tmp_path / "extensions").glob("*/*.so"))
     assert not [file for file in MEMORY.glob(BUFFERS) if file.stat().st_uid == os.getuid()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,4 +32,4 @@ def run(arguments: argparse.Namespace) -> Result:
             arguments.run_folder, arguments.out,
             checkpoint=arguments.checkpoint, dtype=arguments.dtype, progress=tick,
         )  # fmt: skip
-    return done.to_json()
+    return asdict(done)

@@ -13,7 +13,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import folder_locked
-from zeropods.measure.record import compose_record, read_json, write_record
+from zeropods.measure.record import compose_record, read_config, read_json, write_record
 
 CONFIG = "config.json"
 RECORD = "record.json"
@@ -64,15 +64,15 @@ def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
     """
     if not (folder / CONFIG).is_file():
         return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
-    config = read_json(folder / CONFIG)
+    config = read_config(folder)
     finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
     if finished and again:
         raise UserError(f"{folder}: a finished run is never overwritten; choose another --outputdir")
     if not again:
-        _refuse_differences(folder, config["identity"], identity, finished)
+        _refuse_differences(folder, config.identity, identity, finished)
     if finished:
-        return Opening(config["run_id"], config["attempt"], finished=True, resume=False)
-    return Opening(config["run_id"], _put_aside(folder, again), finished=False, resume=not again)
+        return Opening(config.run_id, config.attempt, finished=True, resume=False)
+    return Opening(config.run_id, _put_aside(folder, again), finished=False, resume=not again)
 
 
 def _refuse_differences(folder: Path, old: dict[str, Any], new: dict[str, Any], finished: bool) -> None:

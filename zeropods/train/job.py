@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from zeropods.errors import UserError
-from zeropods.measure import environment
-from zeropods.measure.record import SCHEMA_VERSION, read_json
+from zeropods.measure import environment, record
 from zeropods.measure.run_folder import CONFIG, Opening
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
@@ -137,14 +136,14 @@ def check_same_run(job: TrainingJob) -> None:
     """
     if job.arguments.resume == "never" or not (job.folder / CONFIG).is_file():
         return
-    before = read_json(job.folder / CONFIG)
-    was, now = before["technique"], job.technique
+    before = record.read_config(job.folder)
+    was, now = before.technique, job.technique
     if was != now and not (was in UNDIVIDED and now in UNDIVIDED):
         raise UserError(
             f"{job.folder}: holds a run of technique {was}, this call is of {now}; give the run's own --deepspeed, "
             "or choose another --outputdir"
         )
-    rows_before, rows_now, ranks = before["effective_batch_size"], job.effective_batch_size(), processes.world_size()
+    rows_before, rows_now, ranks = before.effective_batch_size, job.effective_batch_size(), processes.world_size()
     if rows_before != rows_now:
         rows, passes = job.arguments.per_device_train_batch_size, job.arguments.gradient_accumulation_steps
         raise UserError(
@@ -177,7 +176,7 @@ def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[
     arguments, data, ranks, slots = job.arguments, job.prepared, processes.world_size(), processes.slots()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": record.SCHEMA_VERSION,
         "run_id": opening.run_id,
         "attempt": opening.attempt,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
