@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -140,21 +139,12 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-@dataclass(frozen=True)
-class Aftermath:
-    """What came of runs that went on from what was done to copies of the undisturbed ones."""
-
-    folder: Path
-    said: str
-
-    def refusals(self) -> list[str]:
-        """The lines that ended a run, without their remedies."""
-        return [line.split(";")[0] for line in self.said.splitlines() if line.startswith("zeropods: ")]
-
-
 @pytest.fixture(scope="module")
-def aftermath(prepared: Path, undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
-    """Of `two` the newest checkpoint is damaged, of `zero1` two; the other runs are asked to resume this or that."""
+def aftermath(prepared: Path, undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that went on from copies of the undisturbed ones, and what they `said`.
+
+    Of `two` the newest checkpoint is damaged, of `zero1` two; the other runs are asked to resume this or that.
+    """
     folder = tmp_path_factory.mktemp("aftermath")
     flip(unfinished(undisturbed / "two", folder / "two") / "checkpoint-15" / "global_step15" / SHARD)
     old = unfinished(undisturbed / "zero1", folder / "zero1")
@@ -170,39 +160,35 @@ def aftermath(prepared: Path, undisturbed: Path, tmp_path_factory: pytest.TempPa
         (1, folder / "other_technique", (*ZERO1, "--resume", str(whole))),
         (1, folder / "resumes_nothing", ("--resume", str(folder))),
     ]
-    return Aftermath(folder, said_by(several(prepared, *runs), folder, 1))
+    said_by(several(prepared, *runs), folder, 1)
+    return folder
 
 
-def test_each_damaged_checkpoint_is_named_once_on_stderr_and_in_the_log(aftermath: Aftermath) -> None:
-    two, zero1 = aftermath.folder / "two", aftermath.folder / "zero1"
+def test_damaged_checkpoints_are_named_once_and_runs_go_on_to_the_same_losses(
+    aftermath: Path, undisturbed: Path
+) -> None:
+    two, zero1, said = aftermath / "two", aftermath / "zero1", (aftermath / "said").read_text()
     model = "global_step10/mp_rank_00_model_states.pt"
     expected = (
         f"{two}/checkpoints/checkpoint-15: passed over: global_step15/{SHARD}: its bytes have changed",
         f"{zero1}/checkpoints/checkpoint-15: passed over: no manifest.json",
         f"{zero1}/checkpoints/checkpoint-10: passed over: {model}: 1000 bytes, expected ",
     )
-    assert [aftermath.said.count(line) for line in expected] == [1, 1, 1]
+    assert [said.count(line) for line in expected] == [1, 1, 1]
     assert [(run / "train.log").read_text().count(" passed over: ") for run in (two, zero1)] == [1, 2]
+    assert_same_losses(zero1, undisturbed / "zero1", 5)
+    assert_same_losses(two, undisturbed / "two", 10)
 
 
-def test_zero1_on_one_rank_goes_on_to_the_same_losses(aftermath: Aftermath, undisturbed: Path) -> None:
-    assert_same_losses(aftermath.folder / "zero1", undisturbed / "zero1", 5)
-
-
-def test_zero1_on_two_ranks_goes_on_to_the_same_losses(aftermath: Aftermath, undisturbed: Path) -> None:
-    assert_same_losses(aftermath.folder / "two", undisturbed / "two", 10)
-
-
-def test_a_checkpoint_that_is_asked_for_may_be_of_other_settings(aftermath: Aftermath) -> None:
-    assert read_record(aftermath.folder / "other_settings").ranks[0].first_step == 10
-
-
-def test_a_checkpoint_that_is_asked_for_must_be_whole_and_of_this_model(aftermath: Aftermath) -> None:
-    folder = aftermath.folder
-    assert aftermath.refusals() == [
-        f"zeropods: --resume {folder}/broken: optimizer.pt: its bytes have changed since it was saved (SHA-256)",
-        f"zeropods: --resume {folder}/whole: of another model: deepspeed None, expected zero1",
-        f"zeropods: --resume {folder}: no manifest.json: its save did not end, or something else wrote it",
+def test_a_checkpoint_that_is_asked_for_must_be_whole_and_of_this_model_but_may_be_of_other_settings(
+    aftermath: Path,
+) -> None:
+    assert read_record(aftermath / "other_settings").ranks[0].first_step == 10
+    lines = (aftermath / "said").read_text().splitlines()
+    assert [line.split(";")[0] for line in lines if line.startswith("zeropods: ")] == [
+        f"zeropods: --resume {aftermath}/broken: optimizer.pt: its bytes have changed since it was saved (SHA-256)",
+        f"zeropods: --resume {aftermath}/whole: of another model: deepspeed None, expected zero1",
+        f"zeropods: --resume {aftermath}: no manifest.json: its save did not end, or something else wrote it",
     ]
 
 

@@ -144,20 +144,13 @@ def test_a_run_killed_after_early_stopping_trains_no_further(impatient: Path, pr
     assert np.array_equal(weights(run), weights(impatient))
 
 
-@pytest.fixture(scope="module")
-def thrifty(impatient: Path, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, as if it had been killed after its second evaluation, called again to keep two checkpoints."""
-    run = killed_before_its_record(impatient, tmp_path_factory.mktemp("thrifty") / "run")
+def test_early_stopping_counts_on_and_the_newest_and_the_best_checkpoint_are_kept(
+    impatient: Path, prepared: Path, tmp_path: Path
+) -> None:
+    """As if the run had been killed after its second evaluation, called again to keep two checkpoints."""
+    run = killed_before_its_record(impatient, tmp_path / "run")
     shutil.rmtree(run / "checkpoints" / "checkpoint-9")
-    train(run, prepared, *IMPATIENT, "--save_total_limit", "2")
-    return run
-
-
-def test_early_stopping_counts_on_from_the_checkpoint(thrifty: Path) -> None:
-    record = read_record(thrifty)
+    record = train(run, prepared, *IMPATIENT, "--save_total_limit", "2")
     assert (record.ranks[0].first_step, record.steps) == (6, 9)
-
-
-def test_the_newest_and_the_best_checkpoint_are_kept(thrifty: Path) -> None:
-    assert sorted(os.listdir(thrifty / "checkpoints")) == ["checkpoint-3", "checkpoint-9", "latest.json"]
-    assert "checkpoint-6 deleted: --save_total_limit 2" in (thrifty / "train.log").read_text()
+    assert sorted(os.listdir(run / "checkpoints")) == ["checkpoint-3", "checkpoint-9", "latest.json"]
+    assert "checkpoint-6 deleted: --save_total_limit 2" in (run / "train.log").read_text()

@@ -1,0 +1,166 @@
+"""A rank's memory: true peaks by phase with arrays of known size, and samples over time with their statistics."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zeropods.measure.phases import Counters, Peaks, Phases
+from zeropods.measure.sampler import COLUMNS, Sampler, peak_resident_bytes, reset_peak_resident, resident_bytes
+from zeropods.tables import MIB
+
+
+class ByHand(Counters):
+    """Counters that a test sets: the peaks of each phase, and whether the kernel resets its own."""
+
+    def __init__(self, resets: bool) -> None:
+        self.now = Peaks(None)
+        self.resets = resets
+
+    def peaks(self) -> Peaks:
+        return self.now
+
+    def reset(self) -> bool:
+        return self.resets
+
+
+def hold(mib: int) -> None:
+    """Fill so much memory and let it go."""
+    np.ones(mib * MIB, dtype=np.uint8)
+
+
+def test_each_phase_has_the_peak_of_its_own_arrays() -> None:
+    if not reset_peak_resident():
+        pytest.skip("this kernel does not reset VmHWM")
+    phases, base = Phases(Counters(), 0.0), resident_bytes()
+    sizes = {"first_step": 128, "steady": 64, "evaluate": 192, "save": 0}
+    for phase, mib in sizes.items():
+        phases.enter(phase)
+        hold(mib)
+    found, most = phases.measured()
+    above = {phase: (found[phase].peak_resident_bytes or 0) - base for phase in sizes}
+    # The allocator keeps a little beside the arrays.
+    assert above == {phase: pytest.approx(mib * MIB, abs=3 * MIB) for phase, mib in sizes.items()}
+    assert most.resident == max(phase.peak_resident_bytes or 0 for phase in found.values())
+    hold(100)
+    before = peak_resident_bytes()
+    assert reset_peak_resident()
+    assert (before or 0) - (peak_resident_bytes() or 0) > 90 * MIB
+
+
+def test_a_phase_that_comes_again_keeps_its_largest_peak_and_adds_its_seconds() -> None:
+    counters = ByHand(resets=True)
+    phases = Phases(counters, 5.0)
+    counters.now = Peaks(10)
+    for phase, peaks in (
+        ("steady", Peaks(30, 60, 90)),
+        ("evaluate", Peaks(20, 40, 80)),
+        ("steady", Peaks(25, 65, 85)),
+        ("evaluate", Peaks(5, 10, 15)),
+    ):
+        phases.enter(phase)
+        counters.now = peaks
+        time.sleep(0.01)
+    found, most = phases.measured()
+    assert found["steady"].seconds >= 0.02
+    assert found["load"].seconds == pytest.approx(5.0, abs=0.5)
+    peaks_of = {
+        name: (p.peak_resident_bytes, p.peak_allocated_bytes, p.peak_reserved_bytes) for name, p in found.items()
+    }
+    assert peaks_of == {"load": (10, None, None), "steady": (30, 65, 90), "evaluate": (20, 40, 80)}
+    assert most == Peaks(30, 65, 90)
+
+
+def test_where_the_kernel_does_not_reset_only_the_first_phase_and_the_whole_have_a_resident_peak() -> None:
+    counters = ByHand(resets=False)
+    phases = Phases(counters, 0.0)
+    for phase, peaks in (("first_step", Peaks(10)), ("steady", Peaks(40, allocated=7))):
+        counters.now = peaks
+        phases.enter(phase)
+    found, most = phases.measured()
+    assert [found[name].peak_resident_bytes for name in ("load", "first_step", "steady")] == [10, None, None]
+    assert (found["first_step"].peak_allocated_bytes, most.resident) == (7, 40)
+
+
+class Counting:
+    """A reader of 100, 200, 300 ... bytes; every second time the power is not told."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> Mapping[str, float | None]:
+        self.calls += 1
+        return {"resident_bytes": 100 * self.calls, "power_watts": None if self.calls % 2 else 70.25}
+
+
+def sample(path: Path, count: int, phase: str = "steady") -> Sampler:
+    """Sample until so many samples are there; one more comes at the end."""
+    read = Counting()
+    with Sampler(path, 0.005, read, lambda: phase) as sampler:
+        deadline = time.monotonic() + 10
+        while read.calls < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    return sampler
+
+
+def test_each_sample_is_a_line_and_counts_in_the_statistics(tmp_path: Path) -> None:
+    began, path = time.time(), tmp_path / "memory" / "3.csv"
+    found = sample(path, 4, phase="evaluate").statistics()
+    with open(path, newline="") as file:
+        lines = list(csv.DictReader(file))
+    count = len(lines)
+    assert list(lines[0]) == ["unix_seconds", "phase", *COLUMNS]
+    assert [line["resident_bytes"] for line in lines] == [str(100 * (number + 1)) for number in range(count)]
+    # What was not measured is empty, and not zero.
+    assert [lines[0]["power_watts"], lines[1]["power_watts"], lines[0]["allocated_bytes"]] == ["", "70.25", ""]
+    assert {line["phase"] for line in lines} == {"evaluate"}
+    times = [float(line["unix_seconds"]) for line in lines]
+    assert times == sorted(times) and began - 0.001 <= times[0] and times[-1] <= time.time() + 0.001
+    assert set(found) == {"resident_bytes", "power_watts"}
+    resident = found["resident_bytes"]
+    assert (resident.samples, resident.minimum, resident.peak) == (count, 100.0, 100.0 * count)
+    assert resident.mean == pytest.approx(50.0 * (count + 1))
+    assert found["power_watts"].samples == count // 2
+
+
+def test_a_later_attempt_goes_on_in_the_file_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "0.csv"
+    sample(path, 2)
+    kept = path.read_text()
+    path.write_text(kept + "1700000000.5,ste")
+    sample(path, 2)
+    assert path.read_text().startswith(f"{kept}1700000000.5,ste\n")
+    later = path.read_text().removeprefix(f"{kept}1700000000.5,ste\n")
+    assert later.splitlines()[0].endswith(",steady,,,,100,,")
+    assert path.read_text().count("unix_seconds") == 1
+
+
+def test_an_interval_of_zero_reads_nothing_and_a_long_one_ends_with_the_attempt(tmp_path: Path) -> None:
+    for interval, calls in ((0, 0), (60.0, 2)):
+        read, began = Counting(), time.monotonic()
+        with Sampler(tmp_path / "0.csv", interval, read, lambda: "load"):
+            pass
+        assert (read.calls, time.monotonic() - began < 1.0) == (calls, True)
+
+
+def test_a_full_disk_ends_the_sampling_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "0.csv"
+    path.symlink_to("/dev/full")
+    with caplog.at_level(logging.WARNING), Sampler(path, 0.005, Counting(), lambda: "load"):
+        time.sleep(0.1)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: No space left on device; memory is sampled no more"
+    ]
+
+
+def test_resident_bytes_are_what_the_kernel_says_of_this_process() -> None:
+    status = Path("/proc/self/status").read_text().splitlines()
+    said = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
+    assert resident_bytes() == pytest.approx(said, rel=0.02)
