@@ -14,8 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from zeropods.demo.guard import ANY_NAME, OWN_NAMES
-from zeropods.demo.serving import serve
+from zeropods.demo.serving import ANY_NAME, OWN_NAMES, serve
 from zeropods.errors import UserError, guarded
 from zeropods.programs import wait_passively
 from zeropods.train.signals import terminable

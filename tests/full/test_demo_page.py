@@ -161,12 +161,6 @@ def test_an_example_is_answered_with_query_rows_and_what_was_expected(page: Page
     assert re.search(r"\d ms to write the query, \d+\.\d\d ms to execute it", page.inner_text(".zp-time"))
 
 
-def test_the_first_question_stands_ready_and_is_checked(page: Page) -> None:
-    page.click("#zp-ask")
-    page.wait_for_selector(".zp-card")
-    assert re.match(r"✓ right|✗ wrong|\? cannot be checked", page.inner_text(".zp-expected strong"))
-
-
 def test_another_table_brings_its_own_questions(page: Page) -> None:
     before = page.inner_text("#zp-examples")
     page.click("#zp-table input")
@@ -185,16 +179,12 @@ def test_two_runs_answer_side_by_side(page: Page) -> None:
     assert first and second and first["y"] == second["y"] and first["x"] < second["x"]
 
 
-def test_an_uploaded_table_is_asked_and_nothing_in_it_is_markup(page: Page) -> None:
+def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, browser: object, verb: Served) -> None:
     shown = upload(page, CATS.encode())
     assert "3 rows" in shown and "<b>Mia</b>" in shown and "Age (number)" in shown
     ask(page, "How old is Kit?")
     assert re.search(r"SELECT .*(Name|Age) FROM table", page.inner_text(".zp-card .zp-sql"))
     assert page.locator(".zp-expected").count() == 0
-
-
-def test_a_visitor_s_table_is_not_another_s(page: Page, browser: object, verb: Served) -> None:
-    upload(page, CATS.encode())
     other = browser.new_context()  # type: ignore[attr-defined]
     try:
         assert "cats.csv" not in opened(other, verb).inner_text("#zp-preview")
@@ -202,13 +192,9 @@ def test_a_visitor_s_table_is_not_another_s(page: Page, browser: object, verb: S
         other.close()
 
 
-def test_a_bad_csv_is_said_in_a_line_and_no_table_is_left(page: Page) -> None:
-    shown = upload(page, b"Name,Name\n1,2\n")
-    assert shown.strip() == "The file cats.csv: columns 1 and 2 are both named 'Name'; rename one"
-
-
 def test_a_question_after_a_bad_csv_is_not_about_another_table(page: Page) -> None:
-    upload(page, b"Name,Name\n1,2\n")
+    shown = upload(page, b"Name,Name\n1,2\n")
+    assert shown.strip() == "The file cats.csv: line 1: columns 1 and 2 are both named 'Name'; rename one"
     assert ask(page, "How many are there?").strip() == page.inner_text("#zp-preview").strip()
 
 
@@ -242,28 +228,23 @@ def test_a_hostile_question_is_text(one_page: Page) -> None:
     assert one_page.inner_text(".zp-question") == ATTACK
     assert one_page.locator("#zp-answer img, #zp-answer script").count() == 0
     assert one_page.title() == "Ask a table"
+    one_page.set_viewport_size({"width": 480, "height": 800})
+    assert one_page.evaluate("document.documentElement.scrollWidth") <= 480
 
 
 @pytest.mark.parametrize(
     ("question", "said"),
     [
         ("", "There is no question yet"),
-        ("x" * 100_000, "The question has 100,000 characters"),
         ("zx qj " * 150, "tokens; first was trained on at most 256"),
         ("'; DROP TABLE cells; --", "SELECT"),
         ("\x07 \x1b[31m 猫は何匹？ \u202e", "SELECT"),
     ],
-    ids=["empty", "long", "too many tokens", "injection", "other scripts"],
+    ids=["empty", "too many tokens", "injection", "other scripts"],
 )
 def test_any_question_gets_an_answer_or_a_line(one_page: Page, question: str, said: str) -> None:
     shown = ask(one_page, question)
     assert said in shown and "Traceback" not in shown
-
-
-def test_a_narrow_page_does_not_scroll_sideways(one_page: Page) -> None:
-    one_page.set_viewport_size({"width": 480, "height": 800})
-    ask(one_page, "How many are there?")
-    assert one_page.evaluate("document.documentElement.scrollWidth") <= 480
 
 
 def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
@@ -272,7 +253,7 @@ def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
 
 
 def test_a_damaged_model_among_others_is_passed_over(page: Page, verb: Served) -> None:
-    assert re.search(r"damaged: the model cannot be read .*; passed over", verb.log.read_text())
+    assert re.search(r"damaged/model: cannot be loaded .*; passed over", verb.log.read_text())
     assert "first" in page.locator("input").first.input_value()
 
 
@@ -317,5 +298,7 @@ def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
 
     shutil.copytree(runs / "first", tmp_path / "broken")
     damage(tmp_path / "broken")
-    with pytest.raises(UserError, match=r"broken: the model cannot be read \(.*\); export or train it again"):
+    with pytest.raises(
+        UserError, match=r"broken/model: cannot be loaded \(.*\); expected a run, a model folder or a hub id"
+    ):
         loaded(*trained_models([tmp_path / "broken"]))

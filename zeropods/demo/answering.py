@@ -1,7 +1,8 @@
-"""One question to one model about one table: its query, what it finds, and whether that is right."""
+"""The models that a page offers, and one question to one of them: its query, what it finds, and whether it is right."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 import time
@@ -10,28 +11,138 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
 from zeropods.data.wikisql import Cell, Example, Table
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
-from zeropods.measure.record import RunConfig, read_json
-from zeropods.report.entry import Entry, find_runs, read_entry
+from zeropods.measure.record import read_json
+from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.execute import Execution, Rows, is_usable
 from zeropods.sql.query import AGGREGATES, Query
 
 if TYPE_CHECKING:
     from zeropods.evaluate.generate import QueryAnswerer
 
-
-# A visitor's query: on one table in memory that it can only read, for a limited time.
-
+TASK_NAMES = {"squad": "squad", "lm": "text"}
+MAX_CHARACTERS = 1_000
+"""Longest question; WikiSQL's longest has 300 characters."""
+LOADED = 2
+"""Number of models in memory: as many as stand side by side."""
 SECONDS = 2.0
+"""Longest time that a query may take."""
 INSTRUCTIONS = 1_000
 """SQLite looks at the clock after so many steps of its machine."""
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
+
+
+# The trained models below the folders that a user names, the best first.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """A text-to-SQL model that can be asked."""
+
+    name: str
+    folder: Path
+    """Run folder or model folder."""
+    model_id: str = "model"
+    technique: str | None = None
+    """None for a model folder; split and accuracy are None where nothing was scored."""
+    split: str | None = None
+    accuracy: float | None = None
+    """Execution accuracy as a share of 1; logical-form accuracy where nothing could be executed."""
+    eval_loss: float | None = None
+    """The run's last one."""
+    prepared: Path | None = None
+    """The tokenized set that the run was trained on, where the run says it."""
+    source_limit: int
+    """Tokens of a question with its columns in training."""
+    changed: float
+    """When the weights were written, in seconds of the epoch."""
+
+    @property
+    def label(self) -> str:
+        """One line for people."""
+        technique = "no ZeRO" if self.technique == "none" else self.technique or ""
+        right = "not scored" if self.accuracy is None else f"{self.accuracy:.0%} right on {self.split}"
+        return " · ".join(dict.fromkeys(filter(None, [self.model_id, technique, right, self.name])))
+
+
+def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
+    """All models to ask, by accuracy, where there is none by validation loss, then the newest first.
+
+    Raises:
+        UserError: a folder that is not there; a run or model folder named itself that cannot be asked; no model at all.
+    """
+    found: dict[Path, TrainedModel] = {}
+    for folder in map(Path, folders):
+        for model in _below(folder):
+            found.setdefault(model.folder, model)
+    if not found:
+        named = ", ".join(map(str, folders)) or "no folder"
+        raise UserError(f"{named}: no trained text-to-SQL model there; textsql_train.py --outputdir makes one")
+    names = [model.name for model in found.values()]
+    apart = [replace(m, name=str(m.folder)) if names.count(m.name) > 1 else m for m in found.values()]
+    return sorted(
+        apart, key=lambda m: (-(m.accuracy or 0), m.eval_loss if m.eval_loss is not None else math.inf, -m.changed)
+    )
+
+
+def _below(folder: Path) -> Iterator[TrainedModel]:
+    whole = folder.resolve()
+    if not whole.is_dir():
+        raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
+    is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
+    runs = {} if is_model else find_runs([folder])
+    if not runs or whole in runs.values():
+        yield _model(whole, whole.name)
+        return
+    for name, run in runs.items():
+        # Among many, a run of another task, or one that failed or still trains and has no model, is no fault.
+        with contextlib.suppress(UserError, OSError):
+            yield _model(run, name)
+
+
+def _model(folder: Path, name: str) -> TrainedModel:
+    """The model in a run or model folder."""
+    task, within = task_of(folder), model_folder(folder)
+    if task in TASK_NAMES:
+        raise UserError(f"{folder}: is a {TASK_NAMES[task]} run; the demo asks text-to-SQL models")
+    prompt = read_json(within / "config.json").get("prompt")
+    if prompt not in PROMPTS:
+        raise UserError(f"{folder}: does not say its prompt ({prompt!r}); train it with textsql_train.py")
+    model = TrainedModel(
+        name=name, folder=folder, source_limit=MAX_SOURCE_TOKENS[prompt],
+        changed=(within / "config.json").stat().st_mtime,
+    )  # fmt: skip
+    return model if within == folder else _with_run(model)
+
+
+def _with_run(model: TrainedModel) -> TrainedModel:
+    """The model with what its run says about it."""
+    entry = read_entry(model.folder, model.name)
+    run, score, losses = entry.config, entry.score or {}, entry.record.eval_losses if entry.record else []
+    executed = score.get("execution_accuracy")
+    model = replace(
+        model,
+        split=entry.split,
+        accuracy=score.get("logical_form_accuracy") if executed is None else executed,
+        eval_loss=losses[-1].loss if losses else None,
+    )
+    if run is None:
+        return model
+    model = replace(model, model_id=run.model_id, technique=run.technique)
+    prepared = Path(run.dataset["path"]) if "path" in run.dataset else None
+    if prepared is None or not (prepared / "manifest.json").is_file():
+        return model
+    limit = read_manifest(prepared).max_source_tokens or model.source_limit
+    return replace(model, prepared=prepared, source_limit=limit)
+
+
+# A visitor's query, on one table in memory that it can only read, for a limited time.
 
 
 class BoundedExecution(Execution):
@@ -56,151 +167,8 @@ def _may(action: int, first: str | None, *_: object) -> int:
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-# The trained models below the folders that a user names, the best first.
-
-TASK = "text2sql"
-TASK_NAMES = {"squad": "squad", "lm": "text"}
-
-
 @dataclass(frozen=True, kw_only=True)
-class TrainedModel:
-    """A text-to-SQL model that can be asked."""
-
-    name: str
-    folder: Path
-    """Run folder or model folder."""
-    model_id: str
-    technique: str | None
-    """None for a model folder, as the next two where nothing was scored."""
-    split: str | None
-    accuracy: float | None
-    """Execution accuracy as a share of 1; logical-form accuracy where nothing could be executed."""
-    eval_loss: float | None
-    """The last one."""
-    prepared: Path | None
-    """The tokenized set that the run was trained on, where the run says it."""
-    source_limit: int
-    """Tokens of a question with its columns in training."""
-    changed: float
-    """When the weights were written, in seconds of the epoch."""
-
-    @property
-    def label(self) -> str:
-        """One line for people."""
-        technique = "no ZeRO" if self.technique == "none" else self.technique or ""
-        parts = [self.model_id, technique, self.accuracy_text, self.name]
-        return " · ".join(dict.fromkeys(filter(None, parts)))
-
-    @property
-    def accuracy_text(self) -> str:
-        return "not scored" if self.accuracy is None else f"{self.accuracy:.0%} right on {self.split}"
-
-
-def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
-    """All models to ask, by accuracy, where there is none by validation loss, then the newest first.
-
-    Raises:
-        UserError: a folder that is not there; a run or model folder named itself that cannot be asked; no model at all.
-    """
-    found: dict[Path, TrainedModel] = {}
-    for folder in map(Path, folders):
-        for model in _below(folder):
-            found.setdefault(model.folder, model)
-    if not found:
-        named = ", ".join(map(str, folders)) or "no folder"
-        raise UserError(f"{named}: no trained text-to-SQL model there; textsql_train.py --outputdir makes one")
-    return _named_apart(sorted(found.values(), key=_place))
-
-
-def _place(model: TrainedModel) -> tuple[float, float, float]:
-    loss = math.inf if model.eval_loss is None else model.eval_loss
-    return -(model.accuracy or 0.0), loss, -model.changed
-
-
-def _below(folder: Path) -> Iterator[TrainedModel]:
-    whole = folder.resolve()
-    if not whole.is_dir():
-        raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
-    runs = {} if _is_model(whole) else find_runs([folder])
-    if not runs or whole in runs.values():
-        yield _asked(whole, folder)
-        return
-    for name, run in runs.items():
-        try:
-            if task_of(run) == TASK:
-                yield _model(run, name)
-        except (UserError, OSError):
-            # Among many, a run that failed or still trains has no model, and is no fault.
-            continue
-
-
-def _asked(folder: Path, said: Path) -> TrainedModel:
-    """The model in a folder that was named itself."""
-    task = task_of(folder)
-    if task != TASK:
-        raise UserError(f"{said}: is a {TASK_NAMES[task]} run; the demo asks text-to-SQL models")
-    return _model(folder, folder.name)
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-
-
-def _model(folder: Path, name: str) -> TrainedModel:
-    within = model_folder(folder)
-    config = read_json(within / "config.json")
-    if config.get("prompt") not in PROMPTS:
-        raise UserError(f"{folder}: does not say its prompt ({config.get('prompt')!r}); train it with textsql_train.py")
-    entry = read_entry(folder, name) if within != folder else None
-    of_run = entry.config if entry else None
-    losses = entry.record.eval_losses if entry and entry.record else []
-    prepared = _prepared(of_run)
-    return TrainedModel(
-        name=name,
-        folder=folder,
-        model_id=of_run.model_id if of_run else "model",
-        technique=of_run.technique if of_run else None,
-        split=entry.split if entry else None,
-        accuracy=_accuracy(entry),
-        eval_loss=losses[-1].loss if losses else None,
-        prepared=prepared,
-        source_limit=_source_limit(prepared, config["prompt"]),
-        changed=(within / "config.json").stat().st_mtime,
-    )
-
-
-def _accuracy(entry: Entry | None) -> float | None:
-    score: dict[str, Any] = (entry and entry.score) or {}
-    executed = score.get("execution_accuracy")
-    return score.get("logical_form_accuracy") if executed is None else executed
-
-
-def _prepared(config: RunConfig | None) -> Path | None:
-    path = config.dataset.get("path") if config else None
-    return Path(path) if path is not None and (Path(path) / "manifest.json").is_file() else None
-
-
-def _source_limit(prepared: Path | None, prompt: str) -> int:
-    limit = read_manifest(prepared).max_source_tokens if prepared else None
-    return limit or MAX_SOURCE_TOKENS[prompt]
-
-
-def _named_apart(models: list[TrainedModel]) -> list[TrainedModel]:
-    """Models of one name get their whole paths."""
-    names = [model.name for model in models]
-    return [replace(model, name=str(model.folder)) if names.count(model.name) > 1 else model for model in models]
-
-
-# One question to one model about one table: its query, what the query finds, and whether that is right.
-
-MAX_CHARACTERS = 1_000
-"""Of a question; WikiSQL's longest has 300."""
-LOADED = 2
-"""Models in memory: as many as stand side by side."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class QueryResult:
     """What a query gives on its table."""
 
     query: Query
@@ -213,19 +181,36 @@ class Found:
     seconds: float
 
 
+def run_query(query: Query, table: Table) -> QueryResult:
+    """Execute a query read-only and timed; `UserError` where it takes too long."""
+    with closing(BoundedExecution(table)) as execution:
+        began = time.perf_counter()
+        executed = cells = execution.execute(query)
+        rows = execution.matching_rows(query)
+        seconds = time.perf_counter() - began
+        if execution.overdue:
+            raise UserError("the query took too long on this table and was stopped; ask for less, or take fewer rows")
+    if rows is not None and not AGGREGATES[query.agg]:
+        cells = [row[query.sel] for row in rows.rows]
+    return QueryResult(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
+
+
+# One question to one model.
+
+
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ModelAnswer:
     """What one model says."""
 
-    found: Found
+    found: QueryResult
     generated_seconds: float
-    expected: Found | None
-    """Of the data set's own query, where the question is one of its."""
+    expected: QueryResult | None
+    """Result of the data set's own query, where the question is one of its."""
     right: bool | None
     """Whether both find the same; None where nothing is expected, or the expected query finds nothing."""
 
 
-def ask(model: TrainedModel, table: Table, question: str, example: Example | None) -> Answer:
+def ask(model: TrainedModel, table: Table, question: str, example: Example | None) -> ModelAnswer:
     """Let a model answer.
 
     Args:
@@ -234,15 +219,21 @@ def ask(model: TrainedModel, table: Table, question: str, example: Example | Non
     Raises:
         UserError: a question that is empty or too long, a table whose columns the model cannot write.
     """
-    question = checked(question)
-    answerer = loaded(model)
-    _check_length(answerer, model, table, question)
+    question, answerer = checked(question), loaded(model)
+    source = source_text(answerer.prompt, question, table.header, table.types)
+    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source).ids)
+    if tokens > model.source_limit:
+        raise UserError(
+            f"question and column names make {tokens:,} tokens; {model.name} was trained on at most "
+            f"{model.source_limit}: ask in fewer words, or take a table of fewer columns"
+        )
     began = time.perf_counter()
     query = _generated(answerer, table, question)
     generated = time.perf_counter() - began
-    found = run_query(query, table)
-    expected = run_query(example.query, table) if example else None
-    return Answer(found=found, generated_seconds=generated, expected=expected, right=_is_right(found, expected))
+    found, expected = run_query(query, table), run_query(example.query, table) if example else None
+    checkable = expected is not None and is_usable(expected.query, expected.executed)
+    right = found.executed == expected.executed if expected is not None and checkable else None
+    return ModelAnswer(found=found, generated_seconds=generated, expected=expected, right=right)
 
 
 def checked(question: str | None) -> str:
@@ -262,32 +253,11 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
     Raises:
         UserError: it has gone, or its weights are damaged.
     """
-    from safetensors import SafetensorError
-
     from zeropods.evaluate.generate import QueryAnswerer
 
-    try:
-        answerer = QueryAnswerer.load(model.folder)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        why = str(error).strip().split("\n")[0][:200]
-        raise UserError(f"{model.folder}: the model cannot be read ({why}); export or train it again") from None
+    answerer = QueryAnswerer.load(model.folder)
     _generated(answerer, Table("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")
     return answerer
-
-
-def run_query(query: Query, table: Table) -> Found:
-    """Execute a query read-only and timed; `UserError` where it takes too long."""
-    with closing(BoundedExecution(table)) as execution:
-        began = time.perf_counter()
-        executed = execution.execute(query)
-        rows = execution.matching_rows(query)
-        seconds = time.perf_counter() - began
-        if execution.overdue:
-            raise UserError("the query took too long on this table and was stopped; ask for less, or take fewer rows")
-    cells = executed
-    if rows is not None and not AGGREGATES[query.agg]:
-        cells = [row[query.sel] for row in rows.rows]
-    return Found(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
 
 
 def _generated(answerer: QueryAnswerer, table: Table, question: str) -> Query:
@@ -301,19 +271,3 @@ def _generated(answerer: QueryAnswerer, table: Table, question: str) -> Query:
     if prediction.query is None:
         raise UserError("the model wrote no query; ask in other words")
     return prediction.query
-
-
-def _check_length(answerer: QueryAnswerer, model: TrainedModel, table: Table, question: str) -> None:
-    source = source_text(answerer.prompt, question, table.header, table.types)
-    tokens = len(answerer.tokenizer.backend_tokenizer.encode(source).ids)
-    if tokens > model.source_limit:
-        raise UserError(
-            f"question and column names make {tokens:,} tokens; {model.name} was trained on at most "
-            f"{model.source_limit}: ask in fewer words, or take a table of fewer columns"
-        )
-
-
-def _is_right(found: Found, expected: Found | None) -> bool | None:
-    if expected is None or not is_usable(expected.query, expected.executed):
-        return None
-    return found.executed == expected.executed

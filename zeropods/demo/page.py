@@ -1,4 +1,4 @@
-"""The page: what stands where, how it looks, and what stands behind it."""
+"""The page: HTML of tables, queries and answers, and what happens on a click."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.wikisql import Cell, Example, Table
-from zeropods.demo.answering import Answer, Found, TrainedModel, ask, checked, run_query, trained_models
-from zeropods.demo.guard import blocks_of_own_files
+from zeropods.demo.answering import ModelAnswer, QueryResult, TrainedModel, ask, checked, run_query, trained_models
 from zeropods.demo.tables import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, Tables, tables_in, tables_of, uploaded
 from zeropods.errors import UserError
 from zeropods.report.notebook_tables import cells_text
@@ -18,6 +17,19 @@ from zeropods.sql.query import AGGREGATES, OPERATORS, Query
 
 if TYPE_CHECKING:
     from gradio import Blocks
+
+TITLE = "Ask a table"
+INTRODUCTION = """# Ask a table
+Ask in plain English. A model that was fine-tuned here writes the SQL query, and the query is run on the table."""
+UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, {MAX_COLUMNS} columns"
+OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
+NONE = "no other model"
+KEPT_SECONDS = 3_600
+"""How long a visitor's file is kept."""
+WAITING = 16
+"""Number of questions in the queue; one is answered at a time."""
+EXAMPLES = 5
+"""Number of questions that are offered for a table."""
 
 
 # Tables, queries and answers as HTML; every text of others is escaped.
@@ -85,13 +97,13 @@ def preview_html(table: Table, name: str) -> str:
     return f"<p>{escape(name)}: {count}</p>{table_html(header, table.rows, PREVIEW_ROWS)}"
 
 
-def answers_html(question: str, answers: Iterable[tuple[str, Answer | str]], header: Sequence[str]) -> str:
+def answers_html(question: str, answers: Iterable[tuple[str, ModelAnswer | str]], header: Sequence[str]) -> str:
     """Cards side by side, one for each model: its answer, or why there is none."""
     cards = "".join(_card(label, answer, header) for label, answer in answers)
     return f'<p class="zp-question">{escape(question)}</p>{legend_html()}<div class="zp-cards">{cards}</div>'
 
 
-def answer_text(found: Found) -> str:
+def answer_text(found: QueryResult) -> str:
     """What the query gives, in one line."""
     cells = found.cells
     if cells is None or len(cells) <= SHOWN_CELLS:
@@ -105,7 +117,7 @@ def first_of(count: int, most: int) -> str:
     return rows if count <= most else f"first {most} of {rows}"
 
 
-def _card(label: str, answer: Answer | str, header: Sequence[str]) -> str:
+def _card(label: str, answer: ModelAnswer | str, header: Sequence[str]) -> str:
     title = f"<h3>{escape(label)}</h3>"
     if isinstance(answer, str):
         return f'<section class="zp-card">{title}{message_html(answer)}</section>'
@@ -118,7 +130,7 @@ def _card(label: str, answer: Answer | str, header: Sequence[str]) -> str:
     )
 
 
-def _expected_html(answer: Answer, header: Sequence[str]) -> str:
+def _expected_html(answer: ModelAnswer, header: Sequence[str]) -> str:
     if answer.expected is None:
         return ""
     kind, words = VERDICTS[answer.right]
@@ -128,7 +140,7 @@ def _expected_html(answer: Answer, header: Sequence[str]) -> str:
     )
 
 
-def _rows_html(found: Found) -> str:
+def _rows_html(found: QueryResult) -> str:
     if found.rows is None:
         return "<p>SQLite cannot run this query on this table.</p>"
     if not found.rows.rows:
@@ -150,15 +162,12 @@ def _class(kind: str | None) -> str:
     return "" if kind is None else f' class="zp-{kind}"'
 
 
-# What stands behind the page: models by name, the tables of each, an answer of one or two. Nothing of a visitor's.
-
-EXAMPLES = 5
-"""Questions that are offered for a table."""
+# What happens on a click. Models and tables are shared; nothing of a visitor's is kept here.
 
 
 @dataclass
 class Site:
-    """The folders that were named, and the data set if one was."""
+    """The folders that were named, the data set if one was, and what the components of the page show."""
 
     folders: tuple[Path, ...]
     data: Path | None = None
@@ -186,60 +195,96 @@ class Site:
         """The tables that stand beside a model: of `--data`, of its own data set, or of the embedded one."""
         return tables_in(self.data) if self.data else tables_of(self.model(label).prepared)
 
-    def examples(self, label: str | None, id_: str | None) -> list[tuple[str, str]]:
-        """Questions about a table, each with the answer that the data set's query finds."""
-        chosen = self.tables(label).examples.get(id_ or "", ())[:EXAMPLES]
-        return [(one.question, answer_text(run_query(one.query, one.table))) for one in chosen]
+    def start(self) -> list[Any]:
+        """The lists of models and tables, for a page that was just opened."""
+        import gradio as gr
 
-    def answer(self, labels: Sequence[str | None], id_: str | None, own: Table | None, question: str | None) -> str:
-        """The answer of each model to a question, side by side, as HTML.
+        try:
+            labels = list(self.models())
+        except UserError as error:
+            raise gr.Error(str(error)) from None
+        model = gr.Dropdown(choices=labels, value=labels[0])
+        other = gr.Dropdown(choices=[(NONE, ""), *labels], value="", visible=len(labels) > 1)
+        return [model, other, self.choose_model(labels[0])]
+
+    def choose_model(self, label: str) -> Any:
+        """The tables that stand beside a model."""
+        import gradio as gr
+
+        try:
+            tables = self.tables(label)
+        except UserError as error:
+            raise gr.Error(str(error)) from None
+        choices = [(line, id_) for id_, line in tables.labels.items()]
+        return gr.Dropdown(choices=choices, value=choices[0][1], label=f"Table ({tables.what})")
+
+    def choose_table(self, label: str, id_: str) -> list[Any]:
+        """A table's first rows and questions, the first of which stands ready; what was uploaded goes."""
+        import gradio as gr
+
+        try:
+            table = self.tables(label).table(id_)
+            samples = [(e.question, answer_text(run_query(e.query, e.table))) for e in self._examples(label, id_)]
+        except UserError as error:
+            return [None, None, message_html(str(error)), gr.skip(), "", ""]
+        offered = gr.Dataset(samples=[[escape(text) for text in sample] for sample in samples], visible=True)
+        return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
+
+    def choose_example(self, label: str, id_: str, index: int) -> str:
+        """The question of an example."""
+        return self._examples(label, id_)[index].question
+
+    def upload(self, name: str) -> list[Any]:
+        """A visitor's table, or what is wrong with it, which is then said to every question about it."""
+        import gradio as gr
+
+        hidden, own = gr.Dataset(samples=[], visible=False), str(name)
+        try:
+            table = uploaded(Path(own))
+        except UserError as error:
+            return [own, message_html(str(error)), hidden, "", ""]
+        return [own, preview_html(table, f"Your table {Path(own).name}") + OFTEN_WRONG, hidden, "", ""]
+
+    def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
+        """The answers to a question side by side as HTML, or a line that says what is wrong.
 
         Args:
-            labels: one model, or two; the data set is that of the first.
-            own: the visitor's table, which goes before the one chosen.
+            other: a second model, or nothing; the data set is that of the first.
+            own: the file of the visitor's table, which goes before the one chosen.
         """
+        example = None
         try:
-            line, (table, example) = checked(question), self._asked(labels[0], id_, own, question or "")
+            line = checked(question)
+            if own:
+                table = uploaded(Path(own))
+            else:
+                tables = self.tables(label)
+                table = tables.table(id_)
+                example = tables.expected(table, line)
         except UserError as error:
             return message_html(str(error))
-        answers = [(label, self._answer(label, table, line, example)) for label in dict.fromkeys(labels) if label]
-        return answers_html(line, answers, table.header)
+        labels = dict.fromkeys(filter(None, (label, other)))
+        return answers_html(line, [(each, self._answer(each, table, line, example)) for each in labels], table.header)
 
-    def _asked(
-        self, label: str | None, id_: str | None, own: Table | None, question: str
-    ) -> tuple[Table, Example | None]:
-        if own is not None:
-            return own, None
-        tables = self.tables(label)
-        table = tables.table(id_)
-        return table, tables.expected(table, question)
-
-    def _answer(self, label: str, table: Table, question: str, example: Example | None) -> Answer | str:
+    def _answer(self, label: str, table: Table, question: str, example: Example | None) -> ModelAnswer | str:
         try:
             return ask(self.model(label), table, question, example)
         except UserError as error:
             return str(error)
 
-
-# The page: what stands where, and what happens on a click. What happens is the `Site`'s.
-
-TITLE = "Ask a table"
-INTRODUCTION = """# Ask a table
-Ask in plain English. A model that was fine-tuned here writes the SQL query, and the query is run on the table."""
-UPLOAD = f"Or upload a table of your own: CSV, at most {MAX_BYTES >> 20} MiB, {MAX_ROWS:,} rows, {MAX_COLUMNS} columns"
-OFTEN_WRONG = "<p>A model that was not trained on tables like yours is often wrong.</p>"
-NONE = "no other model"
-KEPT_SECONDS = 3_600
-"""How long a visitor's file is kept."""
-WAITING = 16
-"""Questions in the queue; one is answered at a time."""
+    def _examples(self, label: str, id_: str) -> tuple[Example, ...]:
+        return self.tables(label).examples.get(id_, ())[:EXAMPLES]
 
 
-def build_page(site: Site) -> Blocks:
-    """The page as Gradio's blocks; each visitor has their own state, the models are shared."""
+def build_page(site: Site, blocks: type[Blocks]) -> Blocks:
+    """The page as Gradio's blocks; each visitor has their own state, the models are shared.
+
+    Args:
+        blocks: Gradio's, or a class of them that looks at what comes in.
+    """
     import gradio as gr
 
-    with blocks_of_own_files()(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
+    with blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, KEPT_SECONDS)) as page:
         gr.Markdown(INTRODUCTION)
         own = gr.State(None)
         with gr.Row():
@@ -258,119 +303,20 @@ def build_page(site: Site) -> Blocks:
             headers=["Question", "Expected answer"],
             samples=[], label="Questions about this table: click one to ask it", layout="table", elem_id="zp-examples",
         )  # fmt: skip
-        wire = _Wiring(site, gr)
         shown = [own, file, preview, examples, question, answer]
         asking: dict[str, Any] = {
-            "fn": wire.ask, "inputs": [model, other, table, own, question], "outputs": answer,
+            "fn": site.ask, "inputs": [model, other, table, own, question], "outputs": answer,
             "concurrency_limit": 1, "concurrency_id": "model", "api_visibility": "private", "show_progress": "minimal",
         }  # fmt: skip
         quick: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        page.load(wire.start, None, [model, other, table], **quick).then(
-            wire.choose_table, [model, table], shown, **quick
+        page.load(site.start, None, [model, other, table], **quick).then(
+            site.choose_table, [model, table], shown, **quick
         )
-        model.input(wire.choose_model, model, table, **quick).then(wire.choose_table, [model, table], shown, **quick)
-        table.input(wire.choose_table, [model, table], shown, **quick)
-        file.upload(wire.upload, file, [own, preview, examples, question, answer], **quick)
-        file.clear(wire.choose_table, [model, table], shown, **quick)
-        examples.click(wire.choose_example, [model, table, examples], question, **quick).then(**asking)
+        model.input(site.choose_model, model, table, **quick).then(site.choose_table, [model, table], shown, **quick)
+        table.input(site.choose_table, [model, table], shown, **quick)
+        file.upload(site.upload, file, [own, preview, examples, question, answer], **quick)
+        file.clear(site.choose_table, [model, table], shown, **quick)
+        examples.click(site.choose_example, [model, table, examples], question, **quick).then(**asking)
         button.click(**asking)
         question.submit(**asking)
     return page.queue(max_size=WAITING, api_open=False)
-
-
-class _Wiring:
-    """The site's answers as values of the page's components."""
-
-    def __init__(self, site: Site, gr: Any) -> None:
-        self.site, self.gr = site, gr
-
-    def start(self) -> list[Any]:
-        """The lists of models and tables, for a page that was just opened."""
-        try:
-            labels = list(self.site.models())
-        except UserError as error:
-            raise self.gr.Error(str(error)) from None
-        model = self.gr.Dropdown(choices=labels, value=labels[0])
-        other = self.gr.Dropdown(choices=[(NONE, ""), *labels], value="", visible=len(labels) > 1)
-        return [model, other, self.choose_model(labels[0])]
-
-    def choose_model(self, label: str) -> Any:
-        """The tables that stand beside a model."""
-        try:
-            tables = self.site.tables(label)
-        except UserError as error:
-            raise self.gr.Error(str(error)) from None
-        choices = [(line, id_) for id_, line in tables.labels.items()]
-        return self.gr.Dropdown(choices=choices, value=choices[0][1], label=f"Table ({tables.what})")
-
-    def choose_table(self, label: str, id_: str) -> list[Any]:
-        """A table's first rows and questions, the first of which stands ready; what was uploaded goes."""
-        try:
-            table = self.site.tables(label).table(id_)
-            samples = self.site.examples(label, id_)
-        except UserError as error:
-            return [None, None, message_html(str(error)), self.gr.skip(), "", ""]
-        offered = self.gr.Dataset(samples=[[escape(text) for text in sample] for sample in samples], visible=True)
-        return [None, None, preview_html(table, "Preview"), offered, samples[0][0], ""]
-
-    def upload(self, name: str) -> list[Any]:
-        """A visitor's table, or what is wrong with it, which is then said to every question about it."""
-        hidden, own = self.gr.Dataset(samples=[], visible=False), str(name)
-        try:
-            table = uploaded(Path(own))
-        except UserError as error:
-            return [own, message_html(str(error)), hidden, "", ""]
-        return [own, preview_html(table, f"Your table {Path(own).name}") + OFTEN_WRONG, hidden, "", ""]
-
-    def choose_example(self, label: str, id_: str, index: int) -> str:
-        """The question of an example."""
-        return self.site.examples(label, id_)[index][0]
-
-    def ask(self, label: str, other: str, id_: str, own: str | None, question: str) -> str:
-        """The answer, or the answers side by side; what is wrong with the visitor's table, if something is."""
-        try:
-            table = uploaded(Path(own)) if own else None
-        except UserError as error:
-            return message_html(str(error))
-        return self.site.answer([label, other], id_, table, question)
-
-
-# How the page looks: calm, light and dark, from a telephone's width up.
-
-CSS = """
-.gradio-container { width: 100% !important; max-width: 1100px !important; margin: 0 auto !important; }
-.gradio-container > main, .gradio-container > main > .wrap, .gradio-container .contain { width: 100% !important; }
-#zp-model input, #zp-other input, #zp-table input { padding-right: 2.2em; text-overflow: ellipsis; }
-#zp-upload > button { text-align: left; }
-#zp-examples td, #zp-examples th { text-align: left !important; }
-#zp-examples td div { overflow-wrap: anywhere; text-align: left; }
-#zp-preview, #zp-answer { padding: 0 !important; }
-.zp { --zp-column: #cfe4ff; --zp-aggregate: #ffe2b8; --zp-condition: #d5f0d3; --zp-ink: #17202a;
-      --zp-line: var(--border-color-primary); --zp-good: #0a6b2d; --zp-bad: #a11226; color: var(--body-text-color); }
-.dark .zp { --zp-column: #1d4a7d; --zp-aggregate: #714709; --zp-condition: #1f5a2c; --zp-ink: #ffffff;
-      --zp-good: #7fdc9a; --zp-bad: #ff9aa5; }
-.zp p { margin: 0 0 .5em; overflow-wrap: anywhere; }
-.zp mark { color: var(--zp-ink); padding: .1em .35em; border-radius: .3em; }
-.zp .zp-column { background: var(--zp-column); color: var(--zp-ink); }
-.zp .zp-aggregate { background: var(--zp-aggregate); }
-.zp .zp-condition { background: var(--zp-condition); color: var(--zp-ink); }
-.zp .zp-sql { display: block; font-size: 1.05em; line-height: 1.9; overflow-wrap: anywhere; white-space: normal;
-      background: none; padding: 0; border: 0; }
-.zp .zp-question { font-size: 1.1em; font-weight: 600; max-height: 6em; overflow: auto; }
-.zp .zp-legend { font-size: .85em; }
-.zp .zp-cards { display: grid; gap: 1em; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); }
-.zp .zp-card { border: 1px solid var(--zp-line); border-radius: .5em; padding: 1em; min-width: 0;
-      background: var(--block-background-fill); }
-.zp .zp-card h3 { font-size: .9em; margin: 0 0 .6em; font-weight: 600; opacity: .8; overflow-wrap: anywhere; }
-.zp .zp-answer { font-size: 1.5em; font-weight: 600; margin: .4em 0; }
-.zp .zp-expected { border-left: 3px solid var(--zp-line); padding-left: .8em; margin: .6em 0; font-size: .92em; }
-.zp .zp-right { color: var(--zp-good); }
-.zp .zp-wrong { color: var(--zp-bad); }
-.zp .zp-time { font-size: .85em; opacity: .8; margin: .6em 0 0; }
-.zp .zp-message { border-left: 4px solid var(--zp-bad); padding: .6em .9em; background: var(--block-background-fill); }
-.zp .zp-scroll { overflow-x: auto; }
-.zp .zp-scroll + p { margin-top: .6em; }
-.zp table { border-collapse: collapse; font-size: .88em; margin: 0; width: auto; }
-.zp th, .zp td { border: 1px solid var(--zp-line); padding: .3em .6em; text-align: left; vertical-align: top;
-      max-width: 22em; overflow-wrap: break-word; }
-"""

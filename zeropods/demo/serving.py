@@ -1,31 +1,47 @@
-"""The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may ask it."""
+"""The page on a port of this machine, until SIGTERM or Ctrl-C, for those who may ask it.
+
+The page listens on 127.0.0.1 only. Requests under a foreign host name or from a page of another origin are refused, and
+no input may name a file but those that were uploaded.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zeropods.demo.guard import OWN_NAMES, OwnPagesOnly
-from zeropods.demo.page import CSS, Site
+from zeropods.demo.page import Site, build_page
 from zeropods.demo.tables import MAX_BYTES, tables_in
 from zeropods.errors import UserError
 from zeropods.files import DEMO, make_private_folder
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from gradio import Blocks
+    from starlette.requests import Request
+    from starlette.responses import Response
     from uvicorn import Server
-
 
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""
 USUAL_PORT = 7860
 GRACE_SECONDS = 2
 """For an answer that is being written."""
+OWN_NAMES = ("127.0.0.1", "localhost")
+"""Names of the page's host: a foreign name that leads to this machine (DNS rebinding) would make its pages ours."""
+ANY_NAME = ("*",)
+"""For a proxy that has a name of its own and asks who comes, as CML's."""
+OWN_SITES = ("same-origin", "none")
+"""What browsers say in Sec-Fetch-Site about a request that no foreign page has made."""
+POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self'; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'"
+)
+"""What a browser may load for this page: nothing from another host."""
 
 
 def serve(
@@ -55,20 +71,20 @@ def serve(
 
 
 @contextmanager
-def listening(said: str | None) -> Iterator[socket.socket]:
+def listening(port: str | None) -> Iterator[socket.socket]:
     """A socket at the port that was asked for; who connects early waits until the page is ready."""
-    if said is not None and (not said.isascii() or not said.isdigit() or not 0 < int(said[:6]) < 65_536):
-        raise UserError(f"port {said}; expected a number from 1 to 65535")
+    if port is not None and (not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65_536):
+        raise UserError(f"port {port}; expected a number from 1 to 65535")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for port in [int(said)] if said else [USUAL_PORT, 0]:
+        for number in [int(port)] if port else [USUAL_PORT, 0]:
             try:
-                listener.bind((HOST, port))
+                listener.bind((HOST, number))
                 listener.listen()
                 break
             except OSError as error:
-                if said:
-                    raise UserError(f"port {said}: {error.strerror}; give another with --port") from None
+                if port:
+                    raise UserError(f"port {port}: {error.strerror}; give another with --port") from None
         yield listener
 
 
@@ -76,9 +92,7 @@ def listening(said: str | None) -> Iterator[socket.socket]:
 def _own_files() -> Iterator[None]:
     """A folder of this page's for what visitors upload, gone with it; no word to anybody outside."""
     folder = make_private_folder(DEMO)
-    os.environ["GRADIO_TEMP_DIR"] = str(folder)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ |= {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
     try:
         yield
     finally:
@@ -102,14 +116,64 @@ def _warmed(site: Site, announce: Callable[[str], object]) -> int:
         try:
             site.tables(model.label)
             loaded(model)
+            break
         except UserError as error:
             site.passed_over.add(model.folder)
             if model is models[-1]:
                 raise
             announce(f"{error}; passed over")
-        else:
-            break
     return len(site.models())
+
+
+def _application(site: Site, names: Sequence[str]) -> FastAPI:
+    import gradio as gr
+    from fastapi import FastAPI
+    from fastapi.middleware.trustedhost import TrustedHostMiddleware
+
+    theme = gr.themes.Default(
+        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
+    )
+    application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    application.middleware("http")(_own_pages_only)
+    application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)
+    return gr.mount_gradio_app(
+        application, build_page(site, _blocks_of_uploads()), path="/", server_name=HOST, footer_links=[],
+        run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False, enable_monitoring=False,
+        pwa=False, mcp_server=False, theme=theme, css=Path(__file__).with_name("page.css").read_text(encoding="utf-8"),
+    )  # fmt: skip
+
+
+async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Refuse what a page of another origin sends, and tell browsers with every answer to ask no other host."""
+    from starlette.responses import PlainTextResponse
+
+    if request.method == "POST" and request.headers.get("sec-fetch-site", "none") not in OWN_SITES:
+        return PlainTextResponse("sent by a page of another origin", status_code=403)
+    response = await answer(request)
+    response.headers["content-security-policy"] = POLICY
+    return response
+
+
+def _blocks_of_uploads() -> type[Blocks]:
+    """Gradio's blocks, whose inputs name no file but those that were uploaded.
+
+    Any input that has the form of a file is copied to where it can be fetched, that of a text box too, and is
+    downloaded where it names an address. Gradio itself looks which file it is only in pages that `launch` serves.
+    """
+    import gradio as gr
+    from gradio.utils import get_upload_folder
+    from gradio_client.utils import is_file_obj_with_meta, traverse
+
+    def check(file: dict[str, Any]) -> None:
+        if not Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
+            raise gr.Error("a file that was not uploaded here; upload it", print_exception=False)
+
+    class OwnFilesOnly(gr.Blocks):
+        async def preprocess_data(self, block_fn: Any, inputs: list[Any], *others: Any, **more: Any) -> list[Any]:
+            traverse(inputs, check, is_file_obj_with_meta)
+            return await super().preprocess_data(block_fn, inputs, *others, **more)
+
+    return OwnFilesOnly
 
 
 def _server(application: FastAPI) -> Server:
@@ -130,23 +194,3 @@ def _server(application: FastAPI) -> Server:
     return EndsOpenPages(
         uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none")
     )
-
-
-def _application(site: Site, names: Sequence[str]) -> FastAPI:
-    import gradio as gr
-    from fastapi import FastAPI
-    from fastapi.middleware.trustedhost import TrustedHostMiddleware
-
-    from zeropods.demo.page import build_page
-
-    theme = gr.themes.Default(
-        font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
-    )
-    application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    application.add_middleware(OwnPagesOnly)
-    application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)
-    return gr.mount_gradio_app(
-        application, build_page(site), path="/", server_name=HOST, footer_links=[], run_history=False,
-        show_error=False, max_file_size=MAX_BYTES, ssr_mode=False, enable_monitoring=False, pwa=False,
-        mcp_server=False, theme=theme, css=CSS,
-    )  # fmt: skip

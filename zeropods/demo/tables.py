@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import itertools
 import math
 import re
 import tempfile
@@ -18,8 +20,6 @@ from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import Cell, Example, Table, read_split, split_file
 from zeropods.errors import UserError
 from zeropods.files import json_lines, sha256
-
-# The tables that a page offers: those of a data set's test questions, with the questions and their queries.
 
 SPLITS = ("test", "dev", "train")
 """The first that is there is shown: questions that training has not seen."""
@@ -59,16 +59,12 @@ def tables_in(data: Path) -> Tables:
     """The tables of a folder in WikiSQL's layout; `UserError` at the first fault in it."""
     split = next((split for split in SPLITS if (data / f"{split}.jsonl").is_file()), "test")
     grouped: dict[str, list[Example]] = {}
-    more: set[str] = set()
     for example in read_split(data, split):
-        if len(grouped) < MOST_TABLES or example.table.id in grouped:
-            grouped.setdefault(example.table.id, []).append(example)
-        else:
-            more.add(example.table.id)
+        grouped.setdefault(example.table.id, []).append(example)
+    count = f"{len(grouped):,}" if len(grouped) <= MOST_TABLES else f"first {MOST_TABLES:,} of {len(grouped):,}"
     titles = dict(_titles(split_file(data, split, "tables.jsonl")))
-    labels = {id_: _label(titles.get(id_), of[0].table) for id_, of in grouped.items()}
-    ordered = sorted(grouped, key=lambda id_: labels[id_].casefold())
-    count = f"first {MOST_TABLES:,} of {MOST_TABLES + len(more):,}" if more else f"{len(grouped):,}"
+    labels = {id_: _label(titles.get(id_), grouped[id_][0].table) for id_ in itertools.islice(grouped, MOST_TABLES)}
+    ordered = sorted(labels, key=lambda id_: labels[id_].casefold())
     return Tables(
         f"{count} in the {split} split of {data.name}",
         {id_: tuple(grouped[id_]) for id_ in ordered},
@@ -92,25 +88,17 @@ def tables_of(prepared: Path | None) -> Tables:
 
 
 def _raw_data(prepared: Path) -> Path | None:
-    """The folder whose files are those that the manifest names, by their sums."""
+    """The folder near a tokenized set whose files are those that its manifest names, by their digests."""
     sources = read_manifest(prepared).source_sha256
-    shown = next((split for split in SPLITS if f"{split}.jsonl" in sources), "test")
-    wanted = {name: sources.get(name) for name in (f"{shown}.jsonl", f"{shown}.tables.jsonl")}
-    return next((folder for folder in _near(prepared.resolve()) if _holds(folder, wanted)), None)
-
-
-def _near(prepared: Path) -> Iterator[Path]:
-    for parent in prepared.parents[:LEVELS_UP]:
-        yield parent
-        for pattern in ("*", "data/*"):
-            yield from sorted(path for path in parent.glob(pattern) if path.is_dir())
-
-
-def _holds(folder: Path, wanted: dict[str, str | None]) -> bool:
-    try:
-        return all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items())
-    except PermissionError:  # Another's folder, somewhere near.
-        return False
+    split = next((split for split in SPLITS if f"{split}.jsonl" in sources), "test")
+    wanted = {name: sources.get(name) for name in (f"{split}.jsonl", f"{split}.tables.jsonl")}
+    for parent in prepared.resolve().parents[:LEVELS_UP]:
+        for folder in (parent, *sorted(parent.glob("*")), *sorted(parent.glob("data/*"))):
+            # Another user's folder, somewhere near, may not be looked into.
+            with contextlib.suppress(PermissionError):
+                if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
+                    return folder
+    return None
 
 
 def _titles(path: Path) -> Iterator[tuple[str, str]]:
@@ -139,15 +127,12 @@ MAX_ROWS, MAX_COLUMNS = 10_000, 40
 MAX_NAME, MAX_CELL = 80, 500
 """Characters."""
 DELIMITERS = ",;\t|"
-ID = "uploaded"
-
-_NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?\d{1,3})?")
-"""A leading zero, as in a postcode, makes a name of it."""
-_BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
-
-Line = tuple[int, list[str]]
 KEPT = 8
-"""Uploaded tables in memory, for all visitors: one of 2 MiB takes 30 MiB there."""
+"""Number of uploaded tables in memory, for all visitors: one of 2 MiB takes 30 MiB there."""
+
+NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?\d{1,3})?")
+"""A leading zero, as in a postcode, makes a name of it."""
+BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 
 @lru_cache(maxsize=KEPT)
@@ -156,32 +141,36 @@ def uploaded(path: Path) -> Table:
     try:
         return read_csv(path)
     except FileNotFoundError:
-        raise UserError(f"the file {shown(path.name)} is not kept any longer; upload it again") from None
+        raise UserError(f"the file {_shown(path.name)} is not kept any longer; upload it again") from None
 
 
 def read_csv(path: Path) -> Table:
     """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
 
     Raises:
-        UserError: not text in UTF-8 (or UTF-16 with its mark), too large, no header, a name that is empty or stands
+        UserError: not text in UTF-8 (or UTF-16 with its mark), too large, no header, a name that is empty or is there
             twice, a row of another length, no row.
     """
-    name = f"the file {shown(path.name)}"
+    name = f"the file {_shown(path.name)}"
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{name}: larger than {MAX_BYTES >> 20} MiB; upload fewer rows")
     lines = _lines(name, _text(name, path.read_bytes()))
-    first = next(lines, None)
-    if first is None:
+    number, header = next(lines, (0, []))
+    if not header:
         raise UserError(f"{name}: is empty; expected a line of column names, then rows")
-    header = _header(name, first)
-    rows = tuple(_row(name, header, line, number) for number, line in enumerate(lines, 1))
+    _check_header(f"{name}: line {number}", header)
+    rows = [
+        _row(f"{name}: line {number}", len(header), cells) for number, cells in itertools.islice(lines, MAX_ROWS + 1)
+    ]
     if not rows:
         raise UserError(f"{name}: has column names but no row; add rows")
+    if len(rows) > MAX_ROWS:
+        raise UserError(f"{name}: more than {MAX_ROWS:,} rows; upload fewer")
     types = tuple("real" if _all_numbers(column) else "text" for column in zip(*rows, strict=True))
-    return Table(ID, header, types, rows)
+    return Table("uploaded", tuple(header), types, tuple(rows))
 
 
-def shown(text: str, most: int = 60) -> str:
+def _shown(text: str, most: int = 60) -> str:
     """A text of the visitor's, fit for a message: one line, letters that can be seen, not too long."""
     line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
     return line if len(line) <= most else line[: most - 1] + "…"
@@ -194,15 +183,15 @@ def _text(name: str, content: bytes) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{name}: line {line} is not text in UTF-8; save the table as CSV in UTF-8") from None
-    found = _BINARY.search(text)
-    if found:
+    if found := BINARY.search(text):
         raise UserError(f"{name}: holds the control character {ord(found.group()):#04x}; expected a text file")
     return text
 
 
-def _lines(name: str, text: str) -> Iterator[Line]:
-    """Number and cells of each line that is not blank."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text), strict=True)
+def _lines(name: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Number and cells of each line that is not blank; the delimiter is the most frequent one in the first line."""
+    first = text.lstrip().split("\n", 1)[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=first.count), strict=True)
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -211,45 +200,31 @@ def _lines(name: str, text: str) -> Iterator[Line]:
         raise UserError(f"{name}: line {reader.line_num}: {error}; correct the quotes there") from None
 
 
-def _delimiter(text: str) -> str:
-    """The one that stands most often in the first line."""
-    first = text.lstrip().split("\n", 1)[0]
-    return max(DELIMITERS, key=first.count)
-
-
-def _header(name: str, line: Line) -> tuple[str, ...]:
-    number, names = line
+def _check_header(place: str, names: list[str]) -> None:
     if len(names) > MAX_COLUMNS:
-        raise UserError(f"{name}: {len(names)} columns; expected at most {MAX_COLUMNS}: leave some out")
+        raise UserError(f"{place}: {len(names)} columns; expected at most {MAX_COLUMNS}: leave some out")
     seen: dict[str, int] = {}
-    for place, column in enumerate(names, 1):
+    for number, column in enumerate(names, 1):
         # To the model names are the same that differ in nothing but the form of their letters.
         same = unicodedata.normalize("NFKC", column).casefold()
         if not any(letter.isalnum() for letter in same):
-            raise UserError(f"{name}: line {number}: column {place} has no name; the first line names every column")
+            raise UserError(f"{place}: column {number} has no name; the first line names every column")
         if len(column) > MAX_NAME:
-            raise UserError(f"{name}: column {place} has a name of {len(column)} characters; at most {MAX_NAME}")
+            raise UserError(f"{place}: column {number} has a name of {len(column)} characters; at most {MAX_NAME}")
         if same in seen:
-            raise UserError(f"{name}: columns {seen[same]} and {place} are both named {shown(column)!r}; rename one")
-        seen[same] = place
-    return tuple(names)
+            raise UserError(f"{place}: columns {seen[same]} and {number} are both named {_shown(column)!r}; rename one")
+        seen[same] = number
 
 
-def _row(name: str, header: tuple[str, ...], line: Line, number: int) -> tuple[Cell, ...]:
-    place, cells = line
-    if number > MAX_ROWS:
-        raise UserError(f"{name}: more than {MAX_ROWS:,} rows; upload fewer")
-    if len(cells) != len(header):
-        raise UserError(f"{name}: line {place}: {len(cells)} cells for {len(header)} columns; correct the line")
+def _row(place: str, columns: int, cells: list[str]) -> tuple[Cell, ...]:
+    if len(cells) != columns:
+        raise UserError(f"{place}: {len(cells)} cells for {columns} columns; correct the line")
     if longest := next((cell for cell in cells if len(cell) > MAX_CELL), None):
-        raise UserError(f"{name}: line {place} has a cell of {len(longest):,} characters; at most {MAX_CELL}")
+        raise UserError(f"{place} has a cell of {len(longest):,} characters; at most {MAX_CELL}")
     return tuple(cell or None for cell in cells)
 
 
 def _all_numbers(column: tuple[Cell, ...]) -> bool:
     cells = [str(cell) for cell in column if cell is not None]
-    return bool(cells) and all(map(_is_number, cells))
-
-
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text) is not None and math.isfinite(float(text.replace(",", "").replace("−", "-")))
+    whole = all(NUMBER.fullmatch(cell) for cell in cells)
+    return bool(cells) and whole and all(math.isfinite(float(c.replace(",", "").replace("−", "-"))) for c in cells)

@@ -1,0 +1,250 @@
+"""The demo page without a browser: its models and tables, a visitor's CSV file and query, and what is shown of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.made import a_record, a_score, write_run
+from zeropods.cli import main
+from zeropods.data.wikisql import Table
+from zeropods.demo.answering import BoundedExecution, ModelAnswer, checked, run_query, trained_models
+from zeropods.demo.page import SHOWN_ROWS, Site, answers_html, message_html, preview_html, spans
+from zeropods.demo.serving import listening
+from zeropods.demo.tables import MAX_BYTES, MAX_CELL, MAX_COLUMNS, MAX_NAME, MAX_ROWS, read_csv, tables_in, uploaded
+from zeropods.errors import UserError
+from zeropods.sql.query import Condition, Query
+from zeropods.sql.text import format_query
+
+HEADER, TYPES, ROWS = ["Name", "Age"], ["text", "real"], [["Tom", 3]]
+
+
+def a_model(folder: Path, prompt: str | None = "schema") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"prompt": prompt}))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def a_run(folder: Path, accuracy: float | None, task: str = "text2sql") -> Path:
+    scores = {} if accuracy is None else {"score_test": a_score(execution_accuracy=accuracy)}
+    record = a_record(task=task)
+    write_run(folder, record, **scores)
+    (folder / "config.json").write_text(json.dumps(record))
+    a_model(folder / "model", "schema" if task == "text2sql" else task)
+    return folder
+
+
+# Models.
+
+
+def test_the_best_run_comes_first_and_the_newest_of_the_unscored(tmp_path: Path) -> None:
+    for name, accuracy in {"poor": 0.25, "old": None, "new": None, "good": 0.75}.items():
+        run = a_run(tmp_path / name, accuracy)
+        os.utime(run / "model" / "config.json", (1.0, 2.0 if name == "new" else 1.0))
+    a_run(tmp_path / "squad", None, task="squad")
+    write_run(tmp_path / "failed", a_record())
+    models = trained_models([tmp_path])
+    assert [model.name for model in models] == ["good", "poor", "new", "old"]
+    assert models[0].label == "t5-tiny · no ZeRO · 75% right on test · good"
+
+
+def test_model_folders_and_runs_of_one_name_can_be_asked(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / place / "run", 0.5) for place in ("a", "b")]
+    models = trained_models([*runs, a_model(tmp_path / "exported")])
+    assert {model.name for model in models} == {*map(str, runs), "exported"}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: None, "no such folder"),
+        (lambda folder: folder.mkdir(), "no run there"),
+        (lambda folder: write_run(folder, a_record()), "no trained model"),
+        (lambda folder: write_run(folder / "failed", a_record()), "no trained text-to-SQL model"),
+        (lambda folder: a_run(folder, None, task="squad"), "is a squad run; the demo asks text-to-SQL models"),
+        (lambda folder: a_model(folder, None), "does not say its task"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_line_and_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, said: str
+) -> None:
+    make(tmp_path / "named")
+    assert main(["demo", str(tmp_path / "named")]) == 1
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+def test_a_page_whose_last_model_has_gone_says_so(tmp_path: Path) -> None:
+    site = Site((tmp_path,), passed_over={a_run(tmp_path / "damaged", 0.5).resolve()})
+    with pytest.raises(UserError, match="no model that can be loaded is there any more"):
+        site.models()
+
+
+@pytest.mark.parametrize("port", ["web", "0", "65536", "1" * 5000, "٣٣٣٣", ""])
+def test_a_port_that_is_none_is_named(port: str) -> None:
+    with pytest.raises(UserError, match=r"^port .*expected a number from 1 to 65535"), listening(port):
+        pass
+
+
+def test_it_listens_on_this_machine_only_and_names_a_port_in_use(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with listening(None) as listener:
+        host, port = listener.getsockname()
+        assert (host, listener.family) == ("127.0.0.1", socket.AF_INET)
+        assert main(["demo", str(tmp_path), "--port", str(port)]) == 1
+    assert capsys.readouterr().err == f"zeropods: port {port}: Address already in use; give another with --port\n"
+
+
+# Tables of a data set.
+
+
+def test_tables_are_listed_by_title_and_columns_and_know_their_questions(tmp_path: Path) -> None:
+    document = {"id": "t1", "header": HEADER, "types": TYPES, "rows": ROWS, "page_title": "Cats of note"}
+    example = {"table_id": "t1", "question": "How old is Tom?", "sql": {"sel": 1, "agg": 0, "conds": [[0, 0, "Tom"]]}}
+    (tmp_path / "dev.tables.jsonl").write_text(json.dumps(document) + "\n")
+    (tmp_path / "dev.jsonl").write_text(json.dumps(example) + "\n")
+    tables = tables_in(tmp_path)
+    assert tables.labels == {"t1": "Cats of note: Name, Age"}
+    assert tables.expected(tables.table("t1"), " how OLD is  Tom? ") == tables.examples["t1"][0]
+    assert tables.expected(tables.table("t1"), "How old is Kit?") is None
+    with pytest.raises(UserError, match="choose a table"):
+        tables.table("other")
+
+
+# A visitor's CSV file.
+
+
+def table(folder: Path, content: str | bytes) -> Table:
+    path = folder / "pets.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_csv(path)
+
+
+def test_names_types_and_cells_are_read(tmp_path: Path) -> None:
+    read = table(tmp_path, 'Name,Age,Postcode\r\n"Tom\nCat",3,01234\r\n\r\nKit,,99999\r\n')
+    assert (read.header, read.types) == (("Name", "Age", "Postcode"), ("text", "real", "text"))
+    assert read.rows == (("Tom Cat", "3", "01234"), ("Kit", None, "99999"))
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [
+        *((number, "real") for number in ("0", "-3", "−3", "1,234,567.5", ".5", "2e3", "12.25")),
+        *((word, "text") for word in ("nan", "1e999", "007", "12 km", "1.2.3", "2026-01-02", "1,23", "--1", ".")),
+    ],
+)
+def test_columns_of_numbers_are_told_from_others(tmp_path: Path, cell: str, kind: str) -> None:
+    assert table(tmp_path, f'A;B\n"{cell}";x\n').types == (kind, "text")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_delimiters_and_encodings_of_spreadsheets_are_told_apart(tmp_path: Path, delimiter: str, encoding: str) -> None:
+    assert table(tmp_path, f"Käse{delimiter}猫\n1{delimiter}ß\n".encode(encoding)).header == ("Käse", "猫")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\n \n", "is empty"),
+        (b"A,B\n", "no row"),
+        (b"A,B\n1,2\n1,2,3\n", "line 3: 3 cells for 2 columns"),
+        (b"A,?\n1,2\n", "column 2 has no name"),
+        ("A²,A2\n1,2\n".encode(), "columns 1 and 2 are both named"),
+        ("Käse,B\n1,2\n".encode("latin-1"), "line 1 is not text in UTF-8"),
+        (b"A,B\n\x00\x01,2\n", "control character 0x00"),
+        (b'A,B\n"1,2\n', "line 2: unexpected end of data"),
+        (b"A," + b"x" * 200_000 + b"\n1,2\n", "field larger"),
+        (b"A" * (MAX_NAME + 1) + b",B\n1,2\n", f"at most {MAX_NAME}"),
+        (b"A,B\n1," + b"x" * (MAX_CELL + 1), f"at most {MAX_CELL}"),
+        (",".join(f"c{n}" for n in range(MAX_COLUMNS + 1)).encode(), f"at most {MAX_COLUMNS}"),
+        (b"A\n" + b"1\n" * (MAX_ROWS + 1), f"more than {MAX_ROWS:,} rows"),
+        (b"A\n" + b"1" * MAX_BYTES, "larger than 2 MiB"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path: Path, content: bytes, said: str) -> None:
+    with pytest.raises(UserError, match=r"pets\.csv") as error:
+        table(tmp_path, content)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_has_gone_is_asked_for_again(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the file cats.csv is not kept any longer; upload it again"):
+        uploaded(tmp_path / "cats.csv")
+
+
+# A visitor's question and query.
+
+CATS = Table("cats", ("Name", "Age"), ("text", "real"), (("Tom", 3), ("Kit", 5), ("<b>Mia</b>", 2)))
+OLDEST = Query(0, 0, (Condition(1, 1, "4"),))
+ATTACK = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM cells", "DROP TABLE cells", "CREATE TABLE more (a)", "ATTACH ':memory:' AS more",
+        "PRAGMA query_only = OFF", "SELECT * FROM sqlite_master",
+    ],
+)  # fmt: skip
+def test_the_database_refuses_all_but_reading_its_table(statement: str) -> None:
+    with closing(BoundedExecution(CATS)) as execution, pytest.raises(sqlite3.DatabaseError):
+        execution._database.execute(statement)
+
+
+def test_a_query_that_takes_too_long_is_stopped() -> None:
+    many = Table("many", ("N",), ("real",), tuple((n,) for n in range(10_000)))
+    with closing(BoundedExecution(many, seconds=0.0)) as execution:
+        assert execution.execute(Query(0, 1)) is None
+        assert execution.overdue
+
+
+def test_cells_keep_their_spelling_and_are_compared_without_letter_case() -> None:
+    found = run_query(OLDEST, CATS)
+    assert (found.cells, found.executed) == (["Kit"], ["kit"])
+    assert run_query(Query(0, 3, (Condition(0, 0, "'; DROP TABLE cells; --"),)), CATS).cells == [0]
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [(None, "no question yet"), ("\x00?!", "no question yet"), ("x" * 100_000, "100,000 characters")],
+)
+def test_a_question_that_is_none_is_a_line(question: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        checked(question)
+
+
+def test_control_characters_and_halves_of_characters_are_dropped() -> None:
+    assert checked(" how\x00 \x1b[31mmany\ud800 cats\n\u202e") == "how [31mmany cats"
+
+
+def answered(question: str = "Who is oldest?", right: bool | None = True) -> str:
+    found = run_query(Query(0, 0, (Condition(0, 0, ATTACK),)), CATS)
+    answer = ModelAnswer(found=found, generated_seconds=0.1, expected=run_query(OLDEST, CATS), right=right)
+    return answers_html(question, [(ATTACK, answer), ("other", ATTACK)], CATS.header)
+
+
+def test_answers_are_shown_with_their_verdict_and_nothing_of_others_is_markup() -> None:
+    assert "✓ right" in answered() and "✗ wrong" in answered(right=False)
+    shown = answered(ATTACK) + preview_html(CATS, ATTACK) + message_html(ATTACK)
+    assert "<script" not in shown and "<b>" not in shown
+    assert "&lt;script&gt;" in shown and "&lt;b&gt;Mia" in shown
+    query = Query(1, 1, (Condition(0, 0, "Tom"), Condition(1, 2, "4")))
+    assert " ".join(text for text, _ in spans(query, CATS.header)) == format_query(query, CATS.header)
+
+
+def test_rows_beyond_the_limit_are_counted() -> None:
+    many = Table("many", ("N",), ("real",), tuple((n,) for n in range(1_234)))
+    answer = ModelAnswer(found=run_query(Query(0, 0), many), generated_seconds=0.1, expected=None, right=None)
+    shown = answers_html("All?", [("m", answer)], many.header)
+    assert f"first {SHOWN_ROWS} of 1,234 rows" in shown and "and 1,222 more" in shown
+    assert shown.count("<tr>") == SHOWN_ROWS + 1
