@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -250,7 +250,7 @@ def _merged(several: Iterable[Steps]) -> Steps:
     return merged
 
 
-# What a sequence of pieces says: the query that one reading of them spells.
+# Readings of a sequence of pieces: the query that each of them spells.
 
 
 class Role(Enum):
@@ -278,16 +278,21 @@ class Part:
     """Which aggregate, column or operator it is."""
 
 
-class Thread(NamedTuple):
-    """One piece as one reading takes it, linked to the piece before it."""
+class Reading(NamedTuple):
+    """What the pieces so far say, as one way of taking them has it."""
 
-    part: Part
+    parts: tuple[Part, ...]
+    """The parts begun so far; the last may be unfinished."""
     end: int
-    """The offset in the part's spelling to which the piece leads."""
-    depth: int
-    """The number of the condition, from 1; 0 before the first."""
-    id: int
-    before: Thread | None
+    """The offset in the last part's spelling to which the pieces lead."""
+    values: tuple[str, ...] = ()
+    """The value of each condition, as far as it is spelled."""
+    depth: int = 0
+    """Number of conditions that were begun."""
+
+    @property
+    def part(self) -> Part:
+        return self.parts[-1]
 
     @property
     def ends_part(self) -> bool:
@@ -297,18 +302,15 @@ class Thread(NamedTuple):
     def ends_query(self) -> bool:
         return self.part.role in (Role.FROM, Role.VALUE) and self.ends_part
 
-
-class Reading:
-    """The parts of a query as far as one thread has spelled them."""
-
-    def __init__(self, thread: Thread) -> None:
-        steps = list(_from_first(thread))
-        self._parts = {(step.part.role, step.depth): step.part for step in steps}
-        self.values: dict[int, str] = {}
-        """Each condition's value, by the condition's number."""
-        for step in steps:
-            if step.part.role is Role.VALUE and step.end != AFTER_SPACE:
-                self.values[step.depth] = (self.values.get(step.depth, "") + _spelled(step)).lstrip()
+    def then(self, part: Part, id_: int, end: int) -> Reading:
+        """The reading after one more piece, which belongs to a part and leads to an offset in it."""
+        begins, values = part is not self.part, self.values
+        depth = self.depth + (begins and part.role is Role.COLUMN)
+        if isinstance(part.spelling, ValueSpelling) and end != AFTER_SPACE:
+            start = AFTER_SPACE if begins else self.end
+            spelled = part.spelling.spelled(id_, start, end)
+            values = (*values, spelled.lstrip()) if len(values) < depth else (*values[:-1], values[-1] + spelled)
+        return Reading((*self.parts, part) if begins else self.parts, end, values, depth)
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -317,59 +319,37 @@ class Reading:
         That is: most conditions, no aggregate, longest column names, shortest values. Only what `<unk>`
         covers is not seen in the text: there the longer value comes first.
         """
-        aggregated = (Role.AGGREGATE, 0) in self._parts
-        conditions = [
-            (-self._words(Role.COLUMN, depth), len(value.split()), -len(value)) for depth, value in self.values.items()
-        ]
-        return -len(conditions), aggregated, -self._words(Role.SELECTED, 0), conditions
+        names = zip(self._all(Role.COLUMN), self.values, strict=False)
+        conditions = [(-_words(column), len(value.split()), -len(value)) for column, value in names]
+        selected = sum(map(_words, self._all(Role.SELECTED)))
+        return -len(conditions), bool(self._all(Role.AGGREGATE)), -selected, conditions
 
-    def query(self, unfinished: int = 0, selected: int = 0) -> Query:
-        """The query, less the condition of number `unfinished`; `selected` where no column is named yet."""
-        conditions = (
-            Condition(self._parts[Role.COLUMN, depth].index, self._parts[Role.OPERATOR, depth].index, value)
-            for depth, value in self.values.items()
-            if depth != unfinished
+    def query(self, selected: int) -> Query:
+        """What is complete of the query, with column `selected` where none is named yet."""
+        cut = self.part.role is Role.VALUE and not self.ends_part
+        values = self.values[: self.depth - 1] if cut else self.values
+        conditions = zip(self._all(Role.COLUMN), self._all(Role.OPERATOR), values, strict=False)
+        column, aggregate = self._all(Role.SELECTED), self._all(Role.AGGREGATE)
+        return Query(
+            column[0].index if column else selected,
+            aggregate[0].index if aggregate else 0,
+            tuple(Condition(column.index, operator.index, value) for column, operator, value in conditions),
         )
-        aggregate = self._index(Role.AGGREGATE, 0)
-        return Query(self._index(Role.SELECTED, selected), aggregate, tuple(conditions))
 
-    def _index(self, role: Role, default: int) -> int:
-        part = self._parts.get((role, 0))
-        return part.index if part else default
-
-    def _words(self, role: Role, depth: int) -> int:
-        part = self._parts.get((role, depth))
-        return len(part.spelling.text.split()) if part else 0
+    def _all(self, role: Role) -> list[Part]:
+        return [part for part in self.parts if part.role is role]
 
 
-def preferred(threads: Iterable[Thread]) -> Thread:
-    """The thread with the preferred reading; the first of equals."""
-    first, *others = threads
-    return min((first, *others), key=lambda thread: Reading(thread).rank) if others else first
+def preferred(readings: Sequence[Reading]) -> Reading:
+    """The preferred reading; the first of equals."""
+    return min(readings, key=lambda reading: reading.rank) if len(readings) > 1 else readings[0]
 
 
-def finished(thread: Thread, selected: int) -> Query:
-    """A query from a reading that was cut short: what is complete of it, with column `selected` at worst."""
-    cut = thread.part.role is Role.VALUE and not thread.ends_part
-    return Reading(thread).query(thread.depth if cut else 0, selected)
+def _words(part: Part) -> int:
+    return len(part.spelling.text.split())
 
 
-def _spelled(step: Thread) -> str:
-    assert isinstance(step.part.spelling, ValueSpelling)
-    start = step.before.end if step.before and step.before.part is step.part else AFTER_SPACE
-    return step.part.spelling.spelled(step.id, start, step.end)
-
-
-def _from_first(thread: Thread) -> Iterator[Thread]:
-    steps = []
-    step: Thread | None = thread
-    while step is not None:
-        steps.append(step)
-        step = step.before
-    return reversed(steps)
-
-
-# The grammar of a query's text over a tokenizer's pieces, for constrained decoding.
+# The grammar of a query's text over a tokenizer's pieces.
 #
 # `SELECT [AGG ]COLUMN FROM table[ WHERE COLUMN OP VALUE[ AND COLUMN OP VALUE]...]`, where a column is a name of
 # the table's header and a value is a span of the question. Any segmentation of such a text into pieces is
@@ -381,12 +361,8 @@ MOST_CONDITIONS = 4
 """WikiSQL's own limit."""
 OFFERED_OPERATORS = ("=", ">", "<")
 """None of WikiSQL's 64,776 train and dev queries has the operator `OP`."""
-
 REMEMBERED_HEADERS = 1_024
 """Questions about the same table mostly come together."""
-
-Way = tuple[Part, int, Steps]
-"""A way on: the part that a piece would belong to, the number of its condition, and the pieces."""
 
 
 class QueryAutomaton:
@@ -400,11 +376,10 @@ class QueryAutomaton:
         """
         self.vocabulary = vocabulary
         self._followers = _followers(vocabulary, tuple(header))
-        values = ValueSpelling(vocabulary, question)
-        self._value = Part(Role.VALUE, values)
+        self._value = Part(Role.VALUE, values := ValueSpelling(vocabulary, question))
         self._has_values = bool(values.starts)
         beginning = Part(Role.BEGINNING, spelling(vocabulary, ""))
-        self.start = GrammarState(self, (Thread(beginning, BEGIN, 0, vocabulary.pad, None),))
+        self.start = GrammarState(self, (Reading((beginning,), BEGIN),))
 
     @property
     def first_column(self) -> int:
@@ -436,22 +411,22 @@ class QueryAutomaton:
             state = following
         return state.fallback_query()
 
-    def ways(self, thread: Thread) -> Iterator[Way]:
-        """How a thread can go on, `eos` aside."""
-        part, offset, depth = thread[:3]
-        steps = part.spelling.steps(offset)
+    def ways(self, reading: Reading) -> Iterator[tuple[Part, Steps]]:
+        """How a reading can go on, `eos` aside: the part that a piece would belong to, and the pieces."""
+        steps = reading.part.spelling.steps(reading.end)
         if steps:
-            yield part, depth, steps
-        if part.spelling.complete(offset):
-            number = depth + 1 if part.role in (Role.WHERE, Role.AND) else depth
-            for follower in self._after(part.role, depth):
-                yield follower, number, follower.spelling.steps(BEGIN)
+            yield reading.part, steps
+        if reading.ends_part:
+            for follower in self._after(reading):
+                yield follower, follower.spelling.steps(BEGIN)
 
-    def _after(self, role: Role, depth: int) -> tuple[Part, ...]:
+    def _after(self, reading: Reading) -> tuple[Part, ...]:
+        role = reading.part.role
         if role is Role.OPERATOR:
             return (self._value,)
-        last = depth == MOST_CONDITIONS if role is Role.VALUE else role is Role.FROM and not self._has_values
-        return () if last else self._followers[role]
+        if (role is Role.VALUE and reading.depth == MOST_CONDITIONS) or (role is Role.FROM and not self._has_values):
+            return ()
+        return self._followers[role]
 
 
 @lru_cache(REMEMBERED_HEADERS)
@@ -461,7 +436,10 @@ def _followers(vocabulary: Vocabulary, header: tuple[str, ...]) -> dict[Role, tu
     def parts(role: Role, texts: dict[str, int]) -> tuple[Part, ...]:
         return tuple(Part(role, spelling(vocabulary, f" {text}"), index) for text, index in texts.items())
 
-    names = _numbered(map(vocabulary.normalize, header))
+    names: dict[str, int] = {}
+    for number, name in enumerate(map(vocabulary.normalize, header)):
+        if name:
+            names.setdefault(name, number)
     if not names:
         raise ValueError(f"header {list(header)!r}; expected at least one column with a name")
     aggregates = {name: number for number, name in enumerate(AGGREGATES) if name}
@@ -480,73 +458,57 @@ def _followers(vocabulary: Vocabulary, header: tuple[str, ...]) -> dict[Role, tu
     }
 
 
-def _numbered(names: Iterable[str]) -> dict[str, int]:
-    """Each name that is not blank, with the number of the first column that has it."""
-    numbers: dict[str, int] = {}
-    for number, name in enumerate(names):
-        if name:
-            numbers.setdefault(name, number)
-    return numbers
-
-
 class GrammarState:
     """All readings of one sequence of ids. Each state has at least one way on to a complete query."""
 
-    __slots__ = ("_allowed", "_automaton", "_next", "_threads", "_ways", "ended")
-
-    def __init__(self, automaton: QueryAutomaton, threads: tuple[Thread, ...], ended: bool = False) -> None:
+    def __init__(self, automaton: QueryAutomaton, readings: tuple[Reading, ...], ended: bool = False) -> None:
         self._automaton = automaton
-        self._threads = threads
+        self._readings = readings
         self._next: dict[int, GrammarState | None] = {}
-        self._ways: list[tuple[Thread, list[Way]]] | None = None
-        self._allowed: NDArray[np.int64] | None = None
         self.ended = ended
         """Whether the last id was `eos`."""
 
-    @property
+    @cached_property
     def allowed(self) -> NDArray[np.int64]:
         """The ids that can come next, each once; none after the end."""
-        if self._allowed is None:
-            ids: set[int] = set()
-            for _, ways in self._found_ways():
-                ids.update(*(steps for _, _, steps in ways))
-            if not self.ended and any(thread.ends_query for thread in self._threads):
-                ids.add(self._automaton.vocabulary.eos)
-            self._allowed = np.fromiter(ids, np.int64, len(ids))
-        return self._allowed
+        ids: set[int] = set().union(*(steps for _, _, steps in self._ways))
+        if not self.ended and self._complete:
+            ids.add(self._automaton.vocabulary.eos)
+        return np.fromiter(ids, np.int64, len(ids))
 
     @property
     def query(self) -> Query | None:
         """The query that the ids spell: of several readings the one that `parse_query` prefers."""
-        complete = [thread for thread in self._threads if thread.ends_query]
-        return Reading(preferred(complete)).query() if complete else None
+        return preferred(self._complete).query(self._automaton.first_column) if self._complete else None
 
     def next(self, id_: int) -> GrammarState | None:
         """The state after one more id; None where it is not allowed."""
         if id_ not in self._next:
-            ends = id_ == self._automaton.vocabulary.eos
-            self._next[id_] = self._last() if ends else self._stepped(id_)
+            self._next[id_] = self._after(id_)
         return self._next[id_]
 
     def fallback_query(self) -> Query:
         """A query in any state: what is complete so far, without the condition that is not."""
-        return self.query or finished(preferred(self._threads), self._automaton.first_column)
+        return self.query or preferred(self._readings).query(self._automaton.first_column)
 
-    def _found_ways(self) -> list[tuple[Thread, list[Way]]]:
-        if self._ways is None:
-            threads = () if self.ended else self._threads
-            self._ways = [(thread, list(self._automaton.ways(thread))) for thread in threads]
-        return self._ways
+    @cached_property
+    def _ways(self) -> list[tuple[Reading, Part, Steps]]:
+        readings = () if self.ended else self._readings
+        return [(reading, part, steps) for reading in readings for part, steps in self._automaton.ways(reading)]
 
-    def _last(self) -> GrammarState | None:
-        complete = () if self.ended else tuple(thread for thread in self._threads if thread.ends_query)
-        return GrammarState(self._automaton, complete, ended=True) if complete else None
+    @cached_property
+    def _complete(self) -> tuple[Reading, ...]:
+        """The readings that are a whole query."""
+        return tuple(reading for reading in self._readings if reading.ends_query)
 
-    def _stepped(self, id_: int) -> GrammarState | None:
-        threads: dict[tuple[Part, int, int], Thread] = {}
-        for thread, ways in self._found_ways():
-            for part, depth, steps in ways:
-                for end in steps.get(id_, ()):
-                    key, step = (part, end, depth), Thread(part, end, depth, id_, thread)
-                    threads[key] = preferred((threads[key], step)) if key in threads else step
-        return GrammarState(self._automaton, tuple(threads.values())) if threads else None
+    def _after(self, id_: int) -> GrammarState | None:
+        if id_ == self._automaton.vocabulary.eos:
+            going_on = self._complete and not self.ended
+            return GrammarState(self._automaton, self._complete, ended=True) if going_on else None
+        readings: dict[tuple[Part, int, int], Reading] = {}
+        for reading, part, steps in self._ways:
+            for end in steps.get(id_, ()):
+                step = reading.then(part, id_, end)
+                key = (part, end, step.depth)
+                readings[key] = preferred((readings[key], step)) if key in readings else step
+        return GrammarState(self._automaton, tuple(readings.values())) if readings else None

@@ -1,0 +1,237 @@
+"""Queries: their readable form and reading it back, and their results by the official evaluator's rules."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeropods.data.wikisql import Cell, Example, Table, read_split
+from zeropods.sql.execute import Execution, Rows, execute, is_usable, matching_rows, number
+from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
+from zeropods.sql.text import format_query, parse_query
+
+# Text.
+
+PLAYERS = ("Player", "NHL team", "Age", "Nationality")
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        (Query(3, 0), "SELECT Nationality FROM table"),
+        (Query(2, 1), "SELECT MAX Age FROM table"),
+        (
+            Query(3, 3, (Condition(1, 0, "New Jersey Devils"), Condition(2, 1, "30"))),
+            "SELECT COUNT Nationality FROM table WHERE NHL team = New Jersey Devils AND Age > 30",
+        ),
+    ],
+)
+def test_a_query_is_written_with_the_names_of_the_header_and_read_back(query: Query, text: str) -> None:
+    assert format_query(query, PLAYERS) == text
+    assert parse_query(text, PLAYERS) == query
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "SELECT", "SELECT FROM table", "SELECT Height FROM table", "SELECT MEDIAN Age FROM table",
+        "SELECT Age FROM players", "SELECT Age FROM table extra", "SELECT Age FROM table WHERE",
+        "SELECT Age FROM table WHERE Height = 3", "SELECT Age FROM table WHERE Age 3",
+        "SELECT Age FROM table WHERE Age >= 3", "SELECT Age FROM table WHERE Age =", "select Age from table",
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_query_on_the_header_is_none(text: str) -> None:
+    assert parse_query(text, PLAYERS) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "text", "expected"),
+    [
+        (("A", "B"), "SELECT A FROM table WHERE A = x AND y", Query(0, 0, (Condition(0, 0, "x AND y"),))),
+        (
+            ("A", "A AND B"),
+            "SELECT A FROM table WHERE A AND B = 1 AND A = 2",
+            Query(0, 0, (Condition(1, 0, "1"), Condition(0, 0, "2"))),
+        ),
+        (("W", "W = L"), "SELECT W FROM table WHERE W = L = 3", Query(0, 0, (Condition(1, 0, "3"),))),
+        (
+            ("A", "A FROM table WHERE A = 1"),
+            "SELECT A FROM table WHERE A = 1 FROM table",
+            Query(0, 0, (Condition(0, 0, "1 FROM table"),)),
+        ),
+        (("Speed", "MAX Speed"), "SELECT MAX Speed FROM table", Query(1, 0)),
+        (("Speed", "MAX Speed"), "SELECT MIN Speed FROM table", Query(0, 2)),
+        (("Same", "Same"), "SELECT Same FROM table", Query(0, 0)),
+        # Whitespace is kept inside a value only; names are recognised in their compatibility form.
+        (
+            ("Rank\u2003", "Distance  run"),
+            " SELECT  Rank FROM table\tWHERE Distance run =   951.750\u2009km \n",
+            Query(0, 0, (Condition(1, 0, "951.750\u2009km"),)),
+        ),
+        (("V²", "N."), "SELECT V2 FROM table WHERE N. = 3", Query(0, 0, (Condition(1, 0, "3"),))),
+    ],
+)
+def test_of_several_readings_most_conditions_then_longest_names_win(
+    header: tuple[str, ...], text: str, expected: Query
+) -> None:
+    assert parse_query(text, header) == expected
+
+
+def survives(query: Query, header: Sequence[str]) -> bool:
+    return parse_query(format_query(query, header), header) == query
+
+
+def test_every_real_query_survives_the_round_trip(shared_data: Path) -> None:
+    examples = list(read_split(shared_data / "wikisql", "dev"))
+    lost = [each.index for each in examples if not survives(each.query, each.table.header)]
+    assert (len(examples), lost) == (8_421, [])
+
+
+WORDS = st.text(st.sampled_from("abcé²=<"), min_size=1, max_size=4).filter(lambda word: word not in OPERATORS)
+HEADERS = st.lists(st.lists(WORDS, min_size=1, max_size=3).map(" ".join), min_size=1, max_size=5, unique=True)
+HOSTILE = st.sampled_from(["SELECT", "FROM", "table", "WHERE", "AND", "=", ">", "MAX", "a", "b"])
+HOSTILE_TEXT = st.lists(HOSTILE, min_size=1, max_size=6).map(" ".join)
+
+
+@st.composite
+def queries(draw: st.DrawFn, headers: st.SearchStrategy, values: st.SearchStrategy) -> tuple[list[str], Query]:
+    header = draw(headers)
+    columns = st.integers(0, len(header) - 1)
+    conditions = st.builds(Condition, columns, st.integers(0, len(OPERATORS) - 1), values)
+    agg = st.integers(0, len(AGGREGATES) - 1)
+    return header, draw(st.builds(Query, columns, agg, st.lists(conditions, max_size=4).map(tuple)))
+
+
+@given(queries(HEADERS, st.lists(WORDS, min_size=1, max_size=3).map(" ".join)))
+def test_a_query_without_keywords_in_its_names_survives_the_round_trip(case: tuple[list[str], Query]) -> None:
+    header, query = case
+    assert survives(query, header)
+
+
+@given(queries(st.lists(HOSTILE_TEXT, min_size=1, max_size=4), HOSTILE_TEXT))
+def test_any_reading_has_the_same_text_and_no_fewer_conditions(case: tuple[list[str], Query]) -> None:
+    header, query = case
+    read = parse_query(text := format_query(query, header), header)
+    assert read is not None and format_query(read, header) == text
+    assert len(read.conds) >= len(query.conds)
+
+
+@given(st.text(), st.lists(st.text(), max_size=3))
+def test_any_text_is_read_or_none(text: str, header: list[str]) -> None:
+    assert isinstance(parse_query(text, header), Query | None)
+
+
+def test_hostile_text_is_read_in_seconds() -> None:
+    text = "SELECT a FROM table WHERE a = a" + " AND a = a = a" * 20_000
+    started = time.perf_counter()
+    query = parse_query(text, ("a", "a = a", "a AND a", "a = a AND a"))
+    assert query is not None and len(query.conds) == 20_001
+    assert time.perf_counter() - started < 10
+
+
+# Execution.
+
+TABLE = Table(
+    id="t",
+    header=("Name", "Goals", "Crowd"),
+    types=("text", "real", "real"),
+    rows=(("Ann", 3, "1,200"), ("Bob", 5, 900), ("ann", 5.5, None), ("Čech", -1, "unknown")),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "result"),
+    [
+        (Query(0, 0), ["ann", "bob", "ann", "čech"]),
+        (Query(1, 0, (Condition(0, 0, "ANN"),)), [3.0, 5.5]),
+        (Query(0, 0, (Condition(0, 0, "ČECH"),)), ["čech"]),
+        (Query(1, 1), [5.5]),
+        (Query(1, 2), [-1.0]),
+        (Query(2, 3), [3]),
+        (Query(1, 4), [12.5]),
+        (Query(1, 5), [3.125]),
+        (Query(0, 0, (Condition(1, 2, "3"),)), ["čech"]),
+        (Query(0, 0, (Condition(1, 1, "0"), Condition(1, 2, "5"))), ["ann"]),
+        (Query(0, 0, (Condition(2, 0, "1,200"),)), ["ann"]),
+        (Query(0, 0, (Condition(2, 0, "1200 people"),)), ["ann"]),
+        (Query(1, 0, (Condition(0, 0, "nobody"),)), []),
+        (Query(1, 1, (Condition(0, 0, "nobody"),)), [None]),
+    ],
+)
+def test_a_result_is_the_hand_computed_one(query: Query, result: list[Cell]) -> None:
+    assert execute(query, TABLE) == result
+
+
+@pytest.mark.parametrize(
+    "value", ["many", "", "nan", "'; DROP TABLE cells; --", "' OR 1=1 --", "\ud800", "\0", "−", "%"]
+)
+def test_odd_values_are_only_values(value: str) -> None:
+    assert [execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) for column in (0, 1)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Query(3, 0),
+        Query(-1, 0),
+        Query(0, 0, (Condition(7, 0, "x"),)),
+        Query(0, 0, (Condition(0, 3, "x"),)),
+        Query(0, 0, (Condition(0, 0, "x"),) * 2_000),
+    ],
+)
+def test_a_query_that_cannot_run_has_no_result(query: Query) -> None:
+    assert execute(query, TABLE) is None and matching_rows(query, TABLE) is None
+
+
+def test_a_sum_beyond_64_bits_has_no_result() -> None:
+    table = Table("t", ("N",), ("text",), ((str(2**63 - 1),),) * 2)
+    assert execute(Query(0, 4), table) is None
+
+
+def test_equal_and_odd_column_names_do_not_matter() -> None:
+    table = Table("t", ('a"b', 'A"B', ""), ("text",) * 3, (("x", "y", "z"),))
+    assert execute(Query(1, 0, (Condition(2, 0, "z"),)), table) == ["y"]
+
+
+def test_matching_rows_keep_their_spelling_and_order() -> None:
+    rows = (("Ann", 3, "1,200"), ("ann", 5.5, None))
+    assert matching_rows(Query(1, 4, (Condition(0, 0, "ANN"),)), TABLE) == Rows(("Name", "Goals", "Crowd"), rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("3", 3.0), ("-3.5", -3.5), ("−0.247", -0.247), ("1,234,567", 1_234_567.0), ("2e3", 2_000.0), (".5", 0.5),
+        ("12.5 km (7.8 mi)", 12.5), ("n·m @ 4,800", 4_800.0), ("about -5", 5.0), ("none", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_number_is_the_whole_text_or_the_first_in_it(text: str, expected: float | None) -> None:
+    assert number(text) == expected
+
+
+@given(st.text())
+def test_any_value_executes_on_any_column(value: str) -> None:
+    assert all(execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) is not None for column in range(3))
+
+
+def test_usable_examples_are_exactly_the_listed_ones(shared_data: Path) -> None:
+    folder = shared_data / "wikisql"
+    listed = json.loads((folder / "dev.executable.json").read_text())
+    examples = [example for example in read_split(folder, "dev") if example.table.rows]
+    usable = list(usable_examples(sorted(examples, key=lambda example: example.table.id)))
+    assert len(usable) == 1_935 and sorted(usable) == sorted(listed)
+
+
+def usable_examples(examples: list[Example]) -> Iterator[int]:
+    for _, group in groupby(examples, key=lambda example: example.table.id):
+        same = list(group)
+        with closing(Execution(same[0].table)) as execution:
+            yield from (each.index for each in same if is_usable(each.query, execution.execute(each.query)))
