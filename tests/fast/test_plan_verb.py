@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from zeropods.cli import main
 from zeropods.cli import plan as cli_plan
-from zeropods.cli import root
 from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan
 from zeropods.plan.machines import Machines
@@ -221,6 +221,6 @@ def test_what_a_flag_cannot_be_is_one_line(
     flag: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        root.main(["plan", "--model", "t5-small", flag, value])
+        main(["plan", "--model", "t5-small", flag, value])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"zeropods plan: argument {flag}: ") and said in line

@@ -89,10 +89,10 @@ def survives(query: Query, header: Sequence[str]) -> bool:
     return parse_query(format_query(query, header), header) == query
 
 
-def test_every_real_query_survives_the_round_trip(shared_data: Path) -> None:
-    examples = list(read_split(shared_data / "wikisql", "dev"))
+def test_every_real_query_survives_the_round_trip(shared_data: Path, split: str = "dev", count: int = 8_421) -> None:
+    examples = list(read_split(shared_data / "wikisql", split))
     lost = [each.index for each in examples if not survives(each.query, each.table.header)]
-    assert (len(examples), lost) == (8_421, [])
+    assert (len(examples), lost) == (count, [])
 
 
 WORDS = st.text(st.sampled_from("abcé²=<"), min_size=1, max_size=4).filter(lambda word: word not in OPERATORS)
@@ -222,12 +222,12 @@ def test_any_value_executes_on_any_column(value: str) -> None:
     assert all(execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) is not None for column in range(3))
 
 
-def test_usable_examples_are_exactly_the_listed_ones(shared_data: Path) -> None:
+def test_usable_examples_are_exactly_the_listed_ones(shared_data: Path, split: str = "dev", count: int = 1_935) -> None:
     folder = shared_data / "wikisql"
-    listed = json.loads((folder / "dev.executable.json").read_text())
-    examples = [example for example in read_split(folder, "dev") if example.table.rows]
+    listed = json.loads((folder / f"{split}.executable.json").read_text())
+    examples = [example for example in read_split(folder, split) if example.table.rows]
     usable = list(usable_examples(sorted(examples, key=lambda example: example.table.id)))
-    assert len(usable) == 1_935 and sorted(usable) == sorted(listed)
+    assert len(usable) == count and sorted(usable) == sorted(listed)
 
 
 def usable_examples(examples: list[Example]) -> Iterator[int]:

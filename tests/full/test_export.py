@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.full.divided import train_divided
 from tests.full.test_train import train
-from zeropods.cli.root import main
+from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.export import check_export, export, stored, write_companions, write_weights
 from zeropods.measure.record import read_record

@@ -1,5 +1,67 @@
-"""`zeropods VERB`: a file a verb, each reads flags, calls one function and says what it answered."""
+"""`zeropods VERB`: each verb reads flags, calls one function and returns what to print."""
 
-from zeropods.cli.root import main, parser
+from __future__ import annotations
 
-__all__ = ["main", "parser"]
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from zeropods import __version__
+from zeropods.cli import data, launch, models, plan, pods, profile, summary, sweep
+from zeropods.errors import guarded
+from zeropods.programs import wait_passively
+
+Result = dict[str, Any]
+"""What a verb returns: printed as JSON with `--json`, else line by line."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; the exit status is 0 only if what was asked for was done."""
+    wait_passively()
+    arguments = parser().parse_args(argv)
+
+    def command() -> int:
+        result = arguments.run(arguments)
+        print(json.dumps(result, ensure_ascii=False) if arguments.json else arguments.readable(result))
+        return arguments.status(result)
+
+    return guarded(command)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their flags."""
+    root = _Parser(prog="zeropods", description="Measure DeepSpeed ZeRO fine-tuning on your own pods.")
+    root.add_argument("--version", action="version", version=__version__)
+    verbs = root.add_subparsers(required=True, metavar="VERB")
+    for verb in (data, models, pods, launch, plan, profile, sweep, summary):
+        verb.add_verbs(verbs, _verb)
+    return root
+
+
+class _Parser(argparse.ArgumentParser):
+    """No abbreviated flags, in verbs either; what is wrong with one is said in a line, as all else is."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:
+    verb = verbs.add_parser(name, help=help_, description=help_)
+    verb.add_argument("--json", action="store_true", help="print one JSON document, nothing else, on stdout")
+    verb.set_defaults(run=run, readable=_readable, status=lambda result: 0)
+    return verb
+
+
+def _readable(result: Result) -> str:
+    return "\n".join(f"{name:24} {_shown(value)}" for name, value in result.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

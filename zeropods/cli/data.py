@@ -6,13 +6,10 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zeropods.cli.progress import progress
 from zeropods.errors import UserError
-
-if TYPE_CHECKING:
-    from zeropods.data.manifest import Manifest
+from zeropods.tables import progress
 
 Result = dict[str, Any]
 TASKS = ("text2sql", "squad", "lm")
@@ -30,31 +27,24 @@ FLAG_TASKS = {
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
-    kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
-    _data_get(kinds, add)
-    _data_sample(kinds, add)
-    _prepare(verbs, add)
-
-
-def _data_get(verbs: Any, add: Callable[..., Any]) -> None:
     from zeropods.data.download import DATASETS
 
-    verb = add(verbs, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
+    kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
+    verb = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
     verb.add_argument("name", choices=sorted(DATASETS))
     verb.add_argument("--out", type=Path, required=True)
+
+    verb = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample)
+    verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
+    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument("--seed", type=int, default=0)
+    _prepare(verbs, add)
 
 
 def _run_data_get(arguments: argparse.Namespace) -> Result:
     from zeropods.data.download import get
 
     return _plain(get(arguments.name, arguments.out))
-
-
-def _data_sample(verbs: Any, add: Callable[..., Any]) -> None:
-    verb = add(verbs, "sample", "write a small data set, generated from a seed", _run_data_sample)
-    verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
-    verb.add_argument("--out", type=Path, required=True)
-    verb.add_argument("--seed", type=int, default=0)
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
@@ -102,9 +92,17 @@ def _task_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:
-    given = _given(arguments)
-    prepared = _prepare_text2sql if arguments.task == "text2sql" else _prepare_causal
-    manifest, made = prepared(arguments, given)
+    from zeropods.data.prepare import Preparation, prepare
+    from zeropods.data.prepare_causal import CausalPreparation
+
+    given = _given(arguments) | {"data": arguments.data, "tokenizer": arguments.tokenizer, "limit": arguments.limit}
+    wanted: Preparation | CausalPreparation
+    if arguments.task == "text2sql":
+        wanted = Preparation(complete_vocabulary=not given.pop("plain_vocabulary", False), **given)
+    else:
+        wanted = CausalPreparation(task=arguments.task, **given)
+    with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
+        manifest, made = prepare(wanted, arguments.out, bar.update)
     return {"out": str(arguments.out), "made": made, **manifest.to_json()}
 
 
@@ -117,32 +115,6 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
             flag, tasks = f"--{name.replace('_', '-')}", " and ".join(FLAG_TASKS[name])
             raise UserError(f"{flag} {given[name]}: a flag of task {tasks}, not of {arguments.task}; leave it out")
     return given
-
-
-def _prepare_text2sql(arguments: argparse.Namespace, given: dict[str, Any]) -> tuple[Manifest, bool]:
-    from zeropods.data.prepare import Preparation, prepare
-
-    plain = given.pop("plain_vocabulary", False)
-    wanted = Preparation(
-        data=arguments.data,
-        tokenizer=arguments.tokenizer,
-        limit=arguments.limit,
-        complete_vocabulary=not plain,
-        **given,
-    )
-    with progress("prepare", "rows") as tick:
-        return prepare(wanted, arguments.out, tick)
-
-
-def _prepare_causal(arguments: argparse.Namespace, given: dict[str, Any]) -> tuple[Manifest, bool]:
-    from zeropods.data.prepare import prepare
-    from zeropods.data.prepare_causal import CausalPreparation
-
-    wanted = CausalPreparation(
-        task=arguments.task, data=arguments.data, tokenizer=arguments.tokenizer, limit=arguments.limit, **given
-    )
-    with progress("prepare", "documents" if arguments.task == "lm" else "rows") as tick:
-        return prepare(wanted, arguments.out, tick)
 
 
 def _plain(value: Any) -> Result:

@@ -1,0 +1,135 @@
+"""The verbs of trained models: `zeropods predict`, `score`, `perplexity`, `export` and `demo`.
+
+A score is of a prediction file and loads no model; perplexity has no predictions to keep, it needs the model itself,
+its precision and a batch size. So it is a verb of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from zeropods.export import DTYPES
+from zeropods.tables import progress
+
+Result = dict[str, Any]
+
+
+def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
+    """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
+    _predict_flags(add(verbs, "predict", "let a trained model answer a split", _predict))
+    _score_flags(add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score))
+    _perplexity_flags(add(verbs, "perplexity", "perplexity of a causal model on a text", _perplexity))
+
+    verb = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export)
+    verb.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model folder to make")
+    verb.add_argument("--checkpoint", type=int, metavar="N", help="of this step; the last one if not given")
+    verb.add_argument("--dtype", choices=DTYPES, default="float32")
+
+    verb = add(verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo)
+    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or model folder, or a folder with runs")
+    verb.add_argument(
+        "--data", type=Path, metavar="DIR", help="tables and questions, in WikiSQL's layout; as trained if not given"
+    )
+    verb.add_argument("--port", help="on 127.0.0.1; 7860 if not given, another one where that is taken")
+
+
+def _predict_flags(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--model", type=Path, required=True, help="run folder or model folder")
+    verb.add_argument("--data", type=Path, required=True)
+    verb.add_argument("--split", required=True)
+    verb.add_argument("--out", type=Path, required=True, help="prediction file")
+    verb.add_argument("--task", choices=["text2sql", "squad"], help="for a model that does not say its own")
+    verb.add_argument("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
+    verb.add_argument("--max-seq-length", type=int, help="squad: tokens of prompt and answer; as trained if not given")
+    verb.add_argument("--num-beams", type=int, default=1)
+    verb.add_argument("--batch-size", type=int, help="questions at once; 64 queries or 16 answers if not given")
+    verb.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
+    verb.add_argument("--prompt", choices=["question", "schema"], help="for a T5 that does not say its own")
+    verb.add_argument("--unconstrained", action="store_true", help="let a T5 write what it likes")
+    verb.add_argument("--limit", type=int, help="only the first N examples")
+
+
+def _score_flags(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("predictions", type=Path, metavar="FILE")
+    verb.add_argument("--data", type=Path, required=True)
+    verb.add_argument("--split", required=True)
+    verb.add_argument("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
+    verb.add_argument(
+        "--metric", action="append", default=[], metavar="MODULE:FUNCTION",
+        help="a metric of your own, function(prediction, answers) -> float; may be given several times",
+    )  # fmt: skip
+
+
+def _perplexity_flags(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("model", metavar="MODEL", help="run folder, model folder or hub id")
+    verb.add_argument("--data", required=True, help="prepared set, or raw text, as `prepare --task lm` takes it")
+    verb.add_argument("--split", required=True)
+    verb.add_argument("--max-seq-length", type=int, help="tokens of a block of raw text; as trained if not given")
+    verb.add_argument("--dataset-config", help="configuration of a data set at the hub")
+    verb.add_argument("--text-field", default="text", help="field of JSON lines, Parquet or a hub data set; text")
+    verb.add_argument("--batch-size", type=int, default=4)
+    verb.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
+    verb.add_argument("--limit", type=int, help="only the first N blocks, or documents of raw text")
+    verb.add_argument("--out", type=Path, metavar="DIR", help="also write score.SPLIT.json there")
+
+
+def _predict(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.tasks import ANSWER_TASKS, answer_task, predict
+
+    task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
+    how = ANSWER_TASKS[task].generation(
+        arguments.max_new_tokens, arguments.batch_size,
+        num_beams=arguments.num_beams, constrained=not arguments.unconstrained,
+    )  # fmt: skip
+    given = {name: getattr(arguments, name) for name in ("precision", "limit", "prompt", "max_seq_length")}
+    call = (arguments.model, arguments.data, arguments.split, arguments.out, how)
+    with progress("predict", "questions") as bar:
+        speed = predict(*call, task=task, progress=bar.update, **given)
+    return {"out": str(arguments.out), **speed.to_json()}
+
+
+def _score(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.score import custom_metric, score
+
+    metrics = [custom_metric(name) for name in arguments.metric]
+    call = (arguments.predictions, arguments.data, arguments.split)
+    return score(*call, rouge=arguments.rouge, metrics=metrics).to_json()
+
+
+def _perplexity(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.perplexity import TextToScore, text_perplexity
+
+    text = TextToScore(**{field.name: getattr(arguments, field.name) for field in fields(TextToScore)})
+    how = {"batch_size": arguments.batch_size, "precision": arguments.precision}
+    with progress("perplexity", "blocks") as bar:
+        score = text_perplexity(arguments.model, text, progress=bar.update, **how)
+    if arguments.out is not None:
+        score.write(arguments.out, arguments.split)
+    return score.to_json()
+
+
+def _export(arguments: argparse.Namespace) -> Result:
+    from zeropods.export import export
+
+    how = {"checkpoint": arguments.checkpoint, "dtype": arguments.dtype}
+    with progress("export", "tensors") as bar:
+        return asdict(export(arguments.run_folder, arguments.out, progress=bar.update, **how))
+
+
+def _demo(arguments: argparse.Namespace) -> Result:
+    from zeropods.demo.serving import serve
+    from zeropods.train.signals import terminable
+
+    def announce(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    with contextlib.suppress(KeyboardInterrupt), terminable():
+        serve(arguments.runs, arguments.data, arguments.port, announce)
+    return {"runs": [str(folder) for folder in arguments.runs], "ended": "on request"}
