@@ -23,26 +23,28 @@ def master_p(*flags: str, **stated: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env={**kept, **stated}, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_it_prints_one_line_of_a_hostfile_with_the_address_that_cml_states() -> None:
-    done = master_p(CDSW_IP_ADDRESS="10.1.2.3", CML_IP_ADDRESS="10.9.9.9")
+@pytest.mark.parametrize(
+    ("stated", "address"),
+    [
+        ({"CDSW_IP_ADDRESS": "10.1.2.3", "CML_IP_ADDRESS": "10.9.9.9"}, "10.1.2.3"),
+        ({"CDSW_IP_ADDRESS": "", "CML_IP_ADDRESS": "10.9.9.9"}, "10.9.9.9"),
+        ({}, None),
+    ],
+    ids=["older variable", "newer variable", "outside of CML"],
+)
+def test_it_prints_one_line_of_a_hostfile(stated: dict[str, str], address: str | None) -> None:
+    done = master_p(**stated)
     (host,) = parse_hostfile(done.stdout, "master_p.py")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert host.address == "10.1.2.3"
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     assert host.slots == this_pod.slots() >= 1
-    assert done.stdout.count("\n") == 1
+    if address is None:
+        with socket.socket() as sock:
+            sock.bind((host.address, 0))
+    else:
+        assert host.address == address
 
 
-def test_it_takes_the_newer_variable_where_the_older_is_missing() -> None:
-    assert master_p(CDSW_IP_ADDRESS="", CML_IP_ADDRESS="10.9.9.9").stdout.startswith("10.9.9.9 slots=")
-
-
-def test_outside_cml_it_prints_an_address_of_this_machine() -> None:
-    (host,) = parse_hostfile(master_p().stdout, "master_p.py")
-    with socket.socket() as sock:
-        sock.bind((host.address, 0))
-
-
-@pytest.mark.parametrize("stated", ["pod-1", "10.1.2", "10.1.2.3\n", "::1"])
+@pytest.mark.parametrize("stated", ["pod-1", "10.1.2.3\n", "::1"])
 def test_an_address_that_is_none_is_one_line_with_its_variable(stated: str) -> None:
     done = master_p(CDSW_IP_ADDRESS=stated)
     assert (done.returncode, done.stdout) == (1, "")
@@ -51,5 +53,4 @@ def test_an_address_that_is_none_is_one_line_with_its_variable(stated: str) -> N
 
 def test_an_unknown_flag_is_refused() -> None:
     done = master_p("--ip", "10.1.2.3")
-    assert done.returncode == 2
-    assert "unrecognized arguments" in done.stderr
+    assert done.returncode == 2 and "unrecognized arguments" in done.stderr

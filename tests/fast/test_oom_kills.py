@@ -27,14 +27,6 @@ EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
 CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
 
 
-def kills(folder: Path, cgroup: str, files: dict[str, str]) -> int | None:
-    """The count of a machine whose files these are."""
-    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return oom_kills(folder / "proc", folder / "cgroups")
-
-
 @pytest.mark.parametrize(
     ("cgroup", "files", "count"),
     [
@@ -51,7 +43,10 @@ def kills(folder: Path, cgroup: str, files: dict[str, str]) -> int | None:
 def test_the_count_is_read_where_it_stands(
     cgroup: str, files: dict[str, str], count: int | None, tmp_path: Path
 ) -> None:
-    assert kills(tmp_path, cgroup, files) == count
+    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert oom_kills(tmp_path / "proc", tmp_path / "cgroups") == count
 
 
 @pytest.fixture
@@ -70,31 +65,29 @@ def killed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def judged(folder: Path, verdict: Verdict, *pods: str) -> Verdict:
-    ranks = Ranks(folder, ["pod1", "pod2"])
-    (folder / "config.json").write_text("{}")
-    return of_ranks(ranks, verdict, frozenset(pods))
-
-
-def test_a_killed_rank_where_the_count_was_raised_is_out_of_memory(killed: Path) -> None:
-    found = judged(killed, Verdict(None, "its ranks ended", "pod2"), "pod2")
-    assert (found.status, found.pod) == ("oom", "pod2")
-    assert found.reason == (
-        "rank 1: killed by the kernel, out of memory: phase steady, 12 steps done, peak resident 3.00 GiB"
-    )
-
-
-def test_what_the_others_say_of_a_rank_that_is_gone_is_no_cause(killed: Path) -> None:
-    assert judged(killed, Verdict(None, "DeepSpeed's launcher ended with status 1"), "pod2").status == "oom"
-
-
-def test_a_killed_rank_where_the_count_was_not_raised_has_failed(killed: Path) -> None:
-    found = judged(killed, Verdict(None, "its ranks ended", "pod2"))
-    assert found.status == "failed" and "rank 1 left no measurement" in (found.reason or "")
-
-
-def test_a_run_that_was_interrupted_is_not_out_of_memory(killed: Path) -> None:
-    assert judged(killed, Verdict("interrupted", "SIGINT"), "pod2").status != "oom"
+@pytest.mark.parametrize(
+    ("verdict", "raised", "status", "reason"),
+    [
+        (
+            Verdict(None, "its ranks ended", "pod2"),
+            ("pod2",),
+            "oom",
+            "rank 1: killed by the kernel, out of memory: phase steady, 12 steps done, peak resident 3.00 GiB",
+        ),
+        (Verdict(None, "DeepSpeed's launcher ended with status 1"), ("pod2",), "oom", "rank 1: killed by the kernel"),
+        (Verdict(None, "its ranks ended", "pod2"), (), "failed", "rank 1 left no measurement"),
+        (Verdict("interrupted", "SIGINT"), ("pod2",), "failed", ""),
+    ],
+    ids=["the count was raised", "others say otherwise", "the count was not raised", "interrupted"],
+)
+def test_a_killed_rank_is_out_of_memory_where_the_count_of_its_pod_was_raised(
+    killed: Path, verdict: Verdict, raised: tuple[str, ...], status: str, reason: str
+) -> None:
+    ranks = Ranks(killed, ["pod1", "pod2"])
+    (killed / "config.json").write_text("{}")
+    found = of_ranks(ranks, verdict, frozenset(raised))
+    assert found.status == status and reason in (found.reason or "")
+    assert status != "oom" or found.pod == "pod2"
 
 
 def test_a_rank_that_had_not_begun_is_out_of_memory_without_a_phase(tmp_path: Path) -> None:

@@ -310,24 +310,24 @@ def test_no_port_for_sshd_in_common_is_said_with_the_ports(listening: Opener, po
 # Who does not come, and who may not
 
 
-def test_missing_pods_are_counted_and_the_others_named(pods: Pods) -> None:
+def test_missing_pods_are_counted_and_the_others_known(pods: Pods) -> None:
     with new_rendezvous(3) as rendezvous:
         waiting = pods.start(rendezvous.port, pod(2))
         until(lambda: registered(rendezvous) == {"w2"})
         with pytest.raises(MissingPods) as caught:
             rendezvous.gather(0.2, lambda ids: None)
-    assert str(caught.value) == "1 of 3 pods have registered in 0.2 s: w2 (127.0.1.2)"
+    assert str(caught.value) == "1 of 3 pods have registered in 0.2 s"
     assert caught.value.registered == (pod(2),)
     with pytest.raises(UserError, match="refused by the master: the cluster did not come up"):
         waiting.result(SECONDS)
 
 
-def test_a_pod_that_never_gets_ready_is_named_at_the_deadline(listening: Opener, pods: Pods) -> None:
+def test_a_pod_that_never_gets_ready_is_missing_at_the_deadline(listening: Opener, pods: Pods) -> None:
     over = threading.Event()
     rendezvous = listening(2)
     pods.start(rendezvous.port, pod(1)), pods.start(rendezvous.port, pod(2), serve_when(over))
     until(lambda: registered(rendezvous) == {"w1", "w2"})
-    with pytest.raises(MissingPods, match=re.escape("1 of 2 pods have no sshd in 1 s: w2 (127.0.1.2)")) as caught:
+    with pytest.raises(MissingPods, match="1 of 2 pods are ready in 1 s") as caught:
         rendezvous.gather(1.0, lambda ids: None)
     assert caught.value.registered == (pod(1),)
     over.set()

@@ -155,8 +155,8 @@ class _Agent:
             loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *ENDING})
         registering, watching = asyncio.create_task(self._register()), asyncio.create_task(self._leases.watch())
-        # What fails while it registers ends it.
-        registering.add_done_callback(self._registered)
+        for task in (registering, watching):
+            task.add_done_callback(self._end_on_failure)
         try:
             reason, status = await self._ending
         finally:
@@ -170,13 +170,8 @@ class _Agent:
         orders = self._orders
         sock = listening_socket(orders.address, 0)
         port = int(sock.getsockname()[1])
-        self._listener = Listener(
-            orders.secret,
-            purpose(orders.address, port),
-            self._converse,
-            unproven=MAX_UNPROVEN,
-            seconds=PROOF_SECONDS,
-        )
+        this = purpose(orders.address, port)
+        self._listener = Listener(orders.secret, this, self._converse, unproven=MAX_UNPROVEN, seconds=PROOF_SECONDS)
         await self._listener.open(sock)
         registration = Registration(
             worker=orders.worker,
@@ -190,7 +185,7 @@ class _Agent:
         answer = await register(orders.master, orders.secret, registration, orders.register_seconds, self._obey)
         self._say(f"ready, ssh port {answer['ssh_port']}")
 
-    def _registered(self, task: asyncio.Task[None]) -> None:
+    def _end_on_failure(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ending is not None and not self._ending.done():
             self._ending.set_exception(error)

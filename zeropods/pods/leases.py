@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 from psutil import Process
@@ -179,28 +178,23 @@ class Leases:
         for name, run in self._runs.items():
             run.has_ended = run.has_ended or run.lease.left(now) <= 0
             if run.has_ended and not run.ending and name in found.runs:
-                self._start(self.end_run(name, GRACE_SECONDS))
+                task = asyncio.create_task(self.end_run(name, GRACE_SECONDS))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         is_used = bool(found.sessions) or any(run.ending or not run.has_ended for run in self._runs.values())
-        self._end_orphans(frozenset() if is_used else found.orphans)
+        # What sessions and runs have left behind: ended where two checks have seen it, and nobody can want it.
+        orphans = frozenset() if is_used else found.orphans
+        for process in orphans & self._orphans:
+            send(process, signal.SIGKILL)
+        self._orphans = orphans
         if is_used:
             self.use()
         if self._cluster is not None and self._cluster.left(now) <= 0:
             neglect = "renewed" if self._kind == KERNEL else "used"
             self._end(f"its {self._kind} lease was not {neglect} for {self._cluster.seconds:g} s")
 
-    def _end_orphans(self, orphans: frozenset[Process]) -> None:
-        """End what no session and no run has left behind, and two checks have seen."""
-        for process in orphans & self._orphans:
-            send(process, signal.SIGKILL)
-        self._orphans = orphans
-
     def _run(self, name: str, seconds: float) -> RunState:
         return self._runs.setdefault(name, RunState(Lease(seconds, time.monotonic())))
-
-    def _start(self, work: Coroutine[Any, Any, int]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _signal(self, run: RunState, members: list[Process], *, kill: bool) -> None:
         for process in members:
@@ -221,7 +215,7 @@ def pod_processes(agent: int, sshd: int | None) -> PodProcesses:
     sessions = 0
     orphans = set()
     for process in descendants(agent):
-        with suppress(psutil.NoSuchProcess), process.oneshot():
+        with suppress(psutil.Error), process.oneshot():
             parent = process.ppid()
             # The nearest mark counts, its own or that of a process above it.
             run = variable(process, RUN_VARIABLE) or run_of.get(parent)

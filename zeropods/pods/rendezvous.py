@@ -27,7 +27,6 @@ STRANGERS = 64
 OTHER_FILES = 512
 """Descriptors left to the rest of the process."""
 SHOWN_CHARACTERS = 400
-SHOWN_PODS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +226,7 @@ class Rendezvous:
                 what it raises ends the wait.
 
         Raises:
-            MissingPods: not all of them in time; the message counts and names them.
+            MissingPods: not all of them in time; it counts and holds those that are there.
             UserError: a pod failed, pods contradict each other, or no port for sshd is free on all.
         """
         deadline = time.monotonic() + seconds
@@ -244,15 +243,11 @@ class Rendezvous:
         return sorted(self._entries.copy().values(), key=lambda entry: ipaddress.IPv4Address(entry.pod.address))
 
     def _missing(self, seconds: float) -> MissingPods:
-        """Names the pods that are late; those that never came have no name here."""
         entries = self._by_address()
-        here = tuple(entry.pod for entry in entries)
-        if len(here) < self._count:
-            shown = f": {_names(here)}" if here else ""
-            return MissingPods(f"{len(here)} of {self._count} pods have registered in {seconds:g} s{shown}", here)
-        late = [entry.pod for entry in entries if not entry.is_ready]
-        ready = tuple(entry.pod for entry in entries if entry.is_ready)
-        return MissingPods(f"{len(late)} of {self._count} pods have no sshd in {seconds:g} s: {_names(late)}", ready)
+        is_full = len(entries) == self._count
+        done = tuple(entry.pod for entry in entries if entry.is_ready or not is_full)
+        what = "are ready" if is_full else "have registered"
+        return MissingPods(f"{len(done)} of {self._count} pods {what} in {seconds:g} s", done)
 
     # From here on everything runs on the loop, so that nothing needs a lock.
 
@@ -356,13 +351,6 @@ class Rendezvous:
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def _names(pods: tuple[Registration, ...] | list[Registration]) -> str:
-    return ", ".join(map(str, pods[:SHOWN_PODS])) + (", ..." if len(pods) > SHOWN_PODS else "")
-
-
-# What is said, and which values are believed.
 
 
 def plain_line(text: object) -> str:
