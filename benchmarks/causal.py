@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.prepare import prepare
 from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.tokenizers import GPT_TINY
-from zeropods.launch.local import LINE, train_argv
+from zeropods.launch.command import train_arguments
+from zeropods.launch.log import LINE
 from zeropods.measure.record import read_record
 from zeropods.plan.shapes import CausalShape
 from zeropods.train.arguments import CausalArguments
@@ -145,7 +147,7 @@ def _resume(work: Path) -> Figure:
         **{"model_name_or_path": GPT_TINY, "save_steps": SAVE_STEPS, "logging_steps": 1, "eval_steps": 0},
         **{"max_train_steps": 40, "outputdir": work / "killed", "threads": 1},
     }
-    argv = train_argv(ROOT / "causal_train.py", **flags)
+    argv = [sys.executable, str(ROOT / "causal_train.py"), *train_arguments(**flags)]
     reached = _killed(argv, work / "killed" / "train.log")
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300)
     first = read_record(work / "killed").ranks[0].first_step

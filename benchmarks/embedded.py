@@ -12,7 +12,7 @@ from zeropods.evaluate.generate import Generation, QueryAnswerer
 from zeropods.evaluate.score import interval, score
 from zeropods.evaluate.score_file import QueryScore
 from zeropods.evaluate.tasks import predict
-from zeropods.launch.local import train
+from zeropods.launch.notebook import train
 from zeropods.sql.execute import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import random
 import re
 import shutil
 import socket
 import sys
-import time
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from zeropods.errors import UserError
 
-# The programs of this Python's own environment, found before others of the same name.
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
+"""Where daemons such as sshd are, and where an ordinary user's PATH often does not look."""
+LISTENED = range(20_000, 32_000)
+"""Ports to listen on: below those that a kernel gives to connections, and to whoever asks for any (Linux: 32,768 and
+up). One of those may be another's by the time at which a rank that has imported torch listens on it."""
+TRIES = 100
+EXTENSIONS = "TORCH_EXTENSIONS_DIR"
+"""The variable that says where torch keeps the extensions that it compiles."""
+LOCK = "turn"
+"""The file that is locked while an extension is compiled or loaded. It stays: what counts is the kernel's lock."""
+
+
+# Programs and threads
 
 
 def own_programs_first(path: str | None) -> str:
@@ -30,36 +39,22 @@ def own_programs_first(path: str | None) -> str:
     return os.pathsep.join(dict.fromkeys(filter(None, folders)))
 
 
-SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
-"""Where daemons such as sshd are, and where an ordinary user's PATH often does not look."""
-
-
 def find_program(name: str) -> str | None:
     """The path of a program on PATH, or among the daemons; None where there is none."""
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS))
 
 
-# How the threads of a process wait for one another.
-
-
 def wait_passively() -> None:
     """Let OpenMP threads sleep while they wait; call it before torch is loaded.
 
-    By default they spin, and where another process wants the core (several pods on one machine, a
-    browser, a second run) each parallel region then waits out a time slice. Training t5-tiny on two
-    threads beside one busy process: 84 samples/s spinning, 178 sleeping; on a quiet machine it is the
-    other way round, about 240 against 170 (single short runs). We take the one that does not collapse.
-    A value that the user has set stays.
+    By default they spin, and where another process wants the core (several pods on one machine, a browser, a second
+    run) each parallel region then waits out a time slice. Training t5-tiny on two threads beside one busy process:
+    84 samples/s spinning, 178 sleeping; on a quiet machine about 240 against 170. A value that the user has set stays.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-# Ports to listen on that nobody else gets by chance.
-
-LISTENED = range(20_000, 32_000)
-"""Below those that a kernel gives to connections, and to whoever asks it for any (Linux: 32,768 and up). One of those
-may be another's by the time at which a rank that has imported torch listens on it; the other ranks then wait for it."""
-TRIES = 100
+# Ports
 
 
 def free_port(address: str = "") -> int:
@@ -83,13 +78,7 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-# Where torch keeps the extensions that DeepSpeed lets it compile, and the lock of one that is being compiled.
-
-VARIABLE = "TORCH_EXTENSIONS_DIR"
-STALE_SECONDS = 600.0
-"""No compilation takes as long. An older lock was left by one that was killed; torch would wait for it for ever."""
-ORPHANED_SECONDS = 180.0
-"""The same for a lock that no process of this machine holds: one of another pod may, where the folder is shared."""
+# Compiled extensions of torch
 
 
 def use_own_cache() -> None:
@@ -97,9 +86,9 @@ def use_own_cache() -> None:
 
     Its usual cache is the user's: two environments that share it compile everything anew whenever they take turns.
     """
-    own = _own_folder(os.environ)
+    own = _own_cache()
     if own is not None:
-        os.environ[VARIABLE] = str(own)
+        os.environ.setdefault(EXTENSIONS, str(own))
 
 
 def extension_cache() -> Path:
@@ -107,39 +96,65 @@ def extension_cache() -> Path:
 
     Source: `_get_build_directory` in torch/utils/cpp_extension.py (2.13).
     """
-    chosen = os.environ.get(VARIABLE)
+    chosen = os.environ.get(EXTENSIONS)
     if chosen is not None:
         return Path(chosen)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
     python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
-    return _own_folder(os.environ) or root / f"{python}_{_accelerator()}"
+    return _own_cache() or root / f"{python}_{_accelerator()}"
 
 
-def is_stale(lock: Path) -> bool:
-    """Whether the holder of one of torch's own locks is gone; torch would wait for it for ever."""
+def compile_in_turns() -> None:
+    """Let processes that compile or load the same extension take turns by a lock that ends with its holder.
+
+    torch (2.13, utils/file_baton.py) takes turns by a file that exists: where its holder is killed, by a supervisor
+    or for want of memory, everyone after it waits for ever.
+    """
+    from torch.utils import cpp_extension
+
+    setattr(cpp_extension, "FileBaton", Turn)  # noqa: B010 (a type that mypy does not let us replace)
+
+
+class Turn:
+    """Takes the place of torch's `FileBaton`, with its methods."""
+
+    def __init__(self, lock_file_path: str, **_: object) -> None:
+        self._path = Path(lock_file_path).with_name(LOCK)
+        self._descriptor = -1
+
+    def try_acquire(self) -> bool:
+        """Wait for the turn. What another process has compiled is found up to date, what it has begun is ended."""
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return True
+
+    def wait(self) -> None:
+        """Do nothing: whoever asked has had its turn."""
+
+    def release(self) -> None:
+        """Give the turn to the next process."""
+        os.close(self._descriptor)
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether a process of this machine compiles or loads the extension of a folder now."""
     try:
-        age = time.time() - lock.stat().st_mtime
-        return age > (STALE_SECONDS if _is_open(lock) else ORPHANED_SECONDS)
-    except FileNotFoundError:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
         return False
-
-
-def _own_folder(environment: Mapping[str, str]) -> Path | None:
-    """A folder in the virtual environment; None outside one, or where it is not ours or not wanted."""
-    is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
-    return Path(sys.prefix) / "torch_extensions" if is_own and VARIABLE not in environment else None
-
-
-def _is_open(file: Path) -> bool:
-    """Whether a process of this machine that we may look into has the file open, as torch's FileBaton has."""
-    inode = os.stat(file)
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.path.samestat(entry.stat(), inode):
-                return True
-        except OSError:
-            continue
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
+
+
+def _own_cache() -> Path | None:
+    """A folder in the virtual environment; None outside of one, or where we may not write."""
+    is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
+    return Path(sys.prefix) / "torch_extensions" if is_own else None
 
 
 def _accelerator() -> str:
@@ -152,68 +167,3 @@ def _accelerator() -> str:
         if stated:
             return prefix + stated[1].replace(".", "")
     return "cpu"
-
-
-# Processes that compile or load the same extension of torch take turns, by a lock that ends with its holder.
-#
-# torch (2.13, utils/file_baton.py) takes turns by a file that exists: where its holder is killed, by a supervisor or
-# for
-# want of memory, everyone after it waits for ever.
-
-log = logging.getLogger(__name__)
-
-NAME = "turn"
-"""The file that is locked, beside torch's own `lock`. It stays: what counts is the kernel's lock of it."""
-WAIT_SECONDS = 0.1
-
-
-def compile_in_turns() -> None:
-    """Let this process's torch take turns by the kernel's locks."""
-    from torch.utils import cpp_extension
-
-    setattr(cpp_extension, "FileBaton", Turn)  # noqa: B010 (a type that mypy does not let us replace)
-
-
-class Turn:
-    """In the place of torch's `FileBaton`, with its methods."""
-
-    def __init__(self, lock_file_path: str, **_: object) -> None:
-        self._torchs_own = Path(lock_file_path)
-        self._descriptor = -1
-
-    def try_acquire(self) -> bool:
-        """Wait for the turn. What another has compiled is found up to date, what it has begun is ended."""
-        self._descriptor = os.open(self._torchs_own.with_name(NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        self._await_torchs_own()
-        return True
-
-    def wait(self) -> None:
-        """Nothing: whoever asked has had its turn."""
-
-    def release(self) -> None:
-        os.close(self._descriptor)
-
-    def _await_torchs_own(self) -> None:
-        """A process without this class may compile here too, where the folder is not this environment's own."""
-        while self._torchs_own.exists():
-            if is_stale(self._torchs_own):
-                log.warning("%s: left by a compilation that was killed; removed", self._torchs_own)
-                self._torchs_own.unlink(missing_ok=True)
-            else:
-                time.sleep(WAIT_SECONDS)
-
-
-def is_taken(folder: Path) -> bool:
-    """Whether a process of this machine compiles or loads the extension of a folder now."""
-    try:
-        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from zeropods.errors import guarded
-from zeropods.launch.bound import bind
-from zeropods.launch.child import OverdueError, run_child
-from zeropods.launch.local import Ended, run_to_end, to_end
+from zeropods.launch.child import OverdueError, bind, run_child
+from zeropods.launch.local import CommandEnd, run_to_end, to_end
 from zeropods.programs import own_programs_first, use_own_cache, wait_passively
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +32,7 @@ GRACE_SECONDS = 10.0
 class Jobs(Protocol):
     """Runs programs of the project, one after the other."""
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> CommandEnd:
         """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same.
 
         Args:
@@ -51,7 +50,7 @@ class OwnProcesses:
         wait_passively()
         use_own_cache()
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> CommandEnd:
         script = [str(TRAIN)] if without is None else ["-m", "benchmarks.gpu.without", without]
         return run_to_end([sys.executable, *script, *flags], folder, seconds)
 
@@ -73,7 +72,7 @@ class Forks:
         import zeropods.train.run
         import zeropods.train.text2sql  # noqa: F401
 
-    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Ended:
+    def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> CommandEnd:
         return to_end(lambda output: _forked(partial(_train, list(flags), without), output, seconds), folder)
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from zeropods.launch.command import RUN
-from zeropods.launch.local import Tail
-from zeropods.launch.series import stamp
+from zeropods.launch.log import TrainLog
+from zeropods.launch.outcome import written_at
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.processes import Process, descendants, find_process, is_alive, processes_with, variable
 
@@ -21,7 +21,7 @@ class Log:
     """The training losses that a run logs, six digits each, as they come."""
 
     def __init__(self, folder: Path) -> None:
-        self._tail = Tail(folder / "train.log")
+        self._tail = TrainLog(folder / "train.log")
         self.losses: Losses = {}
         """Since `forget`."""
         self.first_unix_seconds: float | None = None
@@ -88,5 +88,5 @@ def first_word(folder: Path, since: float) -> float | None:
 
 def changed(path: Path) -> Callable[[], bool]:
     """Whether a file is another one than it is now."""
-    before = stamp(path)
-    return lambda: stamp(path) != before
+    before = written_at(path)
+    return lambda: written_at(path) != before

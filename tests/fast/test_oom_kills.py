@@ -17,7 +17,7 @@ from tests.full.launches import RANK, left, until
 from tests.made import a_rank
 from tests.small_memory import small_memory, within
 from zeropods.launch.local import run_to_end
-from zeropods.launch.outcome import Ranks, Verdict, killed_for_memory, of_ranks
+from zeropods.launch.outcome import Ending, Ranks, killed_for_memory, verdict_of_ranks
 from zeropods.measure.heartbeat import Beat, read_beats, write_beat
 from zeropods.measure.sampler import HEADER
 from zeropods.pods.processes import oom_kills
@@ -69,23 +69,23 @@ def killed(tmp_path: Path) -> Path:
     ("verdict", "raised", "status", "reason"),
     [
         (
-            Verdict(None, "its ranks ended", "pod2"),
+            Ending(None, "its ranks ended", "pod2"),
             ("pod2",),
             "oom",
             "rank 1: killed by the kernel, out of memory: phase steady, 12 steps done, peak resident 3.00 GiB",
         ),
-        (Verdict(None, "DeepSpeed's launcher ended with status 1"), ("pod2",), "oom", "rank 1: killed by the kernel"),
-        (Verdict(None, "its ranks ended", "pod2"), (), "failed", "rank 1 left no measurement"),
-        (Verdict("interrupted", "SIGINT"), ("pod2",), "failed", ""),
+        (Ending(None, "DeepSpeed's launcher ended with status 1"), ("pod2",), "oom", "rank 1: killed by the kernel"),
+        (Ending(None, "its ranks ended", "pod2"), (), "failed", "rank 1 left no measurement"),
+        (Ending("interrupted", "SIGINT"), ("pod2",), "failed", ""),
     ],
     ids=["the count was raised", "others say otherwise", "the count was not raised", "interrupted"],
 )
 def test_a_killed_rank_is_out_of_memory_where_the_count_of_its_pod_was_raised(
-    killed: Path, verdict: Verdict, raised: tuple[str, ...], status: str, reason: str
+    killed: Path, verdict: Ending, raised: tuple[str, ...], status: str, reason: str
 ) -> None:
     ranks = Ranks(killed, ["pod1", "pod2"])
     (killed / "config.json").write_text("{}")
-    found = of_ranks(ranks, verdict, frozenset(raised))
+    found = verdict_of_ranks(ranks, verdict, frozenset(raised))
     assert found.status == status and reason in (found.reason or "")
     assert status != "oom" or found.pod == "pod2"
 

@@ -17,9 +17,10 @@ from pathlib import Path
 from zeropods import pods
 from zeropods.errors import UserError, guarded
 from zeropods.launch.command import Launch
+from zeropods.launch.outcome import failure
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.restart import Restarts, run_restarting
-from zeropods.launch.supervisor import failure
+from zeropods.launch.restart import Restarts
+from zeropods.launch.supervisor import Supervision, run_launch
 
 
 def pdsh_argv(planned: Launch, hostfile: Path) -> list[str]:
@@ -43,14 +44,10 @@ def main() -> None:
     asked, (script, *arguments) = parser.parse_known_args()
     cluster = pods.find(asked.name)
     planned = plan_launch(cluster, script, arguments, pods=asked.pods)
-    record = run_restarting(
-        planned,
-        cluster,
-        Restarts(most=asked.restarts, min_pods=asked.min_pods),
-        show=lambda line: print(line, file=sys.stderr),
-        argv=pdsh_argv,
-        step_timeout=asked.step_timeout,
+    supervision = Supervision(
+        show=lambda line: print(line, file=sys.stderr), argv=pdsh_argv, step_timeout=asked.step_timeout
     )
+    record = run_launch(planned, cluster, Restarts(most=asked.restarts, min_pods=asked.min_pods), supervision)
     if record.status != "ok":
         raise UserError(failure(planned.folder, record))
 

@@ -24,10 +24,13 @@ TEXT_TO_SQL = "textsql_train.py"
 
 def main() -> int:
     wait_passively()
-    from zeropods.launch.forks import task_of
+    import deepspeed  # noqa: F401
+
+    import zeropods.train.run  # noqa: F401
+    from zeropods.launch.series import task_of
 
     words = sys.argv[1:]
-    task = task_of(TEXT_TO_SQL if words[0].startswith("--") else words.pop(0), with_deepspeed=True)
+    task = task_of(TEXT_TO_SQL if words[0].startswith("--") else words.pop(0))
     common, *runs = parts(words)
     return max(run(int(ranks), task, [*common, "--outputdir", folder, *flags]) for ranks, folder, *flags in runs)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.launches import RANK, ended, left, record, until
-from zeropods.launch.local import Ended, run_to_end
+from zeropods.launch.local import CommandEnd, run_to_end
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.cluster import Cluster
 
@@ -24,12 +24,12 @@ END_SECONDS = 25.0
 """From the fault to the end of everything: time-out, stacks, the grace of ranks that wait, pdsh."""
 
 
-def run(folder: Path, *arguments: object) -> Ended:
+def run(folder: Path, *arguments: object) -> CommandEnd:
     """A process that trains nothing, watched as `--launcher none` has it."""
     return alone([RANK, "--outputdir", folder, "--seconds", 60, *arguments], folder, RANK="0", WORLD_SIZE="1")
 
 
-def alone(words: list[object], folder: Path, **variables: str) -> Ended:
+def alone(words: list[object], folder: Path, **variables: str) -> CommandEnd:
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**variables, "PYTHONPATH": str(ROOT)}.items():
             environment.setenv(name, value)
@@ -60,7 +60,7 @@ def test_a_process_that_is_stopped_is_found_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CommandEnd]:
     """Two ranks, of which one passes by a barrier; before them one that finds no memory, in the folder `full`."""
     folder = tmp_path_factory.mktemp("skipped") / "run"
     flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100]
@@ -68,7 +68,9 @@ def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return folder, alone(["-m", "tests.full.misbehaving", *flags, *runs], folder)
 
 
-def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(skipped: tuple[Path, Ended]) -> None:
+def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(
+    skipped: tuple[Path, CommandEnd],
+) -> None:
     _, done = skipped
     assert done.record is not None and done.record.status == "timeout"
     assert "distributed_c10d.py" in done.reason and "barrier" in done.reason
@@ -76,26 +78,26 @@ def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(s
     assert "rank 0 waits" in done.reason and "rank 1 waits" in done.reason
 
 
-def test_the_stacks_of_both_ranks_are_kept(skipped: tuple[Path, Ended]) -> None:
+def test_the_stacks_of_both_ranks_are_kept(skipped: tuple[Path, CommandEnd]) -> None:
     folder, _ = skipped
     assert "in of_its_own" in (folder / "stacks" / "0.txt").read_text()
     assert "in _run_epoch" in (folder / "stacks" / "1.txt").read_text()
 
 
-def test_what_both_ranks_measured_is_in_the_record(skipped: tuple[Path, Ended]) -> None:
+def test_what_both_ranks_measured_is_in_the_record(skipped: tuple[Path, CommandEnd]) -> None:
     folder, _ = skipped
     assert [rank["step"] for rank in record(folder)["ranks"]] == [3, 3]
     assert not left(folder)
 
 
-def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: tuple[Path, Ended]) -> None:
+def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: tuple[Path, CommandEnd]) -> None:
     folder, _ = skipped
     found = record(folder.with_name("full"))
     assert found["status"] == "oom" and "can't allocate memory" in found["reason"]
     assert re.search(r"; phase steady, 3 steps done, peak resident 0\.\d\d GiB$", found["reason"])
 
 
-def test_a_rank_that_ends_in_order_leaves_neither_beat_nor_stacks(skipped: tuple[Path, Ended]) -> None:
+def test_a_rank_that_ends_in_order_leaves_neither_beat_nor_stacks(skipped: tuple[Path, CommandEnd]) -> None:
     folder = skipped[0].with_name("full")
     assert [path.name for path in (folder / "ranks").iterdir()] == ["0.json"]
     assert not (folder / "stacks").exists()

@@ -14,8 +14,9 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.launch.child import child_environment
+from zeropods.launch.outcome import failure
 from zeropods.launch.planning import plan_launch
-from zeropods.launch.supervisor import failure, run_launch
+from zeropods.launch.supervisor import run_launch
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
 from zeropods.programs import free_port

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.full.conftest import ROOT
 from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.prepare import prepare
 from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.tokenizers import GPT_TINY
-from zeropods.launch.child import child_environment
-from zeropods.launch.command import Launch
-from zeropods.launch.local import train_arguments
-from zeropods.launch.series import series_argv
 from zeropods.measure.record import read_record
-from zeropods.pods.hostfile import Host
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 200
+SERIES = """
+import json, sys
+from zeropods.launch.series import train_series
+
+if __name__ == "__main__":
+    train_series("causal_train.py", json.loads(sys.argv[1]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +38,12 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     for length in (64, 2048):
         wanted = CausalPreparation(task="lm", data=folder / "text", tokenizer=GPT_TINY, max_seq_length=length, limit=20)
         prepare(wanted, folder / str(length))
-    launches = [planned(folder, "too-long", 2048), planned(folder, "killed", 64), planned(folder, "interrupted", 64)]
+    runs = [flags(folder, "too-long", 2048), flags(folder, "killed", 64), flags(folder, "interrupted", 64, slots=2)]
+    (folder / "series.py").write_text(SERIES)
     runner = subprocess.Popen(
-        series_argv(launches), env=child_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, folder / "series.py", json.dumps(runs)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     try:
         os.kill(rank_that_trains(folder / "killed"), signal.SIGKILL)
         rank_that_trains(folder / "interrupted")
@@ -49,20 +55,12 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return folder, status
 
 
-def planned(folder: Path, name: str, length: int) -> Launch:
-    flags: dict[str, Any] = {
-        **{"data": folder / str(length), "model_name_or_path": GPT_TINY, "init": "random", "threads": 1},
+def flags(folder: Path, name: str, length: int, **more: int) -> dict[str, Any]:
+    return {
+        **{"data": str(folder / str(length)), "model_name_or_path": GPT_TINY, "init": "random", "threads": 1},
         **{"max_train_steps": 100_000, "logging_steps": 1, "save_steps": 0, "eval_steps": 0, "precision": "fp32"},
-        "outputdir": folder / name,
+        **{"outputdir": str(folder / name), **more},
     }
-    return Launch(
-        script=ROOT / "causal_train.py",
-        arguments=tuple(train_arguments(**flags)),
-        folder=folder / name,
-        hosts=(Host("here", 1),),
-        master_port=0,
-        launcher="none",
-    )
 
 
 def rank_that_trains(run: Path) -> int:
@@ -76,9 +74,10 @@ def rank_that_trains(run: Path) -> int:
     raise AssertionError(f"{run.name} has not begun to train in time")
 
 
-def test_a_run_that_fails_leaves_its_record(series: tuple[Path, int]) -> None:
+def test_a_run_that_fails_leaves_its_record_and_its_words(series: tuple[Path, int]) -> None:
     record = read_record(series[0] / "too-long")
-    assert record.status == "failed" and "has 1024 positions" in record.reason
+    assert record.status == "failed" and "has 1024 positions" in (record.reason or "")
+    assert "has 1024 positions" in (series[0] / "too-long" / "launch.log").read_text()
 
 
 def test_a_run_that_was_killed_gets_a_record(series: tuple[Path, int]) -> None:
@@ -86,13 +85,7 @@ def test_a_run_that_was_killed_gets_a_record(series: tuple[Path, int]) -> None:
     assert (record.status, record.reason) == ("failed", "killed by SIGKILL")
 
 
-def test_an_interrupted_series_ends_its_run_in_order(series: tuple[Path, int]) -> None:
-    assert read_record(series[0] / "interrupted").status == "interrupted"
-
-
-def test_an_interrupted_series_says_so_by_its_status(series: tuple[Path, int]) -> None:
+def test_an_interrupted_series_ends_its_run_in_order_and_says_so_by_its_status(series: tuple[Path, int]) -> None:
+    record = read_record(series[0] / "interrupted")
+    assert (record.status, record.world_size) == ("interrupted", 2)
     assert series[1] == 128 + signal.SIGTERM
-
-
-def test_each_run_keeps_what_it_said(series: tuple[Path, int]) -> None:
-    assert "has 1024 positions" in (series[0] / "too-long" / "launch.log").read_text()

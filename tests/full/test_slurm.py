@@ -19,8 +19,9 @@ from tests.full.conftest import ROOT, TINY
 from tests.full.launches import record, until
 from tests.full.slurm_cluster import SlurmCluster
 from zeropods.errors import UserError
-from zeropods.launch.slurm import JOB, launch_slurm, plan_slurm, run_slurm
-from zeropods.launch.slurm_job import SlurmError, look
+from zeropods.launch.notebook import launch_slurm
+from zeropods.launch.slurm import JOB, SlurmError, look, plan_slurm, run_slurm
+from zeropods.launch.supervisor import Supervision
 
 RANK = ROOT / "tests" / "full" / "slurm_rank.py"
 Launch = Callable[..., dict[str, Any]]
@@ -44,7 +45,10 @@ def launched(folder: Path, *arguments: object, pods: int = 1, timeout: float | N
     deadline = threading.Timer(WAIT_SECONDS, subprocess.run, [["scancel", f"--user={getuser()}"]])
     deadline.start()
     try:
-        return {**run_slurm(submission, shown.append, timeout).to_json(), "shown": shown}
+        return {
+            **run_slurm(submission, Supervision(show=shown.append, timeout_seconds=timeout)).to_json(),
+            "shown": shown,
+        }
     finally:
         deadline.cancel()
 

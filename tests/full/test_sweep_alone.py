@@ -11,7 +11,8 @@ import pytest
 from tests.made import a_config, a_rank, a_record
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.local import run_one, train
+from zeropods.launch.local import run_one
+from zeropods.launch.notebook import train
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.planning import remembered
 from zeropods.measure.record import Record, read_record

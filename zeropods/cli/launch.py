@@ -14,10 +14,13 @@ from zeropods.errors import UserError
 from zeropods.launch.command import LAUNCHERS, Launch
 
 if TYPE_CHECKING:
+    from zeropods.launch.supervisor import Supervision
     from zeropods.pods.cluster import Cluster
 
 Result = dict[str, Any]
 OF_SLURM = ("slots", "partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
+OF_CLUSTER = ("hostfile", "ssh_config", "name")
+MAIN_FIGURES = ("status", "technique", "pods", "world_size", "steps", "train_seconds", "samples_per_second")
 INTERRUPTED = 130
 """As a shell has it of a command that Ctrl-C has ended."""
 
@@ -25,71 +28,71 @@ INTERRUPTED = 130
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
-    verb.add_argument("--num-pods", type=int, metavar="N", help="on the first N pods; all of them if not given")
+    flag = verb.add_argument
+    flag("--num-pods", type=int, metavar="N", help="on the first N pods; all of them if not given")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="the cluster, where several are up")
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there first")
-    verb.add_argument(
-        "--ssh-config", type=Path, metavar="C", help="by which ssh reaches them; your usual one if not given"
-    )
-    verb.add_argument("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
-    _add_slurm(verb)
-    verb.add_argument(
-        "--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here"
-    )
-    verb.add_argument("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer")
-    verb.add_argument(
-        "--step-timeout", type=float, metavar="SECONDS", help="end a run that does no step for so long; 0: never"
-    )
-    verb.add_argument(
-        "--restarts", type=int, metavar="N", help="go on so often by itself, after a lost pod or a killed rank; 0"
-    )
-    verb.add_argument("--min-pods", type=int, metavar="M", help="with at least M of the pods; 1")
-    verb.add_argument("--dry-run", action="store_true", help="print what would be run")
-    verb.add_argument("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
+    flag("--ssh-config", type=Path, metavar="C", help="by which ssh reaches them; your usual one if not given")
+    flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
+    job = verb.add_argument_group("--launcher slurm: a job of --num-pods nodes").add_argument
+    job("--slots", type=int, metavar="K", help="processes a node, each with a GPU where there are any; 1")
+    job("--partition", metavar="P", help="SLURM's own choice if not given")
+    job("--time-limit", metavar="T", help="as sbatch --time takes it; the run saves and requeues itself")
+    job("--account", metavar="A", help="whom the job is charged to")
+    job("--cpus-per-slot", type=int, metavar="N", help="CPU cores of each process; 4")
+    job("--sbatch-option", action="append", metavar="OPTION", help="another: --sbatch-option=--qos=high")
+    flag("--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here")
+    flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer")
+    flag("--step-timeout", type=float, metavar="SECONDS", help="end a run that does no step for so long; 0: never")
+    flag("--restarts", type=int, metavar="N", help="go on so often by itself, after a lost pod or a killed rank; 0")
+    flag("--min-pods", type=int, metavar="M", help="with at least M of the pods; 1")
+    flag("--dry-run", action="store_true", help="print what would be run")
+    flag("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
     verb.set_defaults(readable=readable, status=exit_status)
-
-
-def _add_slurm(verb: argparse.ArgumentParser) -> None:
-    job = verb.add_argument_group("--launcher slurm: a job of --num-pods nodes")
-    job.add_argument("--slots", type=int, metavar="K", help="processes a node, each with a GPU where there are any; 1")
-    job.add_argument("--partition", metavar="P", help="SLURM's own choice if not given")
-    job.add_argument("--time-limit", metavar="T", help="as sbatch --time takes it; the run saves and requeues itself")
-    job.add_argument("--account", metavar="A", help="whom the job is charged to")
-    job.add_argument("--cpus-per-slot", type=int, metavar="N", help="CPU cores of each process; 4")
-    job.add_argument("--sbatch-option", action="append", metavar="OPTION", help="another: --sbatch-option=--qos=high")
 
 
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
-    from zeropods.launch.child import check_timeout
-    from zeropods.launch.hangs import check_step_timeout
+    from zeropods.launch.supervisor import Supervision
 
-    if arguments.num_pods is not None and arguments.num_pods < 1:
-        raise UserError(f"--num-pods {arguments.num_pods}; expected at least 1")
-    check_timeout(arguments.timeout)
-    check_step_timeout(arguments.step_timeout)
-    _check_restarts(arguments)
+    _check(arguments)
+    supervision = Supervision(show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
     if arguments.launcher == "slurm":
-        return _as_job(arguments)
-    for name in OF_SLURM:
-        if getattr(arguments, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')}: is for --launcher slurm; leave it out")
+        return _as_job(arguments, supervision)
     if arguments.launcher == "none":
         return _alone(arguments)
     with _cluster(arguments) as cluster:
-        return _over_pods(arguments, cluster)
+        return _over_pods(arguments, cluster, supervision)
 
 
-def _check_restarts(arguments: argparse.Namespace) -> None:
-    if arguments.launcher == "slurm" and arguments.restarts is not None:
-        raise UserError(f"--restarts {arguments.restarts}: SLURM requeues a job by itself; leave it out")
-    if arguments.launcher != "pdsh" and arguments.min_pods is not None:
-        raise UserError(f"--min-pods {arguments.min_pods}: is for --launcher pdsh; leave it out")
-    if arguments.min_pods is not None and not arguments.restarts:
-        raise UserError(f"--min-pods {arguments.min_pods}: says how a run goes on; give --restarts too")
-    if arguments.restarts is not None and arguments.restarts < 0:
-        raise UserError(f"--restarts {arguments.restarts}; expected at least 0")
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse flags that have no meaning, or none together."""
+    launcher, pods, restarts, least = arguments.launcher, arguments.num_pods, arguments.restarts, arguments.min_pods
+    for_slurm = next((name for name in OF_SLURM if getattr(arguments, name) is not None), "").replace("_", "-")
+    is_elsewhere = any(getattr(arguments, name) for name in OF_CLUSTER)
+    faults = {
+        f"--num-pods {pods}; expected at least 1": pods is not None and pods < 1,
+        f"--restarts {restarts}: SLURM requeues a job by itself; leave it out": (
+            launcher == "slurm" and restarts is not None
+        ),
+        f"--min-pods {least}: is for --launcher pdsh; leave it out": launcher != "pdsh" and least is not None,
+        f"--min-pods {least}: says how a run goes on; give --restarts too": least is not None and not restarts,
+        f"--restarts {restarts}; expected at least 0": restarts is not None and restarts < 0,
+        f"--{for_slurm}: is for --launcher slurm; leave it out": launcher != "slurm" and for_slurm,
+        "--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name": (
+            launcher == "slurm" and is_elsewhere
+        ),
+        f"--export {', '.join(arguments.export)}: a SLURM job gets the whole environment; leave it out": (
+            launcher == "slurm" and arguments.export
+        ),
+        "--launcher none: this machine alone; leave out --num-pods, --hostfile and --name": (
+            launcher == "none" and (is_elsewhere or (pods or 1) != 1)
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise UserError(fault)
 
 
 def readable(result: Result) -> str:
@@ -97,8 +100,9 @@ def readable(result: Result) -> str:
     if "exported" in result:
         lines = [f"{name}={value}" for name, value in result["exported"].items()]
         return "\n".join([*lines, " ".join(result["argv"])])
-    keys = ("status", "technique", "pods", "world_size", "steps", "train_seconds", "samples_per_second")
-    return "\n".join(f"{key:24} {_shown(result.get(key))}" for key in keys) + f"\n{'run folder':24} {result['folder']}"
+    values = {key: result.get(key) for key in MAIN_FIGURES}
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
+    return "\n".join(f"{key:24} {text}" for key, text in {**shown, "run folder": result["folder"]}.items())
 
 
 def exit_status(result: Result) -> int:
@@ -110,25 +114,18 @@ def exit_status(result: Result) -> int:
     return INTERRUPTED if result["status"] == "interrupted" else 1
 
 
-def _over_pods(arguments: argparse.Namespace, cluster: Any) -> Result:
+def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Supervision) -> Result:
     from zeropods.launch.planning import plan_launch
-    from zeropods.launch.restart import Restarts, run_restarting
+    from zeropods.launch.restart import Restarts
+    from zeropods.launch.supervisor import run_launch
 
-    script, *script_arguments = arguments.command
-    planned = plan_launch(cluster, script, script_arguments, pods=arguments.num_pods, export=arguments.export)
+    script, *flags = arguments.command
+    planned = plan_launch(cluster, script, flags, pods=arguments.num_pods, export=arguments.export)
     restarts = Restarts(most=arguments.restarts or 0, min_pods=1 if arguments.min_pods is None else arguments.min_pods)
     restarts.check(planned)
     if arguments.dry_run:
         return _dry(planned)
-    record = run_restarting(
-        planned,
-        cluster,
-        restarts,
-        export=arguments.export,
-        show=_show,
-        timeout_seconds=arguments.timeout,
-        step_timeout=arguments.step_timeout,
-    )
+    record = run_launch(planned, cluster, restarts, supervision)
     return {**record.to_json(), "folder": str(planned.folder)}
 
 
@@ -137,53 +134,35 @@ def _alone(arguments: argparse.Namespace) -> Result:
     from zeropods.launch.command import flag_values, runner_argv
     from zeropods.launch.local import run_here
     from zeropods.launch.planning import plan_alone
+    from zeropods.measure.record import read_record
 
-    if arguments.hostfile or arguments.ssh_config or arguments.name or (arguments.num_pods or 1) != 1:
-        raise UserError("--launcher none: this machine alone; leave out --num-pods, --hostfile and --name")
     planned = plan_alone(arguments.command[0], arguments.command[1:])
-    if arguments.restarts and flag_values(planned.arguments).get("resume") == "never":
+    restarts = arguments.restarts or 0
+    if restarts and flag_values(planned.arguments).get("resume") == "never":
         raise UserError("--resume never: would begin anew after each of --restarts; leave one of them out")
     if arguments.dry_run:
         return _dry(planned)
-    run = run_here(
-        runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, arguments.restarts or 0
-    )
-    return {**run.record.to_json(), "folder": str(planned.folder)}
+    run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, restarts)
+    return {**read_record(planned.folder).to_json(), "folder": str(planned.folder)}
 
 
-def _as_job(arguments: argparse.Namespace) -> Result:
+def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     """Run as a job of SLURM."""
-    from zeropods.launch.slurm import plan_slurm, run_slurm
+    from zeropods.launch.slurm import plan_slurm, run_slurm, slurm_answers
 
-    if arguments.hostfile or arguments.ssh_config or arguments.name:
-        raise UserError("--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name")
-    if arguments.export:
-        raise UserError(f"--export {arguments.export[0]}: a SLURM job gets the whole environment; leave it out")
-    script, *script_arguments = arguments.command
     asked = {name: getattr(arguments, name) for name in ("partition", "time_limit", "account")}
-    if arguments.dry_run and not _slurm_answers():
+    if arguments.dry_run and not slurm_answers():
         # A job can be written where there is no SLURM.
         asked["has_gpus"] = True
     if arguments.cpus_per_slot is not None:
         asked["cpus_per_slot"] = arguments.cpus_per_slot
-    submission = plan_slurm(
-        script, script_arguments, pods=arguments.num_pods or 1, slots=1 if arguments.slots is None else arguments.slots,
-        options=tuple(arguments.sbatch_option or ()), **asked,
-    )  # fmt: skip
+    script, *flags = arguments.command
+    slots = 1 if arguments.slots is None else arguments.slots
+    options = tuple(arguments.sbatch_option or ())
+    submission = plan_slurm(script, flags, pods=arguments.num_pods or 1, slots=slots, options=options, **asked)
     if arguments.dry_run:
         return submission.to_json()
-    record = run_slurm(submission, show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
-    return {**record.to_json(), "folder": str(submission.launch.folder)}
-
-
-def _slurm_answers() -> bool:
-    from zeropods.launch.slurm_job import SlurmError, offer
-
-    try:
-        offer(None)
-    except SlurmError:
-        return False
-    return True
+    return {**run_slurm(submission, supervision).to_json(), "folder": str(submission.launch.folder)}
 
 
 def _dry(planned: Launch) -> Result:
@@ -197,22 +176,18 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
     """The cluster that was named; pods on hosts of the user's own live for this launch only, if none are there."""
     from zeropods import pods
 
-    if arguments.hostfile is None:
-        if arguments.ssh_config:
-            raise UserError(f"--ssh-config {arguments.ssh_config}: is for hosts of your own; give their --hostfile too")
+    hostfile, ssh_config = arguments.hostfile, arguments.ssh_config
+    if hostfile is None:
+        if ssh_config:
+            raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; give their --hostfile too")
         yield pods.find(arguments.name)
         return
-    known = known_cluster(arguments.hostfile)
+    known = known_cluster(hostfile)
     if known is not None:
         yield known
         return
-    cluster = pods.up(
-        arguments.num_pods,
-        hostfile=arguments.hostfile,
-        ssh_config=arguments.ssh_config,
-        name=f"launch-{os.getpid()}",
-        lease="kernel",
-    )
+    name = f"launch-{os.getpid()}"
+    cluster = pods.up(arguments.num_pods, hostfile=hostfile, ssh_config=ssh_config, name=name, lease="kernel")
     try:
         yield cluster
     finally:
@@ -239,7 +214,3 @@ def _show(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from zeropods import files
+from zeropods.batch import PASSES, ROWS, Batch
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import pdsh_ssh_arguments
 
-# What every rank finds in its environment, and the file that takes it there.
-
+LAUNCHERS = ("pdsh", "slurm", "none")
 RUN = "ZEROPODS_RUN"
 """Marks every process of a run: by it the agents find and end them. Its value is the run's lease."""
+OURS = "ZEROPODS_"
 FORWARDED = (
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -33,78 +34,13 @@ FORWARDED = (
     "OMP_WAIT_POLICY",
 )
 """Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
+FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
-FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
-"""Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
-OURS = "ZEROPODS_"
-
-
-def exported_variables(
-    names: Iterable[str], fixed: Mapping[str, str], environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Variables for every rank: `fixed` ones, those asked for by name, and FORWARDED ones that are set.
-
-    They end up on command lines, so a name that sounds like a secret is refused, as is a value that
-    does not pass a shell unchanged.
-    """
-    here = os.environ if environment is None else environment
-    for name in names:
-        if name.startswith(OURS):
-            raise UserError(f"--export {name}: is set by zeropods itself; leave it out")
-        if name not in here:
-            raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
-    asked = {name: here[name] for name in (*FORWARDED, *names) if name in here}
-    variables = {**asked, **fixed}
-    for name, value in variables.items():
-        _check(name, value)
-    return variables
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's environment without what it would put on command lines and must not.
-
-    `UserError` names a variable that DeepSpeed forwards and whose value no remote shell leaves as it is.
-    """
-    kept = {}
-    for name, value in environment.items():
-        forwarded = name.startswith(FORWARDED_BY_DEEPSPEED)
-        if forwarded and _is_secret(name):
-            continue
-        if forwarded and UNSAFE.search(value):
-            raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
-        kept[name] = value
-    return kept
-
-
-def write_environment(path: Path, variables: Mapping[str, str]) -> None:
-    """Write DeepSpeed's environment file: `NAME=VALUE` lines, no blank and no comment (they would raise)."""
-    files.write_text(path, "".join(f"{name}={value}\n" for name, value in variables.items()))
-
-
-def _check(name: str, value: str) -> None:
-    if not NAME.fullmatch(name):
-        raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
-    if _is_secret(name):
-        raise UserError(
-            f"--export {name}: sounds like a secret, and would be seen on command lines; "
-            "put it into a file that the pods see, and export the file's path"
-        )
-    unsafe = UNSAFE.search(value)
-    if unsafe:
-        raise UserError(f"--export {name}: {unsafe[0]!r} in its value does not pass a remote shell; put it into a file")
-
-
-def _is_secret(name: str) -> bool:
-    return SECRET.search(name) is not None and not name.endswith(("_PATH", "_FILE"))
-
-
-# A launch as data: what is run where, and the command that does it.
-
-LAUNCHERS = ("pdsh", "slurm", "none")
-PLAIN = re.compile(r"[\w@%+=:,./-]+")
+PLAIN = re.compile(r"[\w@+=:,./-]+")
 """What DeepSpeed's launcher and the shells beyond it leave as it is."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
@@ -125,6 +61,8 @@ class Launch:
     ssh_port: int | None = None
     exported: dict[str, str] = field(default_factory=dict)
     """Environment variables of every rank, beside what DeepSpeed forwards itself. Nothing secret."""
+    export: tuple[str, ...] = ()
+    """Names of those among them that the user asked for."""
     restarts: int = 0
     """How often it has gone on by itself, this attempt included."""
     asked: Launch | None = None
@@ -149,7 +87,7 @@ class Launch:
 
 
 def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
-    """DeepSpeed's launcher over pdsh, or on this machine alone."""
+    """The command of DeepSpeed's launcher: over pdsh, or on this machine alone."""
     if launch.launcher == "none":
         return _local_argv(launch)
     return [
@@ -170,7 +108,7 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
 
 
 def _local_argv(launch: Launch) -> list[str]:
-    """DeepSpeed's launcher of one machine: a process a slot, without ssh. It ends its children when it is ended."""
+    """DeepSpeed's launcher of one machine: a process per slot, without ssh. It ends its children when it is ended."""
     slots = {"localhost": list(range(launch.world_size))}
     world_info = base64.urlsafe_b64encode(json.dumps(slots).encode()).decode()
     return [
@@ -181,16 +119,6 @@ def _local_argv(launch: Launch) -> list[str]:
         str(launch.script),
         *launch.arguments,
     ]
-
-
-def runner_environment(launch: Launch, env_file: Path, environment: dict[str, str]) -> dict[str, str]:
-    """The environment of DeepSpeed's launcher, which runs here and starts pdsh.
-
-    Args:
-        environment: this process's, with the programs of its Python first on PATH.
-    """
-    ssh = {} if launch.ssh_config is None else {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(launch.ssh_config)}
-    return {**without_secrets(environment), **ssh, "PDSH_RCMD_TYPE": "ssh", "DS_ENV_FILE": str(env_file)}
 
 
 def remote_argument(argument: str) -> str:
@@ -210,37 +138,125 @@ def remote_argument(argument: str) -> str:
 
 def check_plain(what: str, path: Path | str) -> None:
     """Refuse a path that DeepSpeed's launcher passes to the remote shell without quotes."""
-    if not PLAIN.fullmatch(str(path)) or "%" in str(path):
+    if not PLAIN.fullmatch(str(path)):
         allowed = "letters, digits and . _ - / +"
         raise UserError(f"{what} {str(path)!r}: does not pass DeepSpeed's launcher; move it to a path of {allowed}")
 
 
-# A script's flags, read from its arguments without loading the script.
+# The environment of the launcher and of every rank
+
+
+def exported_variables(
+    names: Iterable[str], fixed: Mapping[str, str], environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Variables for every rank: `fixed` ones, those asked for by name, and FORWARDED ones that are set.
+
+    They end up on command lines, so a name that sounds like a secret is refused, as is a value that
+    does not pass a shell unchanged.
+    """
+    here = os.environ if environment is None else environment
+    for name in names:
+        if name.startswith(OURS):
+            raise UserError(f"--export {name}: is set by zeropods itself; leave it out")
+        if name not in here:
+            raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
+    variables = {**{name: here[name] for name in (*FORWARDED, *names) if name in here}, **fixed}
+    for name, value in variables.items():
+        _check_variable(name, value)
+    return variables
+
+
+def _check_variable(name: str, value: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
+    if _is_secret(name):
+        raise UserError(
+            f"--export {name}: sounds like a secret, and would be seen on command lines; "
+            "put it into a file that the pods see, and export the file's path"
+        )
+    unsafe = UNSAFE.search(value)
+    if unsafe:
+        raise UserError(f"--export {name}: {unsafe[0]!r} in its value does not pass a remote shell; put it into a file")
+
+
+def write_environment(path: Path, variables: Mapping[str, str]) -> None:
+    """Write DeepSpeed's environment file: `NAME=VALUE` lines, no blank and no comment (they would raise)."""
+    files.write_text(path, "".join(f"{name}={value}\n" for name, value in variables.items()))
+
+
+def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of DeepSpeed's launcher, which runs here and starts pdsh.
+
+    It holds nothing secret that the launcher would put on command lines. `UserError` names a variable that DeepSpeed
+    forwards and whose value no remote shell leaves as it is.
+
+    Args:
+        environment: this process's, with the programs of its Python first on PATH.
+    """
+    kept = {}
+    for name, value in environment.items():
+        forwarded = name.startswith(FORWARDED_BY_DEEPSPEED)
+        if forwarded and _is_secret(name):
+            continue
+        if forwarded and UNSAFE.search(value):
+            raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
+        kept[name] = value
+    if launch.ssh_config is not None:
+        kept["PDSH_SSH_ARGS_APPEND"] = pdsh_ssh_arguments(launch.ssh_config)
+    return {**kept, "PDSH_RCMD_TYPE": "ssh", "DS_ENV_FILE": str(env_file)}
+
+
+def _is_secret(name: str) -> bool:
+    return SECRET.search(name) is not None and not name.endswith(("_PATH", "_FILE"))
+
+
+# A script's flags, read and written without loading the script
+
+
+def train_arguments(**flags: Any) -> list[str]:
+    """A script's arguments; a flag without a value is left out."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return [part for name, value in given.items() for part in (f"--{name}", str(value))]
 
 
 def flag_values(arguments: Sequence[str]) -> dict[str, str]:
-    """Values by flag name, without dashes: of `--name value` and of `--name=value`; the last one wins."""
+    """Values of `--name value` and `--name=value` by the name that a script's dataclass has; the last one wins."""
     values: dict[str, str] = {}
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
-        if not argument.startswith("--"):
-            continue
-        name, equals, value = argument[2:].partition("=")
-        values[name] = value if equals else ("" if following.startswith("--") else following)
+        name = _flag_name(argument)
+        if name is not None:
+            _, equals, value = argument.partition("=")
+            values[name] = value if equals else ("" if following.startswith("--") else following)
     return values
 
 
-def typed(values: Mapping[str, str]) -> dict[str, Any]:
-    """The values as what they look like: numbers, truth values, text."""
-    return {name: _value(text) for name, text in values.items()}
+def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Flags by name with typed values: those of a script of ours with its defaults, else by what they look like."""
+    from zeropods.train.arguments import arguments_of, parse_flags
+
+    kind = arguments_of(script)
+    if kind is None:
+        return {name: _typed(text) for name, text in flag_values(arguments).items()}
+    return asdict(parse_flags(kind, arguments))
 
 
-def _value(text: str) -> Any:
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False}.get(text, text)
+def with_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> tuple[str, ...]:
+    """The arguments with these flags, in the place of those of the same names."""
+    kept: list[str] = []
+    for before, word in pairwise(("", *arguments)):
+        is_value = _flag_name(before) in flags and "=" not in before and not word.startswith("--")
+        if _flag_name(word) not in flags and not is_value:
+            kept.append(word)
+    return (*kept, *(part for name, value in flags.items() for part in (f"--{name}", value)))
+
+
+def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
+    """The batch of each rank of a call; None for another's script that is not told it by both flags."""
+    said = typed_flags(script, arguments)
+    rows, passes = said.get(ROWS), said.get(PASSES)
+    if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
+        return Batch(rows, passes)
+    return None
 
 
 def run_folder_of(arguments: Sequence[str], working_folder: Path, script: str | Path = "textsql_train.py") -> Path:
@@ -260,61 +276,15 @@ def find_script(name: str | Path, working_folder: Path, project: Path) -> Path:
     raise UserError(f"{name}: no such script, neither in {working_folder} nor in {project}")
 
 
-# One effective batch on any number of ranks: which flags keep it.
-
-ROWS, PASSES = "per_device_train_batch_size", "gradient_accumulation_steps"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a rank contributes to an optimizer step."""
-
-    rows: int
-    """Of a forward pass: `--per_device_train_batch_size`."""
-    passes: int
-    """`--gradient_accumulation_steps`."""
-
-    def on(self, ranks: int, fewer: int) -> Batch | None:
-        """The same effective batch on fewer ranks than there were; None where it does not divide.
-
-        More passes, of as many rows as before. Where that does not divide, of the most rows that do: never of more
-        than before, since they may not fit into memory.
-        """
-        each, rest = divmod(self.rows * self.passes * ranks, fewer)
-        if rest:
-            return None
-        rows = next(rows for rows in range(min(self.rows, each), 0, -1) if each % rows == 0)
-        return Batch(rows, each // rows)
-
-    def flags(self, before: Batch) -> dict[str, str]:
-        """What has to be said to a script that was told `before`."""
-        now, then = {ROWS: self.rows, PASSES: self.passes}, {ROWS: before.rows, PASSES: before.passes}
-        return {name: str(value) for name, value in now.items() if value != then[name]}
-
-
-def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
-    """The batch of a call; None for another's script that is not told it by both flags."""
-
-    from zeropods.train.arguments import arguments_of, parse_flags
-
-    kind = arguments_of(script)
-    said: Mapping[str, Any]
-    said = typed(flag_values(arguments)) if kind is None else asdict(parse_flags(kind, arguments))
-    rows, passes = said.get(ROWS), said.get(PASSES)
-    known = isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0
-    return Batch(rows, passes) if known else None  # type: ignore[arg-type]
-
-
-def with_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> tuple[str, ...]:
-    """The arguments with these flags, in the place of those of the same names."""
-    kept: list[str] = []
-    for before, word in pairwise(("", *arguments)):
-        is_value = _name(before) in flags and "=" not in before and not word.startswith("--")
-        if _name(word) not in flags and not is_value:
-            kept.append(word)
-    return (*kept, *(part for name, value in flags.items() for part in (f"--{name}", value)))
-
-
-def _name(word: str) -> str | None:
-    """Of a flag, as a script's dataclass has it; None of another word."""
+def _flag_name(word: str) -> str | None:
+    """The name of a flag as a script's dataclass has it; None for another word."""
     return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else None
+
+
+def _typed(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False}.get(text, text)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.pods.cluster import Cluster, workers_of
-from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
+from zeropods.pods.processes import Process, descendants, send
 from zeropods.train.checkpoints import POINTER
 
 FAULT = "fault.json"
@@ -19,33 +20,28 @@ FAULT = "fault.json"
 POLL_SECONDS = 0.05
 
 
-@dataclass
 class PodKilled:
     """SIGKILL for all that runs on a pod, as soon as a run has a complete checkpoint. A context manager.
 
-    Nothing happens where the run is finished already. `UserError` where the cluster's pods are no processes of this
-    machine, or none has that name.
+    Nothing happens where the run is finished already.
 
         with PodKilled(cluster, "pod2", folder):
             launch(cluster, outputdir=folder, restarts=1, **flags)
     """
 
-    cluster: Cluster
-    pod: str
-    folder: Path
-    """The run folder."""
-    _over: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
-    _thread: threading.Thread = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.cluster.backend != "local":
-            raise UserError(f"cluster {self.cluster.name}: on {self.cluster.backend}; only local pods are killed")
-        if self.pod not in {pod.name for pod in self.cluster.pods}:
-            raise UserError(f"pod {self.pod!r}; expected {', '.join(pod.name for pod in self.cluster.pods)}")
+    def __init__(self, cluster: Cluster, pod: str, folder: Path) -> None:
+        """`UserError` where the cluster's pods are no processes of this machine, or none has that name."""
+        if cluster.backend != "local":
+            raise UserError(f"cluster {cluster.name}: on {cluster.backend}; only local pods are killed")
+        if pod not in {each.name for each in cluster.pods}:
+            raise UserError(f"pod {pod!r}; expected {', '.join(each.name for each in cluster.pods)}")
+        self._cluster, self._pod, self._folder = cluster, pod, folder
+        self._before: str | None = None
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> PodKilled:
-        self._before = self._pointer()
+        self._before = self._newest()
         self._thread.start()
         return self
 
@@ -55,14 +51,14 @@ class PodKilled:
 
     def _run(self) -> None:
         while not self._over.wait(POLL_SECONDS):
-            if self._pointer() != self._before:
+            if self._newest() != self._before:
                 now = time.time()
-                kill_pod(self.cluster, self.pod)
-                files.write_json(self.folder / FAULT, {"pod": self.pod, "killed_unix_seconds": now})
+                kill_pod(self._cluster, self._pod)
+                files.write_json(self._folder / FAULT, {"pod": self._pod, "killed_unix_seconds": now})
                 return
 
-    def _pointer(self) -> str | None:
-        path = self.folder / "checkpoints" / POINTER
+    def _newest(self) -> str | None:
+        path = self._folder / "checkpoints" / POINTER
         return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
@@ -84,13 +80,5 @@ def worker_of(cluster: Cluster, name: str) -> Process | None:
 
 def left_over(folder: Path) -> int:
     """How many processes of this machine name a run folder on their command lines: launchers, ssh, ranks."""
-    found = (path for path in PROC.glob("[0-9]*/cmdline") if str(folder).encode() in _read(path))
-    processes = (find_process(int(path.parent.name)) for path in found)
-    return sum(process is not None and is_alive(process) for process in processes)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return sum(str(folder) in line for line in lines)

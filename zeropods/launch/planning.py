@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from zeropods.launch.command import (
     find_script,
     flag_values,
     run_folder_of,
-    typed,
+    typed_flags,
 )
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.measure.run_folder import RECORD
@@ -33,10 +32,9 @@ from zeropods.techniques import technique_of
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
-
-# A launch made from what a user asks for; everything that can be known to be wrong is refused here.
-
 PROJECT = Path(__file__).resolve().parents[2]
+LAUNCH = "launch.json"
+"""In the run folder: what was launched last."""
 
 
 def plan_launch(
@@ -47,62 +45,70 @@ def plan_launch(
     pods: int | None = None,
     export: Sequence[str] = (),
 ) -> Launch:
-    """A launch over pdsh as data, with its arguments checked; starts nothing."""
-    here = Path.cwd()
+    """A launch over pdsh as data, with its arguments checked; starts nothing.
+
+    Args:
+        pods: on how many of the cluster's; all if not given.
+        export: names of environment variables that the ranks need as they are here.
+    """
     hosts = cluster.hosts[:pods]
     if pods is not None and len(hosts) != pods:
         raise UserError(f"--num-pods {pods}: {cluster.name} has {len(cluster.hosts)}; bring up as many")
-    check_plain("working folder", here)
+    check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
-    found = find_script(script, here, PROJECT)
+    fixed = dict(cluster.environment)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is None and cluster.shared_machine:
+        # Pods of one machine share its cores.
+        threads = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts)))
+    if threads is not None:
+        fixed["OMP_NUM_THREADS"] = threads
+    over_ssh = {"ssh_config": cluster.ssh_config, "ssh_port": cluster.ssh_port, "export": tuple(export)}
+    return _planned(script, arguments, hosts, exported=exported_variables(export, fixed), **over_ssh)
+
+
+def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
+    """A launch on this machine alone as data, with its arguments checked; starts nothing.
+
+    Args:
+        processes: each slot of this machine has one if not given.
+    """
+    return _planned(script, arguments, (Host(socket.gethostname(), processes or slots()),), launcher="none")
+
+
+def _planned(script: str | Path, arguments: Sequence[str], hosts: tuple[Host, ...], **more: Any) -> Launch:
+    found = find_script(script, Path.cwd(), PROJECT)
     planned = Launch(
         script=found,
         arguments=tuple(arguments),
-        folder=run_folder_of(arguments, here, found),
+        folder=run_folder_of(arguments, Path.cwd(), found),
         hosts=hosts,
         master_port=free_port(),
-        ssh_config=cluster.ssh_config,
-        ssh_port=cluster.ssh_port,
-        exported=exported_variables(export, _fixed(cluster, sum(host.slots for host in hosts))),
-    )
-    check_arguments(planned)
-    return planned
-
-
-def plan_alone(script: str | Path, arguments: Sequence[str]) -> Launch:
-    """A launch on this machine alone as data, with its arguments checked; starts nothing."""
-    here = Path.cwd()
-    found = find_script(script, here, PROJECT)
-    planned = Launch(
-        script=found,
-        arguments=tuple(arguments),
-        folder=run_folder_of(arguments, here, found),
-        hosts=(Host(socket.gethostname(), slots()),),
-        master_port=free_port(),
-        launcher="none",
+        **more,
     )
     check_arguments(planned)
     return planned
 
 
 def check_arguments(planned: Launch) -> None:
-    """Refuse what can be seen to be wrong before anything starts."""
-    from zeropods.train.arguments import arguments_of, parse_flags
+    """Refuse what can be seen to be wrong before anything starts.
+
+    A script of ours would refuse its flags itself, after half a minute on every pod.
+    """
+    from zeropods.train.arguments import arguments_of
     from zeropods.train.deepspeed import check_config, read_config
 
     check_plain("script", planned.script)
     if planned.folder.exists() and not planned.folder.is_dir():
         raise UserError(f"{planned.folder}: is a file; choose another --outputdir")
-    flags = flag_values(planned.arguments)
-    kind = arguments_of(planned.script)
-    # Our own script would refuse its flags itself, after half a minute on every pod.
-    known = typed(flags) if kind is None else asdict(parse_flags(kind, planned.arguments))
+    flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
+    typed = typed_flags(planned.script, planned.arguments)
     if flags.get("deepspeed") == "":
         raise UserError("--deepspeed: no value; expected a file like dsconfig/zero1.json")
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
-        fp16_fault = None if kind is None else kind.fp16_fault
-        check_config(read_config(path), path, {**known, "world_size": planned.world_size}, fp16_fault)
+        known = {**typed, "world_size": planned.world_size}
+        check_config(read_config(path), path, known, None if kind is None else kind.fp16_fault)
 
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:
@@ -129,18 +135,7 @@ def uses_offload(config: str | None) -> bool:
     return config is not None and technique_of(read_config(Path(config)), 1).endswith("_offload")
 
 
-def _fixed(cluster: Cluster, ranks: int) -> dict[str, str]:
-    """What ranks need whatever the user has set: pods of one machine share its cores."""
-    threads = os.environ.get("OMP_NUM_THREADS")
-    if threads is None and cluster.shared_machine:
-        threads = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    return {**cluster.environment, **({} if threads is None else {"OMP_NUM_THREADS": threads})}
-
-
-# Whether a launch has been run to its end before: known without starting anything.
-
-LAUNCH = "launch.json"
-"""In the run folder: what was launched last."""
+# Whether a launch has been run to its end before: known without starting anything
 
 
 def record_of(launch: Launch) -> Record | None:
@@ -172,18 +167,12 @@ def identity(launch: Launch) -> dict[str, Any]:
     """What makes two launches the same run: not the port, nor the lease, nor what it has gone on with by itself."""
     launch = launch.asked or launch
     flags = flag_values(launch.arguments)
+    config = Path(flags.get("deepspeed", ""))
+    manifest = Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST
     return {
         "script": str(launch.script),
         "arguments": list(launch.arguments),
         "pods": [host.slots for host in launch.hosts],
-        "deepspeed": _digest(Path(flags.get("deepspeed", ""))),
-        "dataset": _content_key(Path(flags.get("dataset_path", flags.get("data", ""))) / MANIFEST),
+        "deepspeed": hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else None,
+        "dataset": read_json(manifest).get("content_key") if manifest.is_file() else None,
     }
-
-
-def _digest(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def _content_key(manifest: Path) -> str | None:
-    return read_json(manifest).get("content_key") if manifest.is_file() else None

@@ -1,9 +1,12 @@
-"""A training script as a SLURM job: planned, submitted, followed, recorded."""
+"""A training script as a SLURM job: planned, submitted, followed to its end, recorded."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,25 +14,53 @@ from typing import Any
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import planning
-from zeropods.launch.child import check_timeout, child_environment
+from zeropods.launch.child import child_environment, overdue
 from zeropods.launch.command import Launch, find_script, run_folder_of
-from zeropods.launch.hangs import Standstill, check_step_timeout
-from zeropods.launch.local import LOG, following, train_arguments
-from zeropods.launch.outcome import Ranks, UnopenedError, Verdict, of_ranks, record_final
+from zeropods.launch.hangs import HangDetector
+from zeropods.launch.log import LOG, GrowingFile, RunLog, following
+from zeropods.launch.outcome import Ending, Ranks, UnopenedError, record_run, verdict_of_ranks
 from zeropods.launch.planning import PROJECT, check_arguments
-from zeropods.launch.slurm_job import Follower, JobLog, SlurmError, look, offer, submit
-from zeropods.launch.supervisor import failure, noted_signals
+from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import Host
-from zeropods.report.run import Run
-
-# A launch as a SLURM job: sbatch's command and its environment, as data.
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
-OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_")
-"""Beginnings of names that describe the job in which this process itself runs, if it does: not the new one's."""
-KEPT = ("SLURM_CONF",)
+JOB = "slurm.json"
+"""In the run folder: the job that was submitted last, and what the folder said before."""
+OF_A_JOB, KEPT = ("SLURM_", "SLURMD_", "SRUN_"), ("SLURM_CONF",)
+"""Beginnings of names that describe the job in which this process itself runs, if it does, and what is kept of them."""
+ENDED = frozenset(
+    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
+)
+"""States of a job that does not come back (squeue(1)); a requeued one is PENDING."""
+STATUSES = {
+    "BOOT_FAIL": "pod_lost",
+    "CANCELLED": "interrupted",
+    "DEADLINE": "timeout",
+    "NODE_FAIL": "pod_lost",
+    "OUT_OF_MEMORY": "oom",
+    "PREEMPTED": "interrupted",
+    "TIMEOUT": "timeout",
+}
+"""A run's status by the job's state, where SLURM knows better than the ranks."""
+HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionTimeLimit")
+"""Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
+SAVED = 75
+"""EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
+FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
+LABEL = re.compile(r" *(\d+): ?")
+"""What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
+UNKNOWN_JOB = "Invalid job id"
+"""What SLURM says of a job that ended MinJobAge (300 s) ago, or never was."""
+NO_CLUSTER = "Could not establish a configuration source"
+"""What SLURM's commands say where nobody has configured it."""
+ANSWER_SECONDS = 60.0
+"""SLURM's own commands wait some 10 to 30 s for a controller that does not answer."""
+POLL_SECONDS, LONGEST_SECONDS = 0.5, 5.0
+"""Between two looks at the log; SLURM is asked less often the longer the job takes."""
+PATIENCE_SECONDS = 900.0
+"""A controller may be away for so long, for a restart; the job goes on without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,102 +81,50 @@ class Submission:
 
     @property
     def slots(self) -> int:
-        """Processes a node."""
+        """Processes per node."""
         return self.launch.hosts[0].slots
+
+    @property
+    def argv(self) -> list[str]:
+        """The command that submits the job; what it prints is the job's number."""
+        launch, name = self.launch, re.sub(r"[^A-Za-z0-9._-]", "-", self.launch.folder.name)
+        # sbatch replaces %j and the like in the path of the log.
+        log = str(launch.folder / LOG).replace("%", "%%")
+        named = {"partition": self.partition, "time": self.time_limit, "account": self.account}
+        return [
+            *("sbatch", "--parsable"),
+            f"--job-name=zeropods-{name}",
+            f"--nodes={len(launch.hosts)}",
+            f"--cpus-per-task={self.cpus_per_slot * self.slots}",
+            f"--gpus-per-node={self.slots if self.has_gpus else 0}",
+            f"--output={log}",
+            *(f"--{name}={value}" for name, value in named.items() if value is not None),
+            *self.options,
+            str(SBATCH_FILE),
+            str(launch.script),
+            *launch.arguments,
+        ]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The parameters of `slurm/job.sh` that this launch sets."""
+        return {
+            "PROJECT": str(PROJECT),
+            "PYTHON": sys.executable,
+            "SLOTS": str(self.slots),
+            "MEMORY_LOG": str(self.launch.folder / "nvidia-smi"),
+        }
+
+    def environment(self, here: Mapping[str, str]) -> dict[str, str]:
+        """The environment of sbatch, which becomes the job's."""
+        kept = {name: value for name, value in here.items() if name in KEPT or not name.startswith(OF_A_JOB)}
+        return {**kept, **self.variables}
 
     def to_json(self) -> dict[str, Any]:
         """What `--dry-run` prints."""
-        of_launch = {
-            name: value for name, value in self.launch.to_json().items() if name not in ("hosts", "master_port")
-        }
+        asked = {key: value for key, value in self.launch.to_json().items() if key not in ("hosts", "master_port")}
         nodes = {"pods": len(self.launch.hosts), "slots": self.slots}
-        return {**of_launch, **nodes, "argv": sbatch_argv(self), "exported": job_variables(self)}
-
-
-def sbatch_argv(submission: Submission) -> list[str]:
-    """The command that submits the job; what it prints is the job's number."""
-    launch = submission.launch
-    named = {"partition": submission.partition, "time": submission.time_limit, "account": submission.account}
-    return [
-        *("sbatch", "--parsable"),
-        f"--job-name=zeropods-{_plain(launch.folder.name)}",
-        f"--nodes={len(launch.hosts)}",
-        f"--cpus-per-task={submission.cpus_per_slot * submission.slots}",
-        f"--gpus-per-node={submission.slots if submission.has_gpus else 0}",
-        f"--output={_literal(str(launch.folder / LOG))}",
-        *(f"--{name}={value}" for name, value in named.items() if value is not None),
-        *submission.options,
-        str(SBATCH_FILE),
-        str(launch.script),
-        *launch.arguments,
-    ]
-
-
-def job_variables(submission: Submission) -> dict[str, str]:
-    """The parameters of `slurm/job.sh` that this launch sets."""
-    return {
-        "PROJECT": str(PROJECT),
-        "PYTHON": sys.executable,
-        "SLOTS": str(submission.slots),
-        "MEMORY_LOG": str(submission.launch.folder / "nvidia-smi"),
-    }
-
-
-def job_environment(submission: Submission, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of sbatch, which becomes the job's."""
-    here = {name: value for name, value in environment.items() if name in KEPT or not name.startswith(OF_A_JOB)}
-    return {**here, **job_variables(submission)}
-
-
-def _plain(name: str) -> str:
-    return "".join(c if (c.isascii() and c.isalnum()) or c in "._-" else "-" for c in name)
-
-
-def _literal(path: str) -> str:
-    """A path in which sbatch replaces nothing."""
-    return path.replace("%", "%%")
-
-
-# A training script as a SLURM job: planned, submitted, followed, recorded.
-
-JOB = "slurm.json"
-"""In the run folder: the job that was submitted last, and what the folder said before."""
-
-
-def launch_slurm(
-    script: str | Path = "textsql_train.py",
-    *,
-    pods: int = 1,
-    slots: int = 1,
-    partition: str | None = None,
-    time_limit: str | None = None,
-    account: str | None = None,
-    options: tuple[str, ...] = (),
-    timeout_seconds: float | None = None,
-    step_timeout: float | None = None,
-    **flags: Any,
-) -> Run:
-    """Run a training script as a SLURM job and return its run; `UserError` says why it failed.
-
-    A run that is finished already is returned as it is. Ctrl-C cancels the job, which leaves its record.
-
-    Args:
-        pods: nodes of the job.
-        slots: processes a node, each with a GPU where the cluster has them.
-        partition, time_limit, account: as sbatch takes them.
-        options: further options of sbatch.
-        timeout_seconds: a job that has run for longer is cancelled.
-        step_timeout: as `launch.run.launch` has it.
-        flags: the script's flags, without their dashes; None leaves a flag out.
-    """
-    submission = plan_slurm(
-        script, train_arguments(**flags), pods=pods, slots=slots, partition=partition, time_limit=time_limit,
-        account=account, options=options,
-    )  # fmt: skip
-    record = run_slurm(submission, timeout_seconds=timeout_seconds, step_timeout=step_timeout)
-    if record.status != "ok":
-        raise UserError(failure(submission.launch.folder, record))
-    return Run(submission.launch.folder)
+        return {**asked, **nodes, "argv": self.argv, "exported": self.variables}
 
 
 def plan_slurm(
@@ -185,23 +164,13 @@ def plan_slurm(
     return Submission(launch=launch, partition=partition, has_gpus=has_gpus, **asked)
 
 
-def run_slurm(
-    submission: Submission,
-    show: Callable[[str], object] = lambda line: None,
-    timeout_seconds: float | None = None,
-    step_timeout: float | None = None,
-) -> Record:
+def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
     """Submit the job, follow it to its end, and return the run's record.
 
-    A job of this launch that still waits or runs, because its follower was killed, is followed instead.
-
-    Args:
-        show: gets every line that the job writes, and what becomes of it.
-        timeout_seconds: a job that has run for longer is cancelled; waiting does not count.
-        step_timeout: as `launch.run.launch` has it.
+    A job of this launch that still waits or runs, because its follower was killed, is followed instead. Its log and
+    what becomes of it are shown; a job that has run for longer than its time is cancelled, waiting does not count.
     """
-    check_timeout(timeout_seconds)
-    check_step_timeout(step_timeout)
+    supervision = supervision or Supervision()
     launch = submission.launch
     earlier = planning.record_of(launch)
     if earlier is not None:
@@ -209,22 +178,28 @@ def run_slurm(
         return earlier
     with locked(launch.folder, LAUNCH_LOCK), noted_signals() as signals:
         ranks = Ranks(launch.folder, [""] * launch.world_size)
-        log = JobLog(launch.folder / LOG, show)
-        number = _running(launch, ranks) or _submitted(submission, ranks, show)
-        standstill = Standstill(launch.folder, (), step_timeout, ranks.have_opened_the_run)
+        log = JobLog(launch.folder / LOG, supervision.show)
+        number = _running(launch, ranks) or _submitted(submission, ranks, supervision)
+        hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
-            verdict = Follower(number, log, show, timeout_seconds, standstill).to_its_end(signals, tick)
+            verdict = Follower(number, log, supervision, hangs).to_its_end(signals, tick)
         ranks.pods = tuple(node for node in log.nodes or [""] * len(launch.hosts) for _ in range(submission.slots))
-        return _recorded(launch.folder, verdict, log, ranks)
+        if not ranks.have_opened_the_run():
+            raise UnopenedError(launch.folder, verdict, log.tail())
+        return record_run(launch.folder, lambda: _final(ranks, verdict), log)
 
 
-def _submitted(submission: Submission, ranks: Ranks, show: Callable[[str], object]) -> int:
+def _submitted(submission: Submission, ranks: Ranks, supervision: Supervision) -> int:
     folder = submission.launch.folder
-    number = submit(sbatch_argv(submission), job_environment(submission, child_environment()))
+    said = _ask(submission.argv, submission.environment(child_environment()))
+    # NUMBER, or NUMBER;CLUSTER.
+    number = said.strip().partition(";")[0]
+    if not number.isdigit():
+        raise SlurmError(f"sbatch: {said!r}; expected the number of a job")
     planning.remember(submission.launch)
-    files.write_json(folder / JOB, {"job": number, "config_before": ranks.before})
-    show(f"job {number}: submitted; its log: {folder / LOG}")
-    return number
+    files.write_json(folder / JOB, {"job": int(number), "config_before": ranks.before})
+    supervision.show(f"job {number}: submitted; its log: {folder / LOG}")
+    return int(number)
 
 
 def _running(launch: Launch, ranks: Ranks) -> int | None:
@@ -244,15 +219,239 @@ def _running(launch: Launch, ranks: Ranks) -> int | None:
     return number
 
 
-def _recorded(folder: Path, verdict: Verdict, log: JobLog, ranks: Ranks) -> Record:
-    if not ranks.have_opened_the_run():
-        reason = verdict.reason or "it ended before the ranks had opened the run"
-        raise UnopenedError(folder, verdict.status or "failed", reason, log.tail(), LOG)
-    return record_final(folder, lambda: _final(ranks, verdict), log)
-
-
-def _final(ranks: Ranks, verdict: Verdict) -> Verdict:
+def _final(ranks: Ranks, verdict: Ending) -> Ending:
     """What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before."""
-    measured = ranks.measured()
-    done = len(measured) == len(ranks.pods) and all(rank.status == "ok" for rank in measured)
-    return verdict if verdict.status is not None and not done else of_ranks(ranks, verdict)
+    by_ranks = verdict_of_ranks(ranks, verdict)
+    return verdict if verdict.status is not None and by_ranks.status is not None else by_ranks
+
+
+# A job as `scontrol show job --oneliner` prints it, and what its state means for a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """What SLURM knows of a job at one moment."""
+
+    number: int
+    state: str
+    reason: str | None
+    """Why it waits, or why it ended."""
+    exit_status: int
+    """Exit status of the batch script."""
+    restarts: int
+    nodes: str | None
+    """A list as SLURM writes it, such as `pod[1-2]`; None while it has none."""
+    time_limit: str | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over for good."""
+        return self.state in ENDED
+
+
+def read_job(text: str) -> SlurmJob:
+    """The job that scontrol's line tells of; `UserError` where it is no such line."""
+    fields: dict[str, str] = {}
+    for name, value in FIELD.findall(text):
+        fields.setdefault(name, value)
+    try:
+        return SlurmJob(
+            number=int(fields["JobId"]),
+            state=fields["JobState"],
+            reason=_given(fields["Reason"]),
+            exit_status=int(fields["ExitCode"].partition(":")[0]),
+            restarts=int(fields["Restarts"]),
+            nodes=_given(fields["NodeList"]),
+            time_limit=_given(fields["TimeLimit"]),
+        )
+    except (KeyError, ValueError):
+        raise UserError(f"scontrol show job: {text[:200]!r}; expected a line with JobId, JobState, Reason...") from None
+
+
+def verdict_of(job: SlurmJob) -> Ending:
+    """Why a job's run ended. Without a status, the ranks know better."""
+    if job.state == "COMPLETED":
+        return Ending()
+    of_job = f"SLURM's job {job.number}"
+    if job.state == "TIMEOUT":
+        return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job.time_limit}")
+    why = f" ({job.reason})" if job.reason else ""
+    if job.state in STATUSES:
+        return Ending(STATUSES[job.state], f"{of_job}: {job.state}{why}")
+    if job.exit_status == SAVED:
+        return Ending("interrupted", f"{of_job}: saved when it was asked to, and was not requeued")
+    return Ending(None, f"{of_job}: {job.state} with status {job.exit_status}")
+
+
+def _given(value: str) -> str | None:
+    return None if value in ("", "(null)", "None", "N/A") else value
+
+
+# What is asked of SLURM, through its own commands
+
+
+class SlurmError(UserError):
+    """SLURM refused, or did not answer."""
+
+
+def look(number: int) -> SlurmJob | None:
+    """A job as it is now; None for one that SLURM does not know, or not any more."""
+    try:
+        return read_job(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
+    except SlurmError as error:
+        if UNKNOWN_JOB in str(error):
+            return None
+        raise
+
+
+def node_names(nodes: str) -> list[str]:
+    """The names in a list as SLURM writes it, in the order of a job's tasks."""
+    return _ask(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def offer(partition: str | None) -> tuple[int, bool]:
+    """How many nodes a partition has, or all of them, and whether any has GPUs that jobs can ask for."""
+    chosen = [] if partition is None else [f"--partition={partition}"]
+    lines = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen]).splitlines()
+    return sum(int(line.split()[0]) for line in lines), any("gpu" in line for line in lines)
+
+
+def slurm_answers() -> bool:
+    """Whether there is a SLURM that answers."""
+    try:
+        offer(None)
+    except SlurmError:
+        return False
+    return True
+
+
+def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    program = argv[0]
+    try:
+        done = subprocess.run(
+            argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=ANSWER_SECONDS, check=False,
+            # A terminal's Ctrl-C is this process's own affair.
+            start_new_session=True,
+        )  # fmt: skip
+    except FileNotFoundError:
+        remedy = "run this where SLURM's commands are, or take --launcher pdsh"
+        raise SlurmError(f"{program}: not on PATH; {remedy}") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{program}: no answer within {ANSWER_SECONDS:.0f} s; see scontrol ping") from None
+    if done.returncode != 0:
+        words = _words(program, done.stderr or done.stdout) or f"{program}: status {done.returncode}"
+        remedy = "; run this where SLURM is configured (slurm.conf), or take --launcher pdsh"
+        raise SlurmError(words + (remedy if NO_CLUSTER in words else ""))
+    return done.stdout
+
+
+def _words(program: str, said: str) -> str:
+    """A command's complaint on one line; it puts its own name before each of its lines."""
+    lines = [line.removeprefix(f"{program}: ").removeprefix("error: ") for line in said.splitlines() if line.strip()]
+    return f"{program}: {'; '.join(lines)}" if lines else ""
+
+
+class JobLog(RunLog):
+    """The lines that a job adds to its log; a task's number becomes its node's name."""
+
+    def __init__(self, path: Path, show: Callable[[str], object]) -> None:
+        """`show` gets every line."""
+        super().__init__(show)
+        self.nodes: Sequence[str] = ()
+        """Names of the job's nodes, in the order of its tasks, once they are known."""
+        self._file = GrowingFile(path)
+
+    def read(self) -> None:
+        """Take up the complete lines that are new."""
+        for line in self._file.lines():
+            match = LABEL.match(line)
+            known = match is not None and int(match[1]) < len(self.nodes)
+            self.add(f"{self.nodes[int(match[1])]}: {line[match.end() :]}" if match and known else line)
+
+
+class Follower:
+    """Follows one job to its end: shows its log, tells its states, cancels it when it must end."""
+
+    def __init__(self, number: int, log: JobLog, supervision: Supervision, hangs: HangDetector) -> None:
+        self._number, self._log, self._supervision, self._hangs = number, log, supervision, hangs
+        self._heard = time.monotonic()
+        self._told = ""
+        self._running_since: float | None = None
+        self._cancelled: Ending | None = None
+
+    def to_its_end(self, signals: Sequence[str], tick: Callable[[], object]) -> Ending:
+        """Wait until the job is over for good.
+
+        Args:
+            signals: names of signals that came; the first one cancels the job.
+            tick: called some times per second.
+        """
+        began, asked, ended = time.monotonic(), 0.0, False
+        job: SlurmJob | None = None
+        while not ended:
+            now = time.monotonic()
+            why = None if self._cancelled else self._must_end(signals)
+            if why is not None:
+                self._cancel(why)
+            if why is not None or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
+                asked = now
+                job, ended = self._look()
+            self._log.read()
+            tick()
+            time.sleep(0.0 if ended else POLL_SECONDS)
+        if self._cancelled is not None:
+            return self._cancelled
+        # The ranks' own word counts where SLURM has forgotten the job.
+        return Ending(None, f"SLURM has forgotten job {self._number}") if job is None else verdict_of(job)
+
+    def _look(self) -> tuple[SlurmJob | None, bool]:
+        """The job, None where SLURM has forgotten it or does not answer; and whether it is over."""
+        try:
+            job = look(self._number)
+        except SlurmError as error:
+            silent = time.monotonic() - self._heard
+            if silent > PATIENCE_SECONDS:
+                remedy = f"the job may still run: squeue --jobs {self._number}; the same launch follows it again"
+                raise UserError(f"SLURM has not answered for {silent:.0f} s ({error}); {remedy}") from None
+            return None, False
+        self._heard = time.monotonic()
+        if job is not None:
+            self._note(job)
+        return job, job is None or job.has_ended
+
+    def _note(self, job: SlurmJob) -> None:
+        if job.state == "PENDING":
+            # The next attempt may be on other nodes.
+            self._log.nodes = ()
+        elif job.nodes and not self._log.nodes:
+            self._log.nodes = node_names(job.nodes)
+        if job.state == "RUNNING" and self._running_since is None:
+            self._running_since = time.monotonic()
+        if job.state == "PENDING" and job.reason in HOPELESS and self._cancelled is None:
+            self._cancel(Ending("failed", f"job {job.number} cannot start as it was asked for: {job.reason}"))
+        why = f" ({job.reason})" if job.reason else ""
+        where = f" on {job.nodes}" if job.nodes and job.state == "RUNNING" else ""
+        line = f"job {job.number}: {job.state}{where}{why}{', again' if job.restarts else ''}"
+        if self._told != line:
+            self._told = line
+            self._supervision.show(line)
+
+    def _must_end(self, signals: Sequence[str]) -> Ending | None:
+        if signals:
+            return Ending("interrupted", signals[0])
+        if self._running_since is None:
+            return None
+        limit = self._supervision.timeout_seconds
+        if limit is not None and time.monotonic() - self._running_since > limit:
+            return Ending("timeout", overdue(limit))
+        hang = self._hangs.look()
+        if hang is not None:
+            self._hangs.save_stacks(lambda: None)
+        return hang
+
+    def _cancel(self, why: Ending) -> None:
+        """End the job: SIGTERM to its ranks, SIGKILL after SLURM's KillWait."""
+        self._cancelled = why
+        self._supervision.show(f"job {self._number}: cancelled: {why.reason}")
+        _ask(["scancel", str(self._number)])

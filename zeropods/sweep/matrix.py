@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from zeropods import files, techniques
+from zeropods.batch import batch_on
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CAUSAL_SHAPES, causal_shape, t5_shape
 from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, parse_flags
@@ -204,12 +205,13 @@ class Matrix(Axes):
         if effective is None:
             return None
         passes, processes = int(self.flags.get(PASSES, 1)), self.processes(cell)
-        if effective % (passes * processes):
+        same = batch_on(passes * processes, effective, effective)
+        if same is None:
             raise UserError(
                 f"flags.{EFFECTIVE}: {effective} rows do not divide over {processes} processes x {passes} passes of "
                 f"{cell.name}; give a multiple of {passes * processes}, or exclude the cell"
             )
-        return int(effective // (passes * processes))
+        return same.rows
 
     def to_json(self) -> dict[str, Any]:
         """The document that is read as this matrix: `matrix_of(matrix.to_json())` equals it."""

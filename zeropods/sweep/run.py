@@ -20,7 +20,7 @@ from zeropods.launch import planning
 from zeropods.launch.command import Launch, flag_values, runner_argv
 from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
-from zeropods.launch.supervisor import run_launch
+from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.pods.processes import ending_in_order
@@ -58,7 +58,7 @@ def run_sweep(
         cluster: its pods; if not given, pods of this sweep's own, which end with it.
         hostfile: hosts for pods of its own.
         again: try once more what ran out of memory or time, failed, or lost a pod.
-        argv: makes the launcher's command, see `run_launch`.
+        argv: makes the launcher's command, see `Supervision`.
 
     Raises:
         UserError: nothing was started: another sweep is there, a data set is missing, the pods are too few.
@@ -117,7 +117,8 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
         else:
             cluster = pods.ready()
             planned = planning.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
-            record = run_launch(planned, cluster, argv=argv, timeout_seconds=timeout_seconds)
+            supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds)
+            record = run_launch(planned, cluster, supervision=supervision)
     except UnopenedError as error:
         return row.ended(error.status, error.reason, seconds=time.monotonic() - began)
     except (UserError, OSError) as error:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from zeropods.launch.command import Launch, find_script
-from zeropods.launch.local import train_arguments
+from zeropods.launch.command import Launch, find_script, train_arguments
 from zeropods.launch.planning import PROJECT
 from zeropods.pods.hostfile import Host
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, Cell, Matrix

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from zeropods.batch import PASSES, ROWS, batch_on
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
 from zeropods.measure.run_folder import CONFIG, Opening
@@ -159,12 +160,11 @@ def fitting(effective: int, rows: int, ranks: int) -> str:
         effective: rows per step.
         rows: rows per process and pass that were asked for; no more are proposed, since memory was enough for these.
     """
-    share, rest = divmod(effective, ranks)
-    if rest:
+    same = batch_on(ranks, effective, rows)
+    if same is None:
         numbers = ", ".join(str(n) for n in range(1, min(effective, 64) + 1) if effective % n == 0)
         return f"{effective} does not divide by {ranks}: take {numbers} processes"
-    most = max(n for n in range(1, min(rows, share) + 1) if share % n == 0)
-    return f"give --per_device_train_batch_size {most} --gradient_accumulation_steps {share // most}"
+    return f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
 
 
 def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traine
 
 from zeropods.errors import UserError
 from zeropods.files import said_in_one_line
-from zeropods.launch.bound import bound_argv
+from zeropods.launch.child import bound_argv
 from zeropods.measure.run_folder import Opening
 from zeropods.train import processes
 from zeropods.train.checkpoints import (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from zeropods.batch import PASSES, ROWS, batch_on
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.techniques import DSCONFIG
@@ -217,16 +218,14 @@ class CausalWorkshop(WorkshopSettings):
     def _divided(self, technique: str, processes: int, where: str) -> dict[str, Any]:
         """Flags of a run on some processes: the effective batch stays what it is on one."""
         flags, steps = self.training, f"-{self.steps}-steps" if self.steps else ""
-        rows = flags.get("per_device_train_batch_size", 4)
-        effective = rows * flags.get("gradient_accumulation_steps", 4)
-        if processes < 1 or effective % processes:
+        rows = flags.get(ROWS, 4)
+        effective = rows * flags.get(PASSES, 4)
+        same = batch_on(processes, effective, rows)
+        if same is None:
             raise UserError(f"{processes} processes: an effective batch of {effective} rows does not divide")
-        each = effective // processes
-        rows = rows if each % rows == 0 else each
         return {
             **flags,
-            "per_device_train_batch_size": rows,
-            "gradient_accumulation_steps": each // rows,
+            **same.flags,
             "deepspeed": None if technique == "none" else DSCONFIG / f"{technique}.json",
             "outputdir": self.area / self.prepared.name / f"{technique}{where}{steps}",
         }

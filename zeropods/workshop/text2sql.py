@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.batch import batch_on
 from zeropods.errors import UserError
 from zeropods.techniques import DSCONFIG, technique_named
 from zeropods.workshop.settings import RUNS, SAMPLE, WorkshopSettings, path_or_id, setting
@@ -130,9 +131,10 @@ class Workshop(WorkshopSettings):
         flags = self.training
         pods = min(pods or self.pods, self.pods)
         effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
-        if pods < 1 or effective % pods:
+        same = batch_on(pods, effective, effective)
+        if same is None:
             raise UserError(f"{pods} pods: an effective batch of {effective} rows does not divide; choose batch_size")
-        flags |= {"per_device_train_batch_size": effective // pods, "gradient_accumulation_steps": 1}
+        flags |= same.flags
         if self.model == TINY:
             flags |= SHORT | {"max_steps": self.steps or TINY_STEPS}
         return {

@@ -1,0 +1,175 @@
+"""A training script as a real child process of this one: its result, its failure, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.made import a_record
+from zeropods.errors import UserError
+from zeropods.launch.child import child_environment
+from zeropods.launch.local import run_here
+from zeropods.launch.log import TrainLog, planned_steps
+from zeropods.measure.record import read_record
+
+WAIT_SECONDS = 20.0
+OPENING = f"""
+import json, os, pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+def record(status, reason):
+    document = {a_record()!r} | {{"status": status, "reason": reason}}
+    (folder / "config.json").write_text("{{}}")
+    (folder / "record.json").write_text(json.dumps(document))
+def last():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (folder / "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
+    time.sleep(600)
+"""
+CALLER = """
+import sys
+from pathlib import Path
+from zeropods.launch.child import run_child
+from zeropods.launch.local import run_here
+argv = [sys.executable, sys.argv[1], "--outputdir", sys.argv[2]]
+"""
+TRAIN = "run_here(argv, Path(sys.argv[2]))"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a training script that ends as its body says."""
+
+    def write(body: str) -> Path:
+        path = tmp_path / "script.py"
+        path.write_text(OPENING + body)
+        return path
+
+    return write
+
+
+def train(script: Path, folder: Path) -> None:
+    run_here([sys.executable, str(script), "--outputdir", str(folder)], folder)
+
+
+def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal.SIGINT) -> list[int]:
+    """Processes that are left of a run whose caller got a signal once the run lasted."""
+    command = [sys.executable, "-c", CALLER + code, str(script), str(folder)]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (folder / "pids").is_file() or len(pids := (folder / "pids").read_text().split()) < 2:
+        assert time.monotonic() < deadline, "it did not begin in time"
+        time.sleep(0.05)
+    processes = [psutil.Process(int(pid)) for pid in pids]
+    parent.send_signal(signum)
+    parent.communicate(timeout=WAIT_SECONDS)
+    _, alive = psutil.wait_procs(processes, timeout=0 if signum == signal.SIGINT else 2)
+    left = [process.pid for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    for process in alive:
+        process.kill()
+    return [int(pid) for pid in pids if int(pid) in left]
+
+
+def test_a_child_finds_the_programs_of_its_python_first() -> None:
+    assert child_environment()["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(
+    script: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(script("record('ok', None); print('a word')"), tmp_path / "run")
+    assert read_record(tmp_path / "run").status == "ok"
+    assert (tmp_path / "run" / "launch.log").read_text() == "a word\n"
+    train(script("print('nothing to do')"), tmp_path / "run")
+    assert capsys.readouterr().err == "nothing to do\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("record('oom', 'no memory left'); sys.exit(1)", "oom: no memory left"),
+        ("print('bad flag'); sys.exit(3)", r"status 3 .*\nbad flag"),
+    ],
+)
+def test_a_failure_names_its_reason(body: str, said: str, script: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        train(script(body), tmp_path / "run")
+
+
+def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
+    train(script("record('failed', 'long ago')"), tmp_path / "run")
+    with pytest.raises(UserError, match="without a record"):
+        train(script("print('in use'); sys.exit(1)"), tmp_path / "run")
+
+
+def test_an_interrupted_run_writes_its_record_and_nothing_is_left(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: (record('interrupted', 'SIGTERM'), sys.exit(1)))\nlast()"
+    assert not ended(TRAIN, script(handler), tmp_path / "run")
+    assert '"interrupted"' in (tmp_path / "run" / "record.json").read_text()
+
+
+def test_a_script_that_ignores_the_request_to_end_is_killed(script: Callable[[str], Path], tmp_path: Path) -> None:
+    path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nlast()")
+    assert not ended("run_child(argv, open('/dev/null', 'wb'), grace_seconds=0.5)", path, tmp_path / "run")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a child to its parent")
+def test_a_script_ends_with_a_caller_that_was_killed(script: Callable[[str], Path], tmp_path: Path) -> None:
+    left = ended(TRAIN, script("last()"), tmp_path / "run", signal.SIGKILL)
+    leader = int((tmp_path / "run" / "pids").read_text().split()[0])
+    assert leader not in left
+
+
+KILLED_ONCE = """
+import os, pathlib, signal, sys
+marks = pathlib.Path(sys.argv[1])
+marks.write_text(marks.read_text() + "x" if marks.exists() else "x")
+if len(marks.read_text()) < int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("good", "restarts", "attempts"), [(2, 3, 2), (9, 2, 3), (9, 0, 1)])
+def test_a_run_of_this_machine_is_started_again_after_sigkill(
+    tmp_path: Path, good: int, restarts: int, attempts: int
+) -> None:
+    argv = [sys.executable, "-c", KILLED_ONCE, str(tmp_path / "marks"), str(good)]
+    if good > attempts:
+        with pytest.raises(UserError, match="status -9"):
+            run_here(argv, tmp_path / "run", restarts=restarts)
+    else:
+        run_here(argv, tmp_path / "run", restarts=restarts)
+    assert len((tmp_path / "marks").read_text()) == attempts
+
+
+@pytest.mark.parametrize(
+    ("identity", "steps"),
+    [
+        ({"max_train_seconds": 0.0, "max_steps": -1, "epochs": 3.0}, 5_286),
+        ({"max_train_seconds": 0.0, "max_steps": 7, "epochs": 3.0}, 7),
+        ({"max_train_seconds": 150.0}, None),
+    ],
+)
+def test_how_many_steps_a_run_will_have(identity: dict[str, float], steps: int | None) -> None:
+    assert planned_steps({"identity": identity, "train_rows": 56_355, "effective_batch_size": 32}) == steps
+
+
+def test_progress_is_read_from_new_and_complete_lines_only(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("INFO step 1 loss 9\n")
+    log = TrainLog(tmp_path / "train.log")
+    with open(log.path, "a") as file:
+        file.write("INFO step 10 loss 2.5\nINFO something else\nINFO step 20 lo")
+        file.flush()
+        assert log.entries() == [(10, "loss", 2.5)]
+        file.write("ss 2\n")
+    assert log.entries() == [(20, "loss", 2.0)]
