@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_rank
+from tests.made import a_config, a_rank
 from zeropods.launch.log import PdshLog, RunLog
 from zeropods.launch.outcome import (
     ABSENT_SECONDS,
@@ -109,10 +109,10 @@ def test_what_ranks_say_because_their_time_was_over_is_no_cause(
     for number, said in enumerate(ranks):
         if said is not None:
             (tmp_path / "ranks" / f"{number}.json").write_text(json.dumps(a_rank(number, status=said)))
-    (tmp_path / "config.json").write_text(json.dumps({"world_size": 2, "effective_batch_size": 64}))
+    (tmp_path / "config.json").write_text(json.dumps(a_config(pods=2)))
     verdict = Ending("timeout", "took longer than 60 s")
     record = record_run(tmp_path, lambda: verdict_of_ranks(launched, verdict), RunLog(lambda line: None))
-    assert record["status"] == status
+    assert record.status == status
 
 
 def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path) -> None:
