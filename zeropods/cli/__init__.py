@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their flags."""
-    root = _Parser(prog="zeropods", description="Measure DeepSpeed ZeRO fine-tuning on your own pods.")
+    root = VerbParser(prog="zeropods", description="Measure DeepSpeed ZeRO fine-tuning on your own pods.")
     root.add_argument("--version", action="version", version=__version__)
     verbs = root.add_subparsers(required=True, metavar="VERB")
     for verb in (data, models, pods, launch, plan, profile, sweep, summary):
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-class _Parser(argparse.ArgumentParser):
+class VerbParser(argparse.ArgumentParser):
     """No abbreviated flags, in verbs either; what is wrong with one is said in a line, as all else is."""
 
     def __init__(self, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from zeropods.batch import PASSES, ROWS, batch_on
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.techniques import DSCONFIG
-from zeropods.workshop.settings import FETCHED, ROOT, RUNS, SAMPLE, WorkshopSettings, path_or_id, setting
+from zeropods.workshop.settings import FETCHED, ROOT, RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting
 
 if TYPE_CHECKING:
     from zeropods.data.manifest import Manifest
@@ -40,7 +40,7 @@ class JobRecipe:
     dataset: str
     """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; or a data set at the hub."""
     max_seq_length: int
-    flags: dict[str, Any]
+    flags: Flags
     technique: str = "none"
     tokenizer: str | None = None
     """The model's own if not given."""
@@ -158,16 +158,16 @@ class CausalWorkshop(WorkshopSettings):
         )
 
     @property
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Flags:
         """Flags of `causal_train.py` for one process."""
         given = {flag: getattr(self, name) for name, flag in FLAGS.items() if getattr(self, name) is not None}
         return {**self.basis.flags, **given, "model_name_or_path": path_or_id(self.model_id), "data": self.prepared}
 
-    def on(self, technique: str, slots: int = 1) -> dict[str, Any]:
+    def on(self, technique: str, slots: int = 1) -> Flags:
         """A run on this machine, as `train_series` takes it."""
         return {**self._divided(technique, slots, "" if slots == 1 else f"-{slots}-slots"), "slots": slots}
 
-    def on_pods(self, technique: str, pods: int | None = None) -> dict[str, Any]:
+    def on_pods(self, technique: str, pods: int | None = None) -> Flags:
         """A run on some pods with all their slots, all pods if not given, as `launch` takes it."""
         from zeropods.pods.this_pod import slots
 
@@ -215,7 +215,7 @@ class CausalWorkshop(WorkshopSettings):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    def _divided(self, technique: str, processes: int, where: str) -> dict[str, Any]:
+    def _divided(self, technique: str, processes: int, where: str) -> Flags:
         """Flags of a run on some processes: the effective batch stays what it is on one."""
         flags, steps = self.training, f"-{self.steps}-steps" if self.steps else ""
         rows = flags.get(ROWS, 4)

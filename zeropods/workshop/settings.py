@@ -18,6 +18,8 @@ from zeropods.errors import UserError
 from zeropods.programs import wait_passively
 
 ROOT = Path(__file__).resolve().parents[2]
+Flags = dict[str, Any]
+"""Flags of a training script, or what `train` and `launch` are given for a run."""
 SAMPLE = "sample"
 RUNS = Path("runs/notebooks")
 FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.batch import batch_on
 from zeropods.errors import UserError
 from zeropods.techniques import DSCONFIG, technique_named
-from zeropods.workshop.settings import RUNS, SAMPLE, WorkshopSettings, path_or_id, setting
+from zeropods.workshop.settings import RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting
 
 if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
     from zeropods.sweep.matrix import Matrix
 
 TINY = "t5-tiny"
-TRAINING: dict[str, Any] = {"save_steps": 0, "per_device_train_batch_size": 32}
+TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
 """Flags of every training in a notebook."""
-EMBEDDED: dict[str, Any] = {
+EMBEDDED: Flags = {
     "init": "random",
     "epochs": 20,
     "max_train_seconds": 150,
@@ -32,9 +32,9 @@ EMBEDDED: dict[str, Any] = {
     "eval_steps": 500,
 }
 """Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
-PUBLISHED: dict[str, Any] = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
+PUBLISHED: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
 """Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
-SHORT: dict[str, Any] = {"max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
+SHORT: Flags = {"max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
 """Flags of a run of a few steps, to be seen and compared; clocks of several pods differ."""
 TINY_STEPS, MEASURED_STEPS = 40, 30
 """Steps of the embedded model on pods, and of a run of the matrix: long enough for a rate."""
@@ -113,7 +113,7 @@ class Workshop(WorkshopSettings):
         return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
 
     @property
-    def training(self) -> dict[str, Any]:
+    def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
         size = EMBEDDED if self.model == TINY else PUBLISHED
         given = {"init": self.init, "per_device_train_batch_size": self.batch_size}
@@ -123,7 +123,7 @@ class Workshop(WorkshopSettings):
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
 
-    def on_pods(self, technique: str, pods: int | None = None) -> dict[str, Any]:
+    def on_pods(self, technique: str, pods: int | None = None) -> Flags:
         """What `launch` is given for a technique on some pods, all if not given: an effective batch on any number.
 
         The effective batch is that of three pods of `per_device_train_batch_size` rows.
