@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.one_pod import ROOT, WAIT_SECONDS, OnePod, all_gone, process_in, until
+from zeropods import programs
 from zeropods.errors import UserError
 from zeropods.pods import sshd
 from zeropods.pods.control import AgentClient, AgentError, ask_all
@@ -406,6 +407,6 @@ def test_an_sshd_that_does_not_start_says_why(tmp_path) -> None:
 
 def test_a_missing_sshd_is_named_with_its_package(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sshd, "EXTRA_FOLDERS", ())
+    monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(UserError, match="openssh-server"):
         sshd.find_sshd()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import time
@@ -15,11 +14,9 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.pods.processes import end_with_parent
 from zeropods.pods.this_pod import interface
-from zeropods.programs import is_free, own_programs_first
+from zeropods.programs import find_program, is_free, own_programs_first
 
 HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
-EXTRA_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
-"""Where sshd is installed, and an ordinary user's PATH does not look."""
 RUN_FOLDER = Path("/run/sshd")
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
 """What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
@@ -122,8 +119,7 @@ class Sshd:
 
 def find_sshd() -> str:
     """Absolute path of the program."""
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *EXTRA_FOLDERS])
-    found = shutil.which("sshd", path=path)
+    found = find_program("sshd")
     if found is None:
         raise UserError("sshd: not found; install it on the pods (Debian: apt-get install openssh-server)")
     return os.path.abspath(found)
