@@ -74,7 +74,7 @@ def test_a_record_nested_too_deeply_breaks_its_run(tmp_path: Path) -> None:
 
 def test_a_score_whose_groups_are_none_is_named(tmp_path: Path) -> None:
     write_run(tmp_path / "a", a_record(), score_test=a_score(groups=5))
-    assert row(tmp_path)["reason"] == "score.test.json: groups is 5; expected an object: measure again"
+    assert row(tmp_path)["reason"] == "score.test.json: groups is 5; input should be an object: measure again"
 
 
 def test_a_reason_cannot_steer_a_terminal(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_csv_has_a_line_of_raw_values_for_each_run(report: Path) -> None:
 
 def test_json_on_disk_is_what_the_summary_says(report: Path) -> None:
     said = read_runs([report.parent / "a", report.parent / "b"]).to_json()
-    assert json.loads((report / "summary.json").read_text()) == said
+    assert json.loads((report / "summary.json").read_text()) == json.loads(json.dumps(said))
 
 
 def test_every_file_is_there_and_nothing_else(report: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.plan.shapes import causal_shape
-from zeropods.report.gate import compare, read_old
+from zeropods.report.gate import compare, read_rows
 from zeropods.report.notebook_tables import memory_table, scaling_table, training_table
 from zeropods.report.run import Run
-from zeropods.report.summary import Summary, read_runs
+from zeropods.report.summary import Summary, read_runs, summarize
 
 MIB = 2**20
 SQUAD_SCORE = {
@@ -159,15 +159,15 @@ def test_the_gate_judges_f1_and_perplexity(tmp_path: Path, task: str, score: dic
     old = {"squad": SQUAD_SCORE, "lm": LM_SCORE}[task]
     for name, of_run in (("old", old), ("new", score)):
         causal(tmp_path / name / "a", task, score=of_run)
-    documents = [read_runs([tmp_path / name]).to_json() for name in ("old", "new")]
-    assert [one.figure for one in compare(*documents).worse] == worse
+        summarize([tmp_path / name], tmp_path / name)
+    before, now = (read_rows(tmp_path / name / "summary.json") for name in ("old", "new"))
+    assert [one.figure for one in compare(before, now).worse] == worse
 
 
 def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
-    old = read_old(Path(__file__).parent / "data" / "summary-before-causal.json")
-    assert "f1" not in old["groups"][0]
+    old = read_rows(Path(__file__).parent / "data" / "summary-before-causal.json")
     verdict = compare(old, old)
-    assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old["groups"]))
+    assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and old[0].f1 is None
 
 
 def test_a_shape_that_no_model_has_breaks_its_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -28,20 +29,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Write the report; return what `summary.json` holds, and what the gate has found."""
-    from zeropods.report.gate import compare, read_old
-    from zeropods.report.summary import read_runs, uncollected, write_summary
+    from zeropods.report.gate import compare, read_rows
+    from zeropods.report.summary import read_runs
 
+    # Every record is kept: the collector would walk through them again and again, for a fifth of the whole time.
+    gc.set_threshold(200_000)
     # Before anything is written: it may lie where the new one goes.
-    old = None if arguments.against is None else read_old(arguments.against)
-    with uncollected():
-        summary = read_runs(
-            arguments.runs or [Path("runs")],
-            price_per_hour=arguments.price_per_hour,
-            allow_differences=arguments.allow_differences,
-        )
-        document = write_summary(summary, arguments.out)
-    against = None if old is None else compare(old, document).to_json()
-    return {"out": str(arguments.out), **document, "against": against}
+    old = None if arguments.against is None else read_rows(arguments.against)
+    runs = arguments.runs or [Path("runs")]
+    price, allow = arguments.price_per_hour, arguments.allow_differences
+    document = read_runs(runs, price_per_hour=price, allow_differences=allow).write(arguments.out)
+    verdict = None if old is None else compare(old, read_rows(arguments.out / "summary.json"))
+    return {"out": str(arguments.out), **document, "against": verdict and verdict.to_json()}
 
 
 def readable(result: Result) -> str:

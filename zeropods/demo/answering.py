@@ -18,6 +18,7 @@ from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
 from zeropods.data.wikisql import Cell, Example, Table
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
+from zeropods.evaluate.score_file import QueryScore
 from zeropods.measure.record import read_json
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.execute import Execution, Rows, is_usable
@@ -124,12 +125,13 @@ def _model(folder: Path, name: str) -> TrainedModel:
 def _with_run(model: TrainedModel) -> TrainedModel:
     """The model with what its run says about it."""
     entry = read_entry(model.folder, model.name)
-    run, score, losses = entry.config, entry.score or {}, entry.record.eval_losses if entry.record else []
-    executed = score.get("execution_accuracy")
+    run, losses = entry.config, entry.record.eval_losses if entry.record else []
+    score = entry.score if isinstance(entry.score, QueryScore) else None
+    executed = score.execution_accuracy if score else None
     model = replace(
         model,
         split=entry.split,
-        accuracy=score.get("logical_form_accuracy") if executed is None else executed,
+        accuracy=score.logical_form_accuracy if score and executed is None else executed,
         eval_loss=losses[-1].loss if losses else None,
     )
     if run is None:

@@ -163,6 +163,12 @@ class RankMeasurement:
 SCHEMA_VERSION = 2
 NO_NUMBERS = {"family": str, "tied": bool}
 """Fields of a shape that are no whole numbers."""
+PARTS: tuple[tuple[str, str, type], ...] = (
+    ("deepspeed", "zero_optimization", dict),
+    ("deepspeed", "flops_profiler", dict),
+    ("hardware", "gpus", list),
+)
+"""Parts by which runs are compared, and their types."""
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
@@ -284,19 +290,24 @@ def _read_as(kind: type[T], path: Path) -> T:
         place = ".".join(map(str, first["loc"]))
         shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
         raise UserError(f"{path}: {place}{shown}: {first['msg']}; run it again") from None
-    fault = next((fault for rank in document.get("ranks", ()) for fault in _rank_faults(rank)), None)
+    fault = next(_faults(document), None)
     if fault is not None:
-        raise UserError(f"{path}: ranks.{fault}; run it again")
+        raise UserError(f"{path}: {fault}: run it again")
     return found
 
 
-def _rank_faults(rank: dict[str, Any]) -> Iterator[str]:
-    """Keys that have a default for whoever measures, and that a record must have all the same; numbers of a shape."""
-    for name in sorted(_rank_keys() - rank.keys()):
-        yield f"{rank['rank']}.{name}: missing"
-    for name, value in (rank.get("shape") or {}).items():
-        if type(value) is not NO_NUMBERS.get(name, int):
-            yield f"{rank['rank']}.shape.{name} is {value!r:.60}"
+def _faults(document: dict[str, Any]) -> Iterator[str]:
+    """What the types do not say: keys that a rank must have although they have a default; parts of dictionaries."""
+    for place, name, kind in PARTS:
+        value = (document.get(place) or {}).get(name)
+        if value is not None and not isinstance(value, kind):
+            yield f"{place}.{name} is {value!r:.60}; expected {kind.__name__}"
+    for rank in document.get("ranks", ()):
+        for name in sorted(_rank_keys() - rank.keys()):
+            yield f"ranks.{rank['rank']}.{name}: missing"
+        for name, value in (rank["shape"] or {}).items():
+            if type(value) is not NO_NUMBERS.get(name, int):
+                yield f"ranks.{rank['rank']}.shape.{name} is {value!r:.60}"
 
 
 @cache

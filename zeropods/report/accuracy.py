@@ -1,4 +1,4 @@
-"""How good a run's model is, and its answers beside what was expected."""
+"""How good the models of runs are: the figures of their scores, by key, and their means over repeats."""
 
 from __future__ import annotations
 
@@ -7,113 +7,102 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
-from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
+from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, QueryScore, Score
 from zeropods.report.entry import Entry
-from zeropods.report.figures import Score, inference_result
 
+FIGURES = (
+    *("examples", "executable", "text_tokens"),
+    *("exact_match", "logical_form_accuracy", "execution_accuracy", "f1", "text_loss", "perplexity"),
+)
+"""Counts, then measures; a task has some of them."""
 MEASURES: dict[str, tuple[str, ...]] = {
     TEXT2SQL: ("exact_match", "logical_form_accuracy", "execution_accuracy"),
     SQUAD: ("exact_match", "f1"),
     LM: ("text_loss", "perplexity"),
 }
-"""Of each task; `text_loss` is `loss` in the score file."""
-COUNTS: dict[str, tuple[str, ...]] = {
-    TEXT2SQL: ("examples", "executable"),
-    SQUAD: ("examples",),
-    LM: ("text_tokens",),
-}
-"""`text_tokens` is `tokens` in the score file."""
+"""Measures of each task, which may have an interval."""
 IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
-"""Names that would say too little beside those of a run."""
-FIGURES = tuple(dict.fromkeys(name for of in (COUNTS, MEASURES) for names in of.values() for name in names))
+"""Names in a score file that would say too little beside those of a run."""
 KEYS = ("split", "tables", *FIGURES, "inference_kind", "inference_result")
-OF_RESULT = {"execution": "execution_accuracy", "logical form": "logical_form_accuracy", "F1": "f1"}
-"""The measure that an inference result is, by its kind."""
 OWN = "own_metrics."
-"""Before the name of a metric of the user's own."""
+"""Prefix of a custom metric's key."""
+Values = dict[str, Any]
 
 
-def accuracy(entries: Sequence[Entry]) -> dict[str, Any]:
+def accuracy(entries: Sequence[Entry]) -> Values:
     """Accuracy over all tables, by key; every key of `KEYS`, with None where nothing was scored.
 
     Of repeats: the mean of each share. The ends of its interval are the means of theirs: it comes from the choice of
     questions, which is the same in each repeat. Those with another task, split or number of examples than the first
     are left out.
     """
-    split, scores = _scores(entries)
-    return _values(split, "all", _mean_score(scores)) if scores else dict.fromkeys(KEYS)
+    return next(accuracy_lines(entries))
 
 
-def accuracy_lines(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
     """`accuracy`, then once more for each group of tables that all the scores have: `known`, `unseen`."""
-    split, scores = _scores(entries)
-    if scores:
-        yield from score_lines(split, scores)
-    else:
-        yield dict.fromkeys(KEYS)
-
-
-def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[dict[str, Any]]:
-    """Accuracy by key of scores of one task and split, over all tables, then for each group of them."""
-    yield _values(split, "all", _mean_score(scores))
-    for group in scores[0].get("groups") or {}:
-        parts = [(score.get("groups") or {}).get(group) for score in scores]
-        if all(parts):
-            yield _values(split, group.removesuffix("_tables"), _mean_score([part for part in parts if part]))
-
-
-def task_of(score: Score) -> str:
-    """What a score is of; the groups of one, and files from before there were other tasks, do not say it."""
-    return str(score.get("task", TEXT2SQL))
-
-
-def _scores(entries: Sequence[Entry]) -> tuple[str | None, list[Score]]:
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
-        return None, []
+        return iter([dict.fromkeys(KEYS)])
     first = scored[0]
-    return first[0], [score for split, score in scored if _extent(split, score) == _extent(*first)]
+    return score_lines(first[0], [score for split, score in scored if _extent(split, score) == _extent(*first)])
+
+
+def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
+    """Accuracy by key of scores of one task and split, over all tables, then for each group of them."""
+    yield _line(split, "all", scores)
+    queries = [score for score in scores if isinstance(score, QueryScore)]
+    for group in (queries[0].groups or {}) if queries else ():
+        parts = [(score.groups or {}).get(group) for score in queries]
+        known = [part for part in parts if part is not None]
+        if len(known) == len(parts):
+            yield _line(split, group.removesuffix("_tables"), known)
 
 
 def _extent(split: str | None, score: Score) -> tuple[Any, ...]:
-    return task_of(score), split, score.get("examples", score.get("tokens"))
+    return score.task, split, getattr(score, "examples", None), getattr(score, "tokens", None)
 
 
-def _mean_score(scores: Sequence[Score]) -> Score:
-    task = task_of(scores[0])
-    own = [name for name in scores[0].get("own_metrics") or {} if all(name in s.get("own_metrics", {}) for s in scores)]
-    spans = {key: [score.get("intervals", {}).get(key) for score in scores] for key in (*MEASURES[task], *own)}
-    means = {key: _mean([score[IN_FILE.get(key, key)] for score in scores]) for key in MEASURES[task]}
-    if task == LM and means["text_loss"] is not None:
+def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
+    task, found = scores[0].task, [_figures(score) for score in scores]
+    values = {key: _mean([one[key] for one in found]) for key in found[0] if all(key in one for one in found)}
+    if values["text_loss"] is not None:
         # Perplexities are powers: their mean would not be that of the losses.
-        means["perplexity"] = math.exp(means["text_loss"])
-    return {
-        "task": task,
-        **{key: scores[0][IN_FILE.get(key, key)] for key in COUNTS[task]},
-        **means,
-        "own_metrics": {name: mean(score["own_metrics"][name] for score in scores) for name in own},
-        "intervals": {
-            key: [mean(ends) for ends in zip(*found, strict=True)] for key, found in spans.items() if all(found)
-        },
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return mean(known) if len(known) == len(values) else None
-
-
-def _values(split: str | None, tables: str, score: Score) -> dict[str, Any]:
-    kind, value = inference_result(score) or (None, None)
-    intervals, own = score["intervals"], score["own_metrics"]
+        values["perplexity"] = math.exp(values["text_loss"])
+    kind, key = _judged_by(task, values)
     return {
         "split": split,
-        "tables": tables if task_of(score) == TEXT2SQL else None,
-        **{key: score.get(key) for key in FIGURES},
-        **{f"{key}_interval": intervals.get(key) for key in MEASURES[task_of(score)]},
+        "tables": tables if task == TEXT2SQL else None,
+        **values,
         "inference_kind": kind,
-        "inference_result": value,
-        "inference_result_interval": intervals.get(OF_RESULT.get(str(kind))),
-        **{f"{OWN}{name}": mean_ for name, mean_ in own.items()},
+        "inference_result": values[key],
+        "inference_result_interval": values[f"{key}_interval"],
+    }
+
+
+def _figures(score: Score) -> Values:
+    """The figures of one score, and the intervals of its measures."""
+    intervals, own = getattr(score, "intervals", {}), getattr(score, "own_metrics", {})
+    return {
+        **{key: getattr(score, IN_FILE.get(key, key), None) for key in FIGURES},
+        **{f"{key}_interval": intervals.get(key) for key in MEASURES[score.task]},
+        **{f"{OWN}{name}": value for name, value in own.items()},
         **{f"{OWN}{name}_interval": intervals.get(name) for name in own},
     }
+
+
+def _judged_by(task: str, values: Values) -> tuple[str, str]:
+    """What people call the measure that a run is judged by, and its key: logical form where no query could be run."""
+    if task == SQUAD:
+        return "F1", "f1"
+    if task == LM:
+        return "perplexity", "perplexity"
+    executed = values["execution_accuracy"] is not None
+    return ("execution", "execution_accuracy") if executed else ("logical form", "logical_form_accuracy")
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """Mean of numbers, of intervals the mean of their ends; None where one is missing."""
+    if any(value is None for value in values):
+        return None
+    return [mean(ends) for ends in zip(*values, strict=True)] if isinstance(values[0], tuple) else mean(values)

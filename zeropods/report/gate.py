@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from zeropods.errors import UserError
-from zeropods.measure.record import read_json
+from zeropods.measure.record import STRICT
 from zeropods.report.groups import as_key
 from zeropods.tables import Table
 
@@ -19,10 +18,61 @@ RATE_TOLERANCE = 0.05
 """Share of the old samples/s that may be lost where not both have an interval."""
 MEMORY_TOLERANCE = 0.05
 LOSS_TOLERANCE = 0.01
-"""Of a loss in nats; of a perplexity, which is a power of it, in the exponent."""
+"""Share of a loss in nats; of a perplexity, which is a power of it, in the exponent."""
 ACCURACY_TOLERANCE = 0.05
 """Share of the old accuracy that may be lost where it has no interval."""
-Row = dict[str, Any]
+LENIENT = {**STRICT, "extra": "ignore"}
+SHARES = ("execution_accuracy", "f1")
+JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss", "f1", "perplexity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRow:
+    """What a gate needs of a row of `summary.json`; its other keys are left alone."""
+
+    __pydantic_config__ = LENIENT
+
+    name: str
+    status: str
+    settings: dict[str, Any]
+    arrangement: dict[str, Any]
+    samples_per_second: float | None
+    samples_per_second_interval: tuple[float, float] | None
+    peak_memory_bytes: float | None
+    memory_kind: str | None
+    eval_loss: float | None
+    execution_accuracy: float | None
+    execution_accuracy_interval: tuple[float, float] | None = None
+    f1: float | None = None
+    """A summary from before there were causal runs has none, and no `perplexity`."""
+    f1_interval: tuple[float, float] | None = None
+    perplexity: float | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether its figures are of runs that ended well: `ok`, or `2 ok, 1 oom`."""
+        return "ok" in self.status.replace(",", " ").split()
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """The settings that say what it ran on."""
+        return {key: value for key, value in self.settings.items() if key.startswith("hardware ")}
+
+    @property
+    def key(self) -> str:
+        """Equal for rows that are the same but for hardware, versions and seed."""
+        beside = ("hardware ", "versions ")
+        return as_key({k: v for k, v in self.settings.items() if not k.startswith(beside)}, self.arrangement)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRows:
+    """The part of `summary.json` that a gate reads."""
+
+    __pydantic_config__ = LENIENT
+
+    schema_version: Literal[2]
+    groups: list[GateRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,74 +89,65 @@ class Worse:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """What a gate has found."""
 
     worse: tuple[Worse, ...]
     not_comparable: tuple[str, ...]
     """A line for each row or figure that could not be judged, with the reason."""
     judged: int
-    """Rows that were compared."""
+    """Number of rows that were compared."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "worse": [asdict(one) for one in self.worse],
-            "not_comparable": list(self.not_comparable),
-            "judged": self.judged,
-        }
+        worse = [asdict(one) for one in self.worse]
+        return {"worse": worse, "not_comparable": list(self.not_comparable), "judged": self.judged}
 
 
-def read_old(path: Path) -> dict[str, Any]:
-    """An earlier `summary.json`; `UserError` where it is none, or of another version."""
+def read_rows(path: Path) -> list[GateRow]:
+    """The rows of a `summary.json`; `UserError` where it is none, of another version, or holds what is no figure."""
+    from pydantic import TypeAdapter, ValidationError
+
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a summary.json that `zeropods summary` wrote")
     try:
-        document = read_json(path)
-    except (UserError, RecursionError):
-        raise UserError(
-            f"{path}: no JSON object; expected a summary.json, whole: summarize the old runs again"
-        ) from None
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: summarize again")
-    groups = document.get("groups")
-    if not isinstance(groups, list) or not all(isinstance(row, dict) and row.keys() >= NEEDED for row in groups):
-        raise UserError(f"{path}: its groups are not those of a summary; summarize the old runs again")
-    for number, row in enumerate(groups):
-        fault = next((key for key, is_sound in SOUND.items() if key in row and not is_sound(row[key])), None)
-        if fault is not None:
-            raise UserError(f"{path}: groups.{number}.{fault} is {row[fault]!r:.60}; summarize the old runs again")
-    return document
+        return TypeAdapter(GateRows).validate_json(path.read_bytes()).groups
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "summary.json"
+        shown = "" if first["type"] in ("missing", "json_invalid") else f" is {first['input']!r:.60}"
+        raise UserError(f"{path}: {place}{shown}: {first['msg']}; summarize the old runs again") from None
 
 
-def compare(old: dict[str, Any], new: dict[str, Any]) -> Verdict:
+def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:
     """Judge every row of an old summary that had ended well.
 
     Rows are matched by all settings but versions and seed, by technique and pods. A row that was measured on other
     hardware is not judged. A row that ended well and is gone, or ends otherwise now, is worse.
     """
-    candidates: dict[str, list[Row]] = {}
-    for row in new["groups"]:
-        candidates.setdefault(_key(row), []).append(row)
-    worse: list[Worse] = []
-    unjudged: list[str] = []
-    judged = 0
-    for before in (row for row in old["groups"] if _is_ok(row)):
-        found = candidates.get(_key(before), [])
-        same = [row for row in found if _hardware(row) == _hardware(before)]
+    candidates: dict[str, list[GateRow]] = {}
+    for row in new:
+        candidates.setdefault(row.key, []).append(row)
+    worse, unjudged, judged = list[Worse](), list[str](), 0
+    for before in (row for row in old if row.is_ok):
+        found = candidates.get(before.key, [])
+        same = [row for row in found if row.hardware == before.hardware]
         if found and not same:
-            unjudged.append(f"{before['name']}: was measured on other hardware")
+            unjudged.append(f"{before.name}: was measured on other hardware")
             continue
         judged += 1
-        now = next((row for row in same if _is_ok(row)), same[0] if same else None)
-        worse += _judge(before, now)
-        unjudged += [] if now is None else _unmeasured(before, now)
-    return Verdict(tuple(worse), tuple(unjudged), judged)
+        now = next((row for row in same if row.is_ok), None)
+        if now is None:
+            gone = same[0].status if same else None
+            worse.append(Worse(row=before.name, figure="status", old=before.status, new=gone, allowed="ok"))
+        else:
+            worse += _worse(before, now)
+            unjudged += [f"{before.name}: {lost}: not measured in both" for lost in _unmeasured(before, now)]
+    return GateVerdict(tuple(worse), tuple(unjudged), judged)
 
 
 def gate_text(verdict: dict[str, Any]) -> str:
-    """What people read of a verdict."""
+    """What people read of a verdict, from its JSON."""
     lines = [f"{len(verdict['worse'])} figures got worse, of {verdict['judged']} rows compared"]
     if verdict["worse"]:
         shown = [{key: _shown(value) for key, value in one.items()} for one in verdict["worse"]]
@@ -114,108 +155,40 @@ def gate_text(verdict: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"not compared: {line}" for line in verdict["not_comparable"])])
 
 
-def _judge(before: Row, now: Row | None) -> Iterator[Worse]:
-    if now is None or not _is_ok(now):
-        gone = None if now is None else now["status"]
-        yield Worse(row=before["name"], figure="status", old=before["status"], new=gone, allowed="ok")
-        return
-    for figure, limit, is_worse in _limits(before, now):
-        if is_worse:
-            value = now[figure]
-            yield Worse(row=before["name"], figure=figure, old=before[figure], new=value, allowed=limit)
+def _worse(before: GateRow, now: GateRow) -> Iterator[Worse]:
+    """Figures that both have, of which the new one is beyond the worst value that passes."""
+    for figure in JUDGED:
+        old, new = getattr(before, figure), getattr(now, figure)
+        if old is None or new is None or (figure == "peak_memory_bytes" and before.memory_kind != now.memory_kind):
+            continue
+        limit = _limit(figure, before, now)
+        is_high_good = figure in ("samples_per_second", *SHARES)
+        if new < limit if is_high_good else new > limit:
+            yield Worse(row=before.name, figure=figure, old=old, new=new, allowed=limit)
 
 
-def _limits(before: Row, now: Row) -> Iterator[tuple[str, float, bool]]:
-    """Figures that both have: name, worst value that passes, whether the new one is beyond it."""
-    both = {key for key in JUDGED if before.get(key) is not None and now.get(key) is not None}
-    if "samples_per_second" in both:
-        slowest = before["samples_per_second"] - _allowed_drop(before, now)
-        yield "samples_per_second", slowest, now["samples_per_second"] < slowest
-    if "peak_memory_bytes" in both and before["memory_kind"] == now["memory_kind"]:
-        most = before["peak_memory_bytes"] * (1 + MEMORY_TOLERANCE)
-        yield "peak_memory_bytes", most, now["peak_memory_bytes"] > most
-    for share in (key for key in SHARES if key in both):
-        interval = before.get(f"{share}_interval")
-        least = interval[0] if interval else before[share] * (1 - ACCURACY_TOLERANCE)
-        yield share, least, now[share] < least
-    if "perplexity" in both:
-        most = before["perplexity"] ** (1 + LOSS_TOLERANCE)
-        yield "perplexity", most, now["perplexity"] > most
-    if "eval_loss" in both:
-        highest = before["eval_loss"] + abs(before["eval_loss"]) * LOSS_TOLERANCE
-        yield "eval_loss", highest, now["eval_loss"] > highest
+def _limit(figure: str, before: GateRow, now: GateRow) -> float:
+    old: float = getattr(before, figure)
+    if figure == "samples_per_second":
+        spans = [span for row in (before, now) if (span := row.samples_per_second_interval) is not None]
+        # Half of both intervals together: their ends then do not meet.
+        return old - (sum(high - low for low, high in spans) / 2 if len(spans) == 2 else old * RATE_TOLERANCE)
+    if figure in SHARES:
+        interval = getattr(before, f"{figure}_interval")
+        return float(interval[0]) if interval else old * (1 - ACCURACY_TOLERANCE)
+    if figure == "perplexity":
+        return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
+    return old + abs(old) * (LOSS_TOLERANCE if figure == "eval_loss" else MEMORY_TOLERANCE)
 
 
-def _allowed_drop(before: Row, now: Row) -> float:
-    """Half of both intervals together: their ends then do not meet; without both, a share of the old rate."""
-    spans = [row["samples_per_second_interval"] for row in (before, now)]
-    if None in spans:
-        return float(before["samples_per_second"]) * RATE_TOLERANCE
-    return sum(high - low for low, high in spans) / 2
-
-
-def _unmeasured(before: Row, now: Row) -> list[str]:
-    if not _is_ok(now):
-        return []
-    lost = [key for key in JUDGED if before.get(key) is not None and now.get(key) is None]
-    kinds = before["memory_kind"], now["memory_kind"]
+def _unmeasured(before: GateRow, now: GateRow) -> Iterator[str]:
+    yield from (key for key in JUDGED if getattr(before, key) is not None and getattr(now, key) is None)
+    kinds = before.memory_kind, now.memory_kind
     if None not in kinds and kinds[0] != kinds[1]:
-        lost.append(f"peak_memory_bytes, {kinds[0]} and {kinds[1]}")
-    return [f"{before['name']}: {key}: not measured in both" for key in lost]
+        yield f"peak_memory_bytes, {kinds[0]} and {kinds[1]}"
 
 
-def _is_ok(row: Row) -> bool:
-    """Whether its figures are of runs that ended well: `ok`, or `2 ok, 1 oom`."""
-    return "ok" in str(row["status"]).replace(",", " ").split()
-
-
-def _key(row: Row) -> str:
-    settings = {key: value for key, value in row["settings"].items() if not key.startswith(("hardware ", "versions "))}
-    return as_key(settings, row["arrangement"])
-
-
-def _hardware(row: Row) -> Row:
-    return {key: value for key, value in row["settings"].items() if key.startswith("hardware ")}
-
-
-def _is_number(value: object) -> bool:
-    """JSON has no NaN, but Python's reader takes it, and no figure is ever worse than that."""
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def _is_figure(value: object) -> bool:
-    return value is None or _is_number(value)
-
-
-def _is_interval(value: object) -> bool:
-    return value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _shown(value: Any) -> str:
+def _shown(value: float | str | None) -> str:
     if value is None:
         return "gone"
-    return f"{value:,.4g}" if isinstance(value, int | float) else str(value)
-
-
-SHARES = ("execution_accuracy", "f1")
-OF_ALL = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss")
-JUDGED = (*OF_ALL, "f1", "perplexity")
-"""A summary from before there were causal runs has no `f1` and no `perplexity`."""
-NEEDED = {"name", "status", "settings", "arrangement", "samples_per_second_interval", "memory_kind", *OF_ALL}
-SOUND: dict[str, Callable[[object], bool]] = {
-    **dict.fromkeys(JUDGED, _is_figure),
-    **dict.fromkeys(("samples_per_second_interval", *(f"{share}_interval" for share in SHARES)), _is_interval),
-    **dict.fromkeys(("name", "status"), _is_text),
-    **dict.fromkeys(("settings", "arrangement"), _is_object),
-    "memory_kind": lambda kind: kind is None or _is_text(kind),
-    "perplexity": lambda value: value is None or (_is_number(value) and value >= 1),  # type: ignore[operator]
-}
-"""What a row's values must be: a gate lets nothing pass that it cannot judge."""
+    return f"{value:,.4g}" if isinstance(value, int | float) else value

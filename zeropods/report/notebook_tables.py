@@ -42,13 +42,13 @@ from zeropods.report.figures import (
     train_loss,
 )
 from zeropods.report.plots import Plot, drawn, new_axes
-from zeropods.report.rows import MIB, NOT_MEASURED, Column, accuracy_columns
+from zeropods.report.rows import NOT_MEASURED, Column, accuracy_columns
 from zeropods.report.run import Run
 from zeropods.report.summary import read_runs
 from zeropods.sql.execute import Execution, Rows, execute
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query
-from zeropods.tables import Table, progress
+from zeropods.tables import MIB, Table, progress
 
 # Techniques against a baseline: memory, speed, and whether the losses are the same.
 
@@ -371,9 +371,8 @@ def accuracy_table(score: Score, split: str) -> Table:
 
     Of text-to-SQL a line for all tables, and one each for known and unseen ones.
     """
-    document = score.to_json()
-    lines = list(score_lines(split, [document]))
-    columns = accuracy_columns([document["task"]], lines)
+    lines = list(score_lines(split, [score]))
+    columns = accuracy_columns([score.task], lines)
     return Table(tuple(c.heading for c in columns), tuple(tuple(c.show(one) for c in columns) for one in lines))
 
 

@@ -1,108 +1,43 @@
-"""Plots of rows and of losses, drawn without a display."""
+"""Plots of runs and of rows, drawn without a display: losses, throughput, memory, scaling, memory over time."""
 
 from __future__ import annotations
 
 import base64
 import io
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.measure.record import Loss
-from zeropods.report.entry import Entry
-from zeropods.report.rows import GIB, MIB, Values
-from zeropods.techniques import NAMES
+from zeropods.errors import UserError
+from zeropods.measure.record import Loss, Record
+from zeropods.report.entry import Entry, one_line
+from zeropods.report.figures import ALLOCATED, DEVICE_USED, RESIDENT, Values
+from zeropods.tables import GIB, MIB
+from zeropods.techniques import TECHNIQUES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-# What frames a plot: its margins, legend, labels and words.
-
-SHOWN_LETTERS = 40
-"""Of a run's name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Margins:
-    """Room around the axes of a figure, in inches, and between them, in their own widths and heights."""
-
-    left: float
-    right: float = 0.15
-    top: float = 0.4
-    bottom: float = 0.6
-    between_columns: float = 0.1
-    between_rows: float = 0.3
-
-    def place(self, figure: Figure) -> None:
-        """Keep that room free."""
-        width, height = figure.get_size_inches()
-        figure.subplots_adjust(
-            left=self.left / width,
-            right=1 - self.right / width,
-            top=1 - self.top / height,
-            bottom=self.bottom / height,
-            wspace=self.between_columns,
-            hspace=self.between_rows,
-        )
-
-
-def text_inches(texts: Sequence[str], points: float = 10) -> float:
-    """About how wide the longest of some texts is."""
-    return 0.0088 * points * max(map(len, texts), default=0)
-
-
-def nothing(axes: Axes, why: str) -> None:
-    """Say that there is nothing to draw."""
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
-    axes.set(xticks=[], yticks=[])
-
-
-def literal(name: str) -> str:
-    """A name, shortened, in which matplotlib sees no formula, and which its legend does not hide."""
-    short = name if len(name) <= SHOWN_LETTERS else f"…{name[1 - SHOWN_LETTERS :]}"
-    shown = short.replace("$", r"\$")
-    return " " + shown if shown.startswith("_") else shown
-
-
-def technique_color(technique: str) -> str:
-    """The same in every plot; grey for a technique of the user's own."""
-    return f"C{NAMES.index(technique)}" if technique in NAMES else "0.6"
-
-
-def beside_legend(labels: Sequence[str]) -> Margins:
-    """Margins of axes with a legend at their right."""
-    return Margins(left=0.7, right=0.75 + text_inches(labels, 8.3))
-
-
-def legend_beside(axes: Axes) -> None:
-    """A legend at the right, over no curve."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
-
-
-def of_all(shown: int, found: int, what: str = "rows") -> str:
-    """What a title adds where not all is drawn."""
-    return f" (the first {shown} of {found} {what})" if shown < found else ""
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for the text of a plot."""
-    return ", ".join(names) or "no run"
-
-
-# Plots as PNG, drawn without a display; loss curves.
-
 DOTS_PER_INCH = 150
 COMPRESSION = 3
 """Of 9: a fifth larger, in a third of the time."""
 SHOWN_WIDTH = 720
-"""Of a plot in a notebook, in CSS pixels."""
+"""Width of a plot in a notebook, in CSS pixels."""
+SHOWN_LETTERS = 40
+"""Of a run's name."""
 SHOWN_CURVES = 8
 """More cannot be told apart."""
+SHOWN_ROWS, SHOWN_PAIRS, SHOWN_RUNS, SHOWN_RANKS = 16, 12, 12, 4
+"""Rows of throughput and of memory, runs and ranks of memory over time: more would make a page of one plot."""
+BAR_INCHES = 0.4
+LINE_STYLES = ("-", ":", "-.", "--")
 LONG = 10
-"""Times the steps of the shortest run."""
+"""Times the steps of the shortest run: from there on steps are drawn on a logarithmic scale."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +57,17 @@ class Plot:
         return "data:image/png;base64," + base64.b64encode(self.png).decode()
 
 
+# Frames: axes with their margins, titles, legends and words.
+
+
 def new_axes(
-    width: float, height: float, columns: int = 1, rows: int = 1, margins: Margins | None = None
+    width: float, height: float, columns: int = 1, rows: int = 1, margins: dict[str, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
     """A figure of that many inches with `rows` x `columns` axes, row by row, bound to no display.
 
     Args:
-        margins: place the axes by them; without them matplotlib measures every text, which takes as long as drawing.
+        margins: inches at the left, right, top and bottom, and the room between axes in their own widths (`wspace`);
+            without them matplotlib measures every text, which takes as long as drawing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -136,7 +75,15 @@ def new_axes(
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=None if margins else "constrained")
     FigureCanvasAgg(figure)
     if margins:
-        margins.place(figure)
+        room = {"right": 0.15, "top": 0.4, "bottom": 0.6, "wspace": 0.1, **margins}
+        figure.subplots_adjust(
+            left=room["left"] / width,
+            right=1 - room["right"] / width,
+            top=1 - room["top"] / height,
+            bottom=room["bottom"] / height,
+            wspace=room["wspace"],
+            hspace=0.3,
+        )
     axes = [figure.add_subplot(rows, columns, number + 1) for number in range(rows * columns)]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
@@ -152,31 +99,74 @@ def drawn(figure: Figure, text: str) -> Plot:
     return Plot(buffer.getvalue(), text)
 
 
-def loss_plot(entries: Sequence[Entry], labels: Sequence[str] | None = None) -> Plot:
+def beside_legend(labels: Sequence[str]) -> dict[str, float]:
+    """Margins of axes with a legend at their right."""
+    return {"left": 0.7, "right": 0.75 + _text_inches(labels, 8.3)}
+
+
+def legend_beside(axes: Axes) -> None:
+    """A legend at the right, over no curve."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+
+
+def technique_color(technique: str) -> str:
+    """The same in every plot; grey for a technique of the user's own."""
+    names = [known.name for known in TECHNIQUES]
+    return f"C{names.index(technique)}" if technique in names else "0.6"
+
+
+def _text_inches(texts: Sequence[str], points: float = 10) -> float:
+    """About how wide the longest of some texts is."""
+    return 0.0088 * points * max(map(len, texts), default=0)
+
+
+def _nothing(axes: Axes, why: str) -> None:
+    """Say that there is nothing to draw."""
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
+    axes.set(xticks=[], yticks=[])
+
+
+def _literal(name: str) -> str:
+    """A name, shortened, in which matplotlib sees no formula, and which its legend does not hide."""
+    short = name if len(name) <= SHOWN_LETTERS else f"…{name[1 - SHOWN_LETTERS :]}"
+    shown = short.replace("$", r"\$")
+    return " " + shown if shown.startswith("_") else shown
+
+
+def _of_all(shown: int, found: int, what: str = "rows") -> str:
+    """What a title adds where not all is drawn."""
+    return f" (the first {shown} of {found} {what})" if shown < found else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "no run"
+
+
+# Loss curves.
+
+
+def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
     """Training and validation loss of each run by optimizer step, on a logarithmic scale; of at most eight runs.
 
     Args:
-        labels: what the runs are called, if not by their names.
+        records: what the runs are called, and their records.
     """
-    names = [literal(name) for name in labels or [entry.name for entry in entries]]
-    recorded = ((name, entry.record) for name, entry in zip(names, entries, strict=True))
-    found = [(name, of) for name, of in recorded if of is not None and (of.losses or of.eval_losses)]
+    found = [(_literal(name), of) for name, of in records if of is not None and (of.losses or of.eval_losses)]
     curves = found[:SHOWN_CURVES]
     figure, (axes,) = new_axes(8, 4, margins=beside_legend([name for name, _ in curves]))
     for number, (name, record) in enumerate(curves):
-        color = f"C{number}"
-        _curve(axes, record.losses, color=color, linewidth=1, alpha=0.6)
-        _curve(axes, record.eval_losses, color=color, linewidth=2, marker="o", markersize=4, linestyle="--")
-        axes.plot([], [], color=color, label=name)
-    title = f"Loss: lines training, dots validation{of_all(len(curves), len(found))}"
-    axes.set(xlabel="optimizer step", ylabel="loss a label token (nats)", title=title)
+        _curve(axes, record.losses, color=f"C{number}", linewidth=1, alpha=0.6)
+        _curve(axes, record.eval_losses, color=f"C{number}", linewidth=2, marker="o", markersize=4, linestyle="--")
+        axes.plot([], [], color=f"C{number}", label=name)
+    title = f"Loss: lines training, dots validation{_of_all(len(curves), len(found))}"
+    axes.set(xlabel="optimizer step", ylabel="loss per label token (nats)", title=title)
     if curves:
-        _logarithmic(axes)
-        _steps(axes, [max(loss.step for loss in [*record.losses, *record.eval_losses]) for _, record in curves])
+        lasts = [max(point.step for point in (*of.losses, *of.eval_losses)) for _, of in curves]
+        _logarithmic(axes, steps_too=max(lasts) > LONG * min(lasts) > 0)
         legend_beside(axes)
     else:
-        nothing(axes, "no run has a loss yet")
-    return drawn(figure, f"training and validation loss by step of {listed([name.strip() for name, _ in curves])}")
+        _nothing(axes, "no run has a loss yet")
+    return drawn(figure, f"training and validation loss by step of {_listed([name.strip() for name, _ in curves])}")
 
 
 def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
@@ -184,70 +174,64 @@ def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
         axes.plot([point.step for point in losses], [point.loss for point in losses], **style)
 
 
-def _steps(axes: Axes, last: Sequence[float]) -> None:
-    """A logarithmic scale where the longest run would leave the shortest no room."""
-    if max(last) > LONG * min(last) > 0:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-
-
-def _logarithmic(axes: Axes) -> None:
-    """A logarithmic scale with plain numbers at it."""
+def _logarithmic(axes: Axes, *, steps_too: bool) -> None:
+    """Logarithmic scales with plain numbers: of losses; of steps where the longest run leaves the shortest no room."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+    if steps_too:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
 
 
 # Plots of rows: throughput, memory beside its plan, scaling efficiency.
 
-SHOWN_ROWS = 16
-"""More bars would make a page of one plot."""
-SHOWN_PAIRS = 12
-BAR_INCHES = 0.4
-LINES = ("-", ":", "-.", "--")
-
 
 def throughput_plot(lines: Sequence[Values]) -> Plot:
-    """Training samples a second of each row, with the interval of its repeats."""
+    """Training samples per second of each row, with the interval of its repeats and the value at its end."""
     found = [line for line in lines if line["samples_per_second"] is not None]
     timed = found[:SHOWN_ROWS]
-    labels = [literal(line["label"]) for line in timed]
-    margins = Margins(left=0.25 + text_inches(labels))
-    figure, (axes,) = new_axes(8, 1.2 + BAR_INCHES * max(2, len(timed)), margins=margins)
-    axes.barh(
-        labels,
-        [line["samples_per_second"] for line in timed],
-        height=0.6,
-        color=[technique_color(line["technique"]) for line in timed],
-    )
-    _ends(axes, timed)
-    title = f"Training throughput, all ranks together{of_all(len(timed), len(found))}"
+    labels = [_literal(line["label"]) for line in timed]
+    height = 1.2 + BAR_INCHES * max(2, len(timed))
+    figure, (axes,) = new_axes(8, height, margins={"left": 0.25 + _text_inches(labels)})
+    rates = [line["samples_per_second"] for line in timed]
+    axes.barh(labels, rates, height=0.6, color=[technique_color(line["technique"]) for line in timed])
+    for place, (rate, line) in enumerate(zip(rates, timed, strict=True)):
+        low, high = line["samples_per_second_interval"] or (rate, rate)
+        half = (high - low) / 2
+        if half:
+            axes.errorbar(rate, place, xerr=half, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
+        axes.annotate(f"{rate:.4g}", (rate + half, place), xytext=(4, 0), textcoords="offset points", va="center")
+    title = f"Training throughput, all ranks together{_of_all(len(timed), len(found))}"
     axes.set(xlabel="samples/s; lines: 95 % interval over repeats", title=title)
-    _downwards(axes, timed, "no run was timed yet")
-    return drawn(figure, f"training samples a second of {listed([line['label'] for line in timed])}")
+    axes.invert_yaxis()
+    axes.margins(x=0.12, y=0.02)
+    axes.set_xlim(left=0)
+    if not timed:
+        _nothing(axes, "no run was timed yet")
+    return drawn(figure, f"training samples per second of {_listed([line['label'] for line in timed])}")
 
 
 def planned_plot(lines: Sequence[Values]) -> Plot:
     """Peak memory of the fullest pod, and beside it the plan and what is measured against it, by row."""
     found = [line for line in lines if line["peak_memory_bytes"] is not None or line["planned_bytes"] is not None]
     shown = found[:SHOWN_PAIRS]
-    labels = [literal(line["label"]) for line in shown]
-    margins = Margins(left=0.25 + text_inches(labels))
-    figure, axes = new_axes(9, 1.2 + 1.4 * BAR_INCHES * max(2, len(shown)), columns=2, margins=margins)
+    labels = [_literal(line["label"]) for line in shown]
+    margins, height = {"left": 0.25 + _text_inches(labels)}, 1.2 + 1.4 * BAR_INCHES * max(2, len(shown))
+    figure, axes = new_axes(9, height, columns=2, margins=margins)
     kind = _main_kind(shown, "memory_kind")
-    peaks = [line["peak_memory_bytes"] if line["memory_kind"] == kind else None for line in shown]
-    _bars(axes[0], labels, {"peak": peaks}, GIB)
+    _bars(axes[0], labels, {"peak": [one.get("peak_memory_bytes") for one in _of_kind(shown, "memory_kind")]}, GIB)
     axes[0].set(xlabel=f"GiB {kind or ''}", title="Peak of the fullest pod")
-    kind = _main_kind(shown, "planned_kind")
-    planned = [line if line["planned_kind"] == kind else {} for line in shown]
-    beside = {name: [line.get(f"{name}_bytes") for line in planned] for name in ("planned", "measured")}
-    _bars(axes[1], labels, beside, MIB)
-    axes[1].set(xlabel=f"MiB {kind or ''}", title=f"Plan and measurement{of_all(len(shown), len(found))}")
+    kind, planned = _main_kind(shown, "planned_kind"), _of_kind(shown, "planned_kind")
+    _bars(
+        axes[1], labels, {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}, MIB
+    )
+    axes[1].set(xlabel=f"MiB {kind or ''}", title=f"Plan and measurement{_of_all(len(shown), len(found))}")
     axes[1].set_yticklabels([])
-    return drawn(figure, f"memory of {listed([line['label'] for line in shown])}: peak; planned beside measured")
+    return drawn(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
 
 
 def scaling_plot(lines: Sequence[Values]) -> Plot:
@@ -255,39 +239,38 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for line in lines:
         if line["scaling_efficiency"] is not None and not line["differs_in"]:
-            of_base = (line["technique"], line["base_row"])
-            curves.setdefault(of_base, []).append((line["world_size"], line["scaling_efficiency"]))
+            point = (line["world_size"], line["scaling_efficiency"])
+            curves.setdefault((line["technique"], line["base_row"]), []).append(point)
     shown = dict(list(curves.items())[:SHOWN_CURVES])
     bases = list(dict.fromkeys(base for _, base in curves))
-    labels = [literal(f"{technique}, base {base}" if len(bases) > 1 else technique) for technique, base in shown]
+    labels = [_literal(f"{technique}, base {base}" if len(bases) > 1 else technique) for technique, base in shown]
     figure, (axes,) = new_axes(8, 4, margins=beside_legend(labels))
     axes.axhline(1.0, color="0.5", linestyle="--", linewidth=1, label="ideal")
     for label, ((technique, base), points) in zip(labels, shown.items(), strict=True):
-        axes.plot(
-            *zip(*sorted(points), strict=True),
-            marker="o",
-            color=technique_color(technique),
-            linestyle=LINES[bases.index(base) % len(LINES)],
-            label=label,
-        )
-    axes.set(
-        xlabel="processes",
-        ylabel="scaling efficiency",
-        title=f"Speed-up over the base row, a process{of_all(len(shown), len(curves), 'curves')}",
-    )
+        style = LINE_STYLES[bases.index(base) % len(LINE_STYLES)]
+        xs, ys = zip(*sorted(points), strict=True)
+        axes.plot(xs, ys, marker="o", color=technique_color(technique), linestyle=style, label=label)
+    title = f"Speed-up over the base row, per process{_of_all(len(shown), len(curves), 'curves')}"
+    axes.set(xlabel="processes", ylabel="scaling efficiency", title=title)
     if curves:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))
         legend_beside(axes)
     else:
-        nothing(axes, "no two rows differ in nothing but technique and pods")
-    return drawn(figure, f"scaling efficiency by processes of {listed([technique for technique, _ in shown])}")
+        _nothing(axes, "no two rows differ in nothing but technique and pods")
+    return drawn(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
 
 
 def _main_kind(lines: Sequence[Values], key: str) -> str | None:
     """The kind of memory that most rows have: those of another are not drawn beside them."""
     kinds = Counter(line[key] for line in lines if line[key] is not None)
     return max(kinds, key=kinds.__getitem__, default=None)
+
+
+def _of_kind(lines: Sequence[Values], key: str) -> list[Values]:
+    """The rows of the main kind, and nothing in the places of the others."""
+    kind = _main_kind(lines, key)
+    return [line if line[key] == kind else {} for line in lines]
 
 
 def _bars(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: int) -> None:
@@ -303,26 +286,173 @@ def _bars(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None
     axes.locator_params(axis="x", nbins=5)
     axes.invert_yaxis()
     if not any(value for values in series.values() for value in values):
-        nothing(axes, "not measured")
+        _nothing(axes, "not measured")
     elif len(series) > 1:
         axes.legend(fontsize="small", loc="lower right")
 
 
-def _ends(axes: Axes, timed: Sequence[Values]) -> None:
-    """At the end of each bar its interval, where it has one, and behind it the value."""
-    intervals = {place: line["samples_per_second_interval"] for place, line in enumerate(timed)}
-    halves = {place: (ends[1] - ends[0]) / 2 for place, ends in intervals.items() if ends is not None}
-    rates = [line["samples_per_second"] for line in timed]
-    centres = [rates[place] for place in halves]
-    axes.errorbar(centres, list(halves), xerr=list(halves.values()), fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
-    for place, rate in enumerate(rates):
-        end = (rate + halves.get(place, 0.0), place)
-        axes.annotate(f"{rate:.4g}", end, xytext=(4, 0), textcoords="offset points", va="center")
+# Memory over time, as each rank's sampler wrote it: `memory/N.csv` of a run folder.
+
+COLUMNS = {DEVICE_USED: "device_used_bytes", ALLOCATED: "allocated_bytes", RESIDENT: "resident_bytes"}
+"""By kind of memory; the first that has samples is drawn."""
+SLACK_SECONDS = 1.0
+"""Between the clock that a run is timed by and the one that samples have."""
+PANEL_COLUMNS, PANEL_INCHES, MARGIN_INCHES = 3, 2.1, 1.2
+PHASE_COLORS = {
+    "load": "#e8e8e8",
+    "first_step": "#fde9c8",
+    "steady": "#ffffff",
+    "evaluate": "#d9ecd9",
+    "save": "#d6e4f5",
+}
 
 
-def _downwards(axes: Axes, shown: Sequence[Values], why: str) -> None:
-    axes.invert_yaxis()
-    axes.margins(x=0.12, y=0.02)
-    axes.set_xlim(left=0)
-    if not shown:
-        nothing(axes, why)
+@dataclass(frozen=True)
+class MemorySample:
+    """One line of a file of samples."""
+
+    unix_seconds: float
+    phase: str
+    sizes: dict[str, float | None]
+    """Bytes by kind of memory; None where there is nothing of that kind."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The samples of the last attempt of one run."""
+
+    label: str
+    ranks: dict[int, list[MemorySample]]
+    faults: tuple[str, ...]
+    """What of it could not be read."""
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of memory that is drawn."""
+        samples = [sample for of_rank in self.ranks.values() for sample in of_rank]
+        return next((kind for kind in COLUMNS if any(sample.sizes[kind] for sample in samples)), None)
+
+    def peak_bytes(self) -> float:
+        """The highest sample of all ranks."""
+        kind = self.kind or RESIDENT
+        return max((sample.sizes[kind] or 0.0 for of_rank in self.ranks.values() for sample in of_rank), default=0.0)
+
+
+def read_timeline(entry: Entry, label: str) -> Timeline:
+    """The samples of a run's ranks; what is damaged is named, not raised."""
+    ranks, faults = {}, []
+    paths = [path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()]
+    for path in sorted(paths, key=lambda path: int(path.stem)):
+        number = int(path.stem)
+        try:
+            samples, fault = _read_samples(path)
+        except (UserError, OSError) as error:
+            faults.append(one_line(error, entry.folder))
+            continue
+        if fault is not None:
+            faults.append(one_line(fault, entry.folder))
+        began = _began(entry, number)
+        ranks[number] = [sample for sample in samples if sample.unix_seconds >= began]
+    return Timeline(label, {number: samples for number, samples in ranks.items() if samples}, tuple(faults))
+
+
+def memory_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
+    """Small plots of at most twelve runs, a line for each rank, of one scale where they are of one kind of memory.
+
+    Args:
+        found: how many runs there are; the title says if not all are drawn.
+    """
+    shown = [timeline for timeline in timelines if timeline.kind]
+    columns = max(1, min(PANEL_COLUMNS, len(shown)))
+    rows = max(1, math.ceil(len(shown) / columns))
+    height = MARGIN_INCHES + PANEL_INCHES * rows
+    margins = {"left": 0.65, "top": 0.45, "bottom": 0.75, "wspace": 0.14}
+    figure, axes = new_axes(9, height, columns=columns, rows=rows, margins=margins)
+    for number, (one, timeline) in enumerate(zip(axes, shown, strict=False)):
+        _panel(one, timeline, is_left=number % columns == 0, is_lowest=number + columns >= len(shown))
+        one.set_ylim(0, 1.1 * max(other.peak_bytes() for other in shown if other.kind == timeline.kind) / GIB)
+    for empty in axes[len(shown) :]:
+        _nothing(empty, "" if shown else "no run has samples of its memory")
+        empty.set_axis_off()
+    title = f"Memory of each rank over time{_of_all(len(shown), found)}"
+    figure.suptitle(title, fontsize="medium", y=1 - 0.08 / height)
+    if shown:
+        _legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
+    return drawn(figure, f"memory over time of {_listed([timeline.label for timeline in shown])}")
+
+
+def _read_samples(path: Path) -> tuple[list[MemorySample], str | None]:
+    """The samples of a file, and the first line that is none: it is left out.
+
+    Raises:
+        UserError: it has no header, or one without the columns that are needed.
+    """
+    try:
+        header, *lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: damaged: {error}; run it again") from None
+    names = header.split(",")
+    missing = [name for name in ("unix_seconds", "phase", *COLUMNS.values()) if name not in names]
+    if missing:
+        raise UserError(f"{path}: header {header!r:.60}; expected a column {missing[0]}: run it again")
+    samples, fault = [], None
+    # The text behind the last line end is empty, or a line that was cut short when the run was killed.
+    for number, line in enumerate(lines[:-1], 2):
+        try:
+            samples.append(_sample(dict(zip(names, line.split(","), strict=True))))
+        except ValueError:
+            fault = fault or f"{path}:{number}: {line!r:.60} is no sample, left out"
+    return samples, fault
+
+
+def _sample(cells: dict[str, str]) -> MemorySample:
+    sizes = {kind: float(cells[name]) if cells[name] else None for kind, name in COLUMNS.items()}
+    return MemorySample(float(cells["unix_seconds"]), cells["phase"], sizes)
+
+
+def _began(entry: Entry, number: int) -> float:
+    """When the rank's last attempt began, by its clock; from the beginning where it did not say."""
+    rank = next((rank for rank in (entry.record.ranks if entry.record else ()) if rank.rank == number), None)
+    if rank is None or rank.ended_unix_seconds is None or rank.wall_seconds is None:
+        return 0.0
+    return rank.ended_unix_seconds - rank.wall_seconds - SLACK_SECONDS
+
+
+def _panel(axes: Axes, timeline: Timeline, *, is_left: bool, is_lowest: bool) -> None:
+    """One run: a line for each rank, the phases of the first one behind them; few ticks, named at the edges."""
+    kind = timeline.kind or RESIDENT
+    for number, (rank, samples) in enumerate(timeline.ranks.items()):
+        seconds = [sample.unix_seconds - samples[0].unix_seconds for sample in samples]
+        if number == 0:
+            _shade(axes, seconds, [sample.phase for sample in samples])
+        sizes = [math.nan if (size := sample.sizes[kind]) is None else size / GIB for sample in samples]
+        axes.plot(seconds, sizes, linewidth=1.2, color=f"C{rank % 10}")
+    axes.set_title(_literal(timeline.label), fontsize="small", y=1.0)
+    axes.locator_params(nbins=4)
+    # Places are given, so that none has to be found.
+    axes.xaxis.set_label_coords(0.5, -0.14)
+    axes.yaxis.set_label_coords(-0.15, 0.5)
+    axes.tick_params(labelsize="small")
+    if is_left:
+        axes.set_ylabel(f"GiB {kind}", fontsize="small")
+    if is_lowest:
+        axes.set_xlabel("s", fontsize="small")
+
+
+def _shade(axes: Axes, seconds: Sequence[float], phases: Sequence[str]) -> None:
+    """Colour behind the samples of each phase, up to the first sample of the next one."""
+    for phase, members in groupby(range(len(phases)), lambda i: phases[i]):
+        places = list(members)
+        end = seconds[min(places[-1] + 1, len(seconds) - 1)]
+        axes.axvspan(seconds[places[0]], end, color=PHASE_COLORS.get(phase, "white"), linewidth=0, zorder=0)
+
+
+def _legend(figure: Figure, ranks: int) -> None:
+    """One for all panels: what the colours behind the lines mean, and which line is which rank."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    patches = [Patch(facecolor=color, edgecolor="0.8", label=phase) for phase, color in PHASE_COLORS.items()]
+    lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(min(ranks, SHOWN_RANKS))]
+    handles = [*patches, *lines]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize="small", frameon=False)

@@ -9,7 +9,7 @@ from zeropods.measure.record import Record, read_record
 from zeropods.report.entry import read_entry
 from zeropods.report.plots import Plot, loss_plot
 from zeropods.report.profile import ProfileReport
-from zeropods.report.rows import shown
+from zeropods.report.rows import run_table
 from zeropods.tables import Table
 
 
@@ -30,9 +30,9 @@ class Run:
         return ProfileReport.read(self.folder)
 
     def summary(self) -> Table:
-        """What the summary's columns say of this run, one a line."""
-        return Table.of_facts(shown(read_entry(self.folder, self.folder.name)))
+        """What the summary's columns say of this run, one per line."""
+        return run_table(read_entry(self.folder, self.folder.name))
 
     def losses(self) -> Plot:
         """Training and validation loss by step."""
-        return loss_plot([read_entry(self.folder, self.folder.name)])
+        return loss_plot([(self.folder.name, read_entry(self.folder, self.folder.name).record)])
