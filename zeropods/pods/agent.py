@@ -14,7 +14,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import POD, make_private_folder
@@ -34,7 +33,7 @@ from zeropods.pods.processes import (
 )
 from zeropods.pods.rendezvous import Registration, register
 from zeropods.pods.sshd import HOST_KEY, Sshd, find_sshd, make_key
-from zeropods.pods.wire import Channel, ChannelError, Listener, listening_socket
+from zeropods.pods.wire import Channel, ChannelError, Listener, Message, listening_socket
 from zeropods.programs import is_free
 
 SECRET_VARIABLE = "ZEROPODS_SECRET"
@@ -190,12 +189,12 @@ class _Agent:
         if error is not None and self._ending is not None and not self._ending.done():
             self._ending.set_exception(error)
 
-    async def _obey(self, answer: dict[str, Any]) -> None:
+    async def _obey(self, answer: Message) -> None:
         self._cluster = answer["cluster"]
         await self._sshd.start(answer["ssh_port"], answer["authorized_key"])
         self._leases.open(answer["lease"], answer["lease_seconds"])
 
-    async def _converse(self, channel: Channel, request: dict[str, Any]) -> None:
+    async def _converse(self, channel: Channel, request: Message) -> None:
         """Answer the master on one connection, until it is closed."""
         with suppress(ChannelError):
             while True:
@@ -211,7 +210,7 @@ class _Agent:
 
     async def _answer(
         self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0
-    ) -> dict[str, Any]:
+    ) -> Message:
         """`renew` and `end` are for a run where the request names one, else for the pod."""
         match do:
             case "renew" if run:

@@ -6,11 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
-from zeropods.pods.wire import Channel, ChannelError, connect
-
-Answer = dict[str, Any]
+from zeropods.pods.wire import Channel, ChannelError, Message, connect
 
 
 def purpose(address: str, control_port: int) -> str:
@@ -34,7 +31,7 @@ class AgentClient:
         self._secret = secret
         self._channel: Channel | None = None
 
-    async def ask(self, request: Answer, seconds: float) -> Answer:
+    async def ask(self, request: Message, seconds: float) -> Message:
         """The agent's answer; `AgentError` where none came within `seconds`, or it is an `{"error"}`."""
         place = f"{self._address}:{self._port}"
         try:
@@ -54,7 +51,7 @@ class AgentClient:
         if channel is not None:
             await channel.close()
 
-    async def _asked(self, request: Answer, seconds: float) -> Answer:
+    async def _asked(self, request: Message, seconds: float) -> Message:
         # Taken out while it is in use: after an interruption its next message would be the answer to another question.
         channel, self._channel = self._channel, None
         answer = None
@@ -71,8 +68,8 @@ class AgentClient:
 
 
 def ask_all(
-    agents: Sequence[tuple[str, int]], secret: bytes, request: Answer, seconds: float
-) -> list[Answer | AgentError]:
+    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
+) -> list[Message | AgentError]:
     """Ask all agents at once; answers in their order, an `AgentError` in the place of one that gave none.
 
     It has a thread with a loop of its own, since in a notebook the calling thread runs one already.
@@ -81,7 +78,7 @@ def ask_all(
         agents: (address, control port) of each.
     """
 
-    async def ask(address: str, port: int) -> Answer | AgentError:
+    async def ask(address: str, port: int) -> Message | AgentError:
         client = AgentClient(address, port, secret)
         try:
             return await client.ask(request, seconds)
@@ -90,7 +87,7 @@ def ask_all(
         finally:
             await client.close()
 
-    async def gathered() -> list[Answer | AgentError]:
+    async def gathered() -> list[Message | AgentError]:
         return await asyncio.gather(*(ask(*agent) for agent in agents))
 
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.pods.wire import Channel, ChannelError, Listener, allow_open_files, connect, listening_socket
+from zeropods.pods.wire import Channel, ChannelError, Listener, Message, allow_open_files, connect, listening_socket
 
 PURPOSE = "register"
 CONNECT_SECONDS = 5.0
@@ -50,7 +50,7 @@ class Registration:
         return f"{self.worker} ({self.address})"
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Registration:
+    def from_json(cls, body: Message) -> Registration:
         """The inverse of `asdict`; `UserError` where a field is missing or unknown."""
         _check_fields(body, {field.name for field in fields(cls)}, "a registration")
         return cls(**{**body, "free_ports": tuple(body["free_ports"])})
@@ -85,8 +85,8 @@ async def register(
     secret: bytes,
     registration: Registration,
     seconds: float,
-    serve: Callable[[dict[str, Any]], Awaitable[None]],
-) -> dict[str, Any]:
+    serve: Callable[[Message], Awaitable[None]],
+) -> Message:
     """Register with the master and return its answer, once `serve(answer)` is done and the master was told so.
 
     Args:
@@ -125,7 +125,7 @@ async def register(
 
 
 async def _begin_to_serve(
-    channel: Channel, answer: dict[str, Any], place: str, serve: Callable[[dict[str, Any]], Awaitable[None]]
+    channel: Channel, answer: Message, place: str, serve: Callable[[Message], Awaitable[None]]
 ) -> None:
     if "refused" in answer:
         raise UserError(f"{place}: refused by the master: {plain_line(answer['refused'])}")
@@ -251,7 +251,7 @@ class Rendezvous:
 
     # From here on everything runs on the loop, so that nothing needs a lock.
 
-    async def _attend(self, channel: Channel, body: dict[str, Any]) -> None:
+    async def _attend(self, channel: Channel, body: Message) -> None:
         """Admit a pod, tell all if it was the last one, and hear what it says."""
         try:
             try:
@@ -309,7 +309,7 @@ class Rendezvous:
             return
         await self._tell({"ssh_port": self._ssh_port, **asdict(self._answer)})
 
-    def _heard(self, entry: _Entry, said: dict[str, Any]) -> None:
+    def _heard(self, entry: _Entry, said: Message) -> None:
         if "failed" in said:
             self._settle(UserError(f"{entry.pod}: {plain_line(said['failed'])}"))
         elif said != {"ready": True} or self._ssh_port is None:
@@ -339,7 +339,7 @@ class Rendezvous:
                 await self._tell({"refused": "the cluster did not come up"})
         await self._listener.close()
 
-    async def _tell(self, body: dict[str, Any]) -> None:
+    async def _tell(self, body: Message) -> None:
         """Tell it to all pods that are not ready."""
 
         async def tell(entry: _Entry) -> None:
@@ -359,7 +359,7 @@ def plain_line(text: object) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-def _check_fields(body: dict[str, Any], expected: set[str], what: str) -> None:
+def _check_fields(body: Message, expected: set[str], what: str) -> None:
     wrong = sorted(expected.symmetric_difference(body))
     if wrong:
         shown = plain_line(", ".join(wrong))

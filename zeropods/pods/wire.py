@@ -38,6 +38,9 @@ One more gets no answer, and is tried again a second, three and seven seconds la
 AT_ONCE = 16
 """Connections that are accepted before those that came earlier have their turn to prove themselves."""
 
+Message = dict[str, Any]
+"""A JSON object."""
+
 _GREETING = re.compile(rb"zeropods 1 ([0-9a-f]{32})")
 _LISTENER, _CONNECTOR = b"L", b"C"
 
@@ -74,7 +77,7 @@ class Channel:
         nonces = (own, greeting[1]) if self._listens else (greeting[1], own)
         self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
 
-    async def send(self, body: dict[str, Any]) -> None:
+    async def send(self, body: Message) -> None:
         """Send one message; `ValueError` for a number that JSON does not have."""
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         line = self._proof(self._sends, text) + b" " + text + b"\n"
@@ -84,7 +87,7 @@ class Channel:
             self._writer.write(line)
             await self._writer.drain()
 
-    async def receive(self, seconds: float) -> dict[str, Any]:
+    async def receive(self, seconds: float) -> Message:
         """The next message of the peer, proven and parsed."""
         async with self._bounded(seconds):
             proof, _, text = (await self._line()).partition(b" ")
@@ -98,7 +101,7 @@ class Channel:
                 raise ChannelError(f"{self.peer}: malformed: a message that is no JSON object")
             return body
 
-    async def ask(self, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def ask(self, body: Message, seconds: float) -> Message:
         """Send a message and receive the next one."""
         await self.send(body)
         return await self.receive(seconds)
@@ -178,7 +181,7 @@ class Listener:
         self,
         secret: bytes,
         purpose: str,
-        attend: Callable[[Channel, dict[str, Any]], Awaitable[None]],
+        attend: Callable[[Channel, Message], Awaitable[None]],
         *,
         unproven: int,
         seconds: float,
@@ -225,7 +228,7 @@ class Listener:
             self._tasks.discard(task)
             channel.cut()
 
-    async def _first_message(self, channel: Channel) -> dict[str, Any]:
+    async def _first_message(self, channel: Channel) -> Message:
         """The message by which a peer proves that it knows the secret."""
         while len(self._unproven) >= self._limit:
             self._unproven.pop(0).cut()
