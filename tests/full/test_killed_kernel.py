@@ -62,7 +62,8 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
     until(lambda: not processes_of(home))
     assert time.monotonic() - killed_at[0] < PODS_SECONDS, "the lease of the pods"
     try:
-        execute(folder, 0.5)
+        # Long enough that no rank ends before the first has opened the run.
+        execute(folder, 5)
     finally:
         for name in names():
             take_down(name)
