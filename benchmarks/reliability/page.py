@@ -41,14 +41,12 @@ COLUMNS = {
 }
 REMARKS = f"""\
 1. FP32, dropout 0: {VERIFIED_STEPS} steps after each restart, and all steps of a finished run, within 1e-5 relative.
-2. A supervisor that is killed is found by the pods, when the run's lease of {LEASE_SECONDS:.0f} s has run out. There
-   "to find" is the time until the first rank was told to end; the same command is called when the last has ended.
-3. Where the newest checkpoint is damaged the one before is taken, and one interval more is lost.
-4. A full disk and a read-only folder are found by the rank that saves next. A rank that is stopped, and ranks that do
-   not reach each other, are found by `--step-timeout {STEP_TIMEOUT}`. All of these end the run; the same command called
-   again goes on.
-5. A pod that is lost is replaced by a spare one. Going on with fewer pods converts the checkpoint first:
-   `tests/full/test_fewer_pods.py`. A notebook's kernel that is killed: `tests/full/test_killed_kernel.py`.
+2. A supervisor that is killed is found by the pods, when the run's lease of {LEASE_SECONDS:.0f} s has run out:
+   "to find" is then the time until the first rank was told to end.
+3. A rank that is stopped, and ranks that do not reach each other, are found by `--step-timeout {STEP_TIMEOUT}`;
+   a full disk and a read-only folder by the rank that saves next. The same command called again goes on.
+4. A pod that is lost is replaced by a spare one. Fewer pods: `tests/full/test_fewer_pods.py`. A notebook's kernel
+   that is killed: `tests/full/test_killed_kernel.py`.
 """
 
 
@@ -56,11 +54,9 @@ def page(results: dict[str, Any]) -> str:
     """The page as Markdown."""
     rows = [_row(name, [one for one in results["trials"] if one["fault"] == name]) for name in FAULTS]
     columns = [{"column": name, "meaning": meaning} for name, meaning in COLUMNS.items()]
-    faults = [{"fault": name, "what is done": fault.means} for name, fault in FAULTS.items()]
-    tables = [Table.of(lines).to_markdown() for lines in (rows, columns, faults)]
-    return (
-        f"{ABOUT}\n{_told(results)}\n{tables[0]}\n## What it means\n{tables[1]}\n{REMARKS}\n## The faults\n{tables[2]}"
-    )
+    tables = [Table.of(lines).to_markdown() for lines in (rows, columns)]
+    faults = "".join(f"* {name}: {fault.means}\n" for name, fault in FAULTS.items())
+    return f"{ABOUT}\n{_told(results)}\n{tables[0]}\n{tables[1]}\n{REMARKS}\n## The faults\n{faults}"
 
 
 def _told(results: dict[str, Any]) -> str:
