@@ -14,7 +14,7 @@ import pytest
 
 from tests.made import a_record, a_score, write_run
 from zeropods.cli import main
-from zeropods.data.wikisql import Table
+from zeropods.data.wikisql import SQLTable
 from zeropods.demo.answering import BoundedExecution, ModelAnswer, checked, run_query, trained_models
 from zeropods.demo.page import SHOWN_ROWS, Site, answers_html, message_html, preview_html, spans
 from zeropods.demo.serving import listening
@@ -123,7 +123,7 @@ def test_tables_are_listed_by_title_and_columns_and_know_their_questions(tmp_pat
 # A visitor's CSV file.
 
 
-def table(folder: Path, content: str | bytes) -> Table:
+def table(folder: Path, content: str | bytes) -> SQLTable:
     path = folder / "pets.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return read_csv(path)
@@ -184,7 +184,7 @@ def test_a_file_that_has_gone_is_asked_for_again(tmp_path: Path) -> None:
 
 # A visitor's question and query.
 
-CATS = Table("cats", ("Name", "Age"), ("text", "real"), (("Tom", 3), ("Kit", 5), ("<b>Mia</b>", 2)))
+CATS = SQLTable("cats", ("Name", "Age"), ("text", "real"), (("Tom", 3), ("Kit", 5), ("<b>Mia</b>", 2)))
 OLDEST = Query(0, 0, (Condition(1, 1, "4"),))
 ATTACK = "<script>alert(1)</script>"
 
@@ -202,7 +202,7 @@ def test_the_database_refuses_all_but_reading_its_table(statement: str) -> None:
 
 
 def test_a_query_that_takes_too_long_is_stopped() -> None:
-    many = Table("many", ("N",), ("real",), tuple((n,) for n in range(10_000)))
+    many = SQLTable("many", ("N",), ("real",), tuple((n,) for n in range(10_000)))
     with closing(BoundedExecution(many, seconds=0.0)) as execution:
         assert execution.execute(Query(0, 1)) is None
         assert execution.overdue
@@ -243,7 +243,7 @@ def test_answers_are_shown_with_their_verdict_and_nothing_of_others_is_markup() 
 
 
 def test_rows_beyond_the_limit_are_counted() -> None:
-    many = Table("many", ("N",), ("real",), tuple((n,) for n in range(1_234)))
+    many = SQLTable("many", ("N",), ("real",), tuple((n,) for n in range(1_234)))
     answer = ModelAnswer(found=run_query(Query(0, 0), many), generated_seconds=0.1, expected=None, right=None)
     shown = answers_html("All?", [("m", answer)], many.header)
     assert f"first {SHOWN_ROWS} of 1,234 rows" in shown and "and 1,222 more" in shown

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropods.data.wikisql import Cell, Example, Table, read_split
+from zeropods.data.wikisql import Cell, Example, SQLTable, read_split
 from zeropods.sql.execute import Execution, Rows, execute, is_usable, matching_rows, number
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 from zeropods.sql.text import format_query, parse_query
@@ -139,7 +139,7 @@ def test_hostile_text_is_read_in_seconds() -> None:
 
 # Execution.
 
-TABLE = Table(
+TABLE = SQLTable(
     id="t",
     header=("Name", "Goals", "Crowd"),
     types=("text", "real", "real"),
@@ -192,12 +192,12 @@ def test_a_query_that_cannot_run_has_no_result(query: Query) -> None:
 
 
 def test_a_sum_beyond_64_bits_has_no_result() -> None:
-    table = Table("t", ("N",), ("text",), ((str(2**63 - 1),),) * 2)
+    table = SQLTable("t", ("N",), ("text",), ((str(2**63 - 1),),) * 2)
     assert execute(Query(0, 4), table) is None
 
 
 def test_equal_and_odd_column_names_do_not_matter() -> None:
-    table = Table("t", ('a"b', 'A"B', ""), ("text",) * 3, (("x", "y", "z"),))
+    table = SQLTable("t", ('a"b', 'A"B', ""), ("text",) * 3, (("x", "y", "z"),))
     assert execute(Query(1, 0, (Condition(2, 0, "z"),)), table) == ["y"]
 
 

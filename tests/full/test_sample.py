@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.data.sample import SampleSummary, read_facts, write_sample
-from zeropods.data.wikisql import SPLITS, Example, Table, read_split, read_tables
+from zeropods.data.wikisql import SPLITS, Example, SQLTable, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.sql.execute import Execution, is_usable
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition
@@ -32,7 +32,7 @@ def splits(summary: SampleSummary) -> Splits:
 
 
 @pytest.fixture(scope="module")
-def tables(summary: SampleSummary) -> dict[str, dict[str, Table]]:
+def tables(summary: SampleSummary) -> dict[str, dict[str, SQLTable]]:
     return {split: read_tables(summary.folder / f"{split}.tables.jsonl") for split in SPLITS}
 
 

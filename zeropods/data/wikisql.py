@@ -18,7 +18,7 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Table:
+class SQLTable:
     """A table that questions are asked about."""
 
     id: str
@@ -35,7 +35,7 @@ class Example:
     index: int
     """Line number in SPLIT.jsonl, from 0."""
     question: str
-    table: Table
+    table: SQLTable
     query: Query
 
 
@@ -47,9 +47,9 @@ def read_split(folder: Path, split: str) -> Iterator[Example]:
         yield _example(f"{path}:{number}", number - 1, document, tables)
 
 
-def read_tables(path: Path) -> dict[str, Table]:
+def read_tables(path: Path) -> dict[str, SQLTable]:
     """All tables of a file, by id."""
-    tables: dict[str, Table] = {}
+    tables: dict[str, SQLTable] = {}
     for number, document in json_lines(path):
         table = _table(f"{path}:{number}", document)
         if table.id in tables:
@@ -68,7 +68,7 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
     return path
 
 
-def _example(place: str, index: int, document: dict[str, Any], tables: dict[str, Table]) -> Example:
+def _example(place: str, index: int, document: dict[str, Any], tables: dict[str, SQLTable]) -> Example:
     question = text_of(place, document, "question")
     table = tables.get(text_of(place, document, "table_id"))
     if table is None:
@@ -80,7 +80,7 @@ def _example(place: str, index: int, document: dict[str, Any], tables: dict[str,
     return Example(index, question, table, query)
 
 
-def _table(place: str, document: dict[str, Any]) -> Table:
+def _table(place: str, document: dict[str, Any]) -> SQLTable:
     header = _list(place, document, "header")
     types = _list(place, document, "types")
     rows = _list(place, document, "rows")
@@ -91,7 +91,7 @@ def _table(place: str, document: dict[str, Any]) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, list) or len(row) != len(header):
             raise UserError(f"{place}: row {number} is {row!r}; expected {len(header)} cells")
-    return Table(text_of(place, document, "id"), tuple(header), tuple(types), tuple(map(tuple, rows)))
+    return SQLTable(text_of(place, document, "id"), tuple(header), tuple(types), tuple(map(tuple, rows)))
 
 
 def _list(place: str, document: dict[str, Any], key: str) -> list[Any]:

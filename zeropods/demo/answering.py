@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
-from zeropods.data.wikisql import Cell, Example, Table
+from zeropods.data.wikisql import Cell, Example, SQLTable
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
 from zeropods.evaluate.score_file import QueryScore
@@ -150,7 +150,7 @@ def _with_run(model: TrainedModel) -> TrainedModel:
 class BoundedExecution(Execution):
     """An `Execution` that only reads, and for `seconds` in all; what takes longer gives None, and `overdue` is set."""
 
-    def __init__(self, table: Table, seconds: float = SECONDS) -> None:
+    def __init__(self, table: SQLTable, seconds: float = SECONDS) -> None:
         super().__init__(table)
         self.overdue = False
         self._deadline = time.monotonic() + seconds
@@ -183,7 +183,7 @@ class QueryResult:
     seconds: float
 
 
-def run_query(query: Query, table: Table) -> QueryResult:
+def run_query(query: Query, table: SQLTable) -> QueryResult:
     """Execute a query read-only and timed; `UserError` where it takes too long."""
     with closing(BoundedExecution(table)) as execution:
         began = time.perf_counter()
@@ -212,7 +212,7 @@ class ModelAnswer:
     """Whether both find the same; None where nothing is expected, or the expected query finds nothing."""
 
 
-def ask(model: TrainedModel, table: Table, question: str, example: Example | None) -> ModelAnswer:
+def ask(model: TrainedModel, table: SQLTable, question: str, example: Example | None) -> ModelAnswer:
     """Let a model answer.
 
     Args:
@@ -258,11 +258,11 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
     from zeropods.evaluate.generate import QueryAnswerer
 
     answerer = QueryAnswerer.load(model.folder)
-    _generated(answerer, Table("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")
+    _generated(answerer, SQLTable("warm", ("Name", "Age"), ("text", "real"), ()), "How many names are there?")
     return answerer
 
 
-def _generated(answerer: QueryAnswerer, table: Table, question: str) -> Query:
+def _generated(answerer: QueryAnswerer, table: SQLTable, question: str) -> Query:
     from zeropods.evaluate.generate import Generation
 
     example = Example(0, question, table, Query(0, 0))

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.wikisql import Cell, Example, Table
+from zeropods.data.wikisql import Cell, Example, SQLTable
 from zeropods.demo.answering import ModelAnswer, QueryResult, TrainedModel, ask, checked, run_query, trained_models
 from zeropods.demo.tables import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, Tables, tables_in, tables_of, uploaded
 from zeropods.errors import UserError
@@ -87,7 +87,7 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], most: int,
     )
 
 
-def preview_html(table: Table, name: str) -> str:
+def preview_html(table: SQLTable, name: str) -> str:
     """A table before anything is asked: its columns with their types, its first rows."""
     header = [
         f"{column} (number)" if kind == "real" else column
@@ -216,7 +216,7 @@ class Site:
         except UserError as error:
             raise gr.Error(str(error)) from None
         choices = [(line, id_) for id_, line in tables.labels.items()]
-        return gr.Dropdown(choices=choices, value=choices[0][1], label=f"Table ({tables.what})")
+        return gr.Dropdown(choices=choices, value=choices[0][1], label=f"SQLTable ({tables.what})")
 
     def choose_table(self, label: str, id_: str) -> list[Any]:
         """A table's first rows and questions, the first of which stands ready; what was uploaded goes."""
@@ -266,7 +266,7 @@ class Site:
         labels = dict.fromkeys(filter(None, (label, other)))
         return answers_html(line, [(each, self._answer(each, table, line, example)) for each in labels], table.header)
 
-    def _answer(self, label: str, table: Table, question: str, example: Example | None) -> ModelAnswer | str:
+    def _answer(self, label: str, table: SQLTable, question: str, example: Example | None) -> ModelAnswer | str:
         try:
             return ask(self.model(label), table, question, example)
         except UserError as error:
@@ -290,7 +290,7 @@ def build_page(site: Site, blocks: type[Blocks]) -> Blocks:
         with gr.Row():
             model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
             other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False, min_width=300)
-        table = gr.Dropdown(label="Table", elem_id="zp-table")
+        table = gr.Dropdown(label="SQLTable", elem_id="zp-table")
         with gr.Accordion(UPLOAD, open=False, elem_id="zp-upload"):
             file = gr.File(file_types=[".csv", ".tsv", ".txt"], show_label=False, height=120)
         preview = gr.HTML(elem_id="zp-preview", elem_classes="zp")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.sample import write_sample
-from zeropods.data.wikisql import Cell, Example, Table, read_split, split_file
+from zeropods.data.wikisql import Cell, Example, SQLTable, read_split, split_file
 from zeropods.errors import UserError
 from zeropods.files import json_lines, sha256
 
@@ -42,13 +42,13 @@ class Tables:
     labels: dict[str, str]
     """A line for each table: its title, where it has one, and its columns."""
 
-    def table(self, id_: str | None) -> Table:
+    def table(self, id_: str | None) -> SQLTable:
         """A table of the list; `UserError` for any other id."""
         if id_ is None or id_ not in self.examples:
             raise UserError("choose a table, or upload one")
         return self.examples[id_][0].table
 
-    def expected(self, table: Table, question: str) -> Example | None:
+    def expected(self, table: SQLTable, question: str) -> Example | None:
         """The data set's own example of this question about this table."""
         wanted = _words(question)
         return next((e for e in self.examples.get(table.id, ()) if _words(e.question) == wanted), None)
@@ -108,7 +108,7 @@ def _titles(path: Path) -> Iterator[tuple[str, str]]:
             yield str(document["id"]), title
 
 
-def _label(title: str | None, table: Table) -> str:
+def _label(title: str | None, table: SQLTable) -> str:
     name = title or (table.id if any(map(str.isalpha, table.id)) else None)
     columns = ", ".join(table.header)
     # WikiSQL's ids are numbers, which nobody knows a table by.
@@ -136,7 +136,7 @@ BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 
 
 @lru_cache(maxsize=KEPT)
-def uploaded(path: Path) -> Table:
+def uploaded(path: Path) -> SQLTable:
     """A visitor's table, read again from the file where others came since; `UserError` as for `read_csv`."""
     try:
         return read_csv(path)
@@ -144,7 +144,7 @@ def uploaded(path: Path) -> Table:
         raise UserError(f"the file {_shown(path.name)} is not kept any longer; upload it again") from None
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path) -> SQLTable:
     """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
 
     Raises:
@@ -167,7 +167,7 @@ def read_csv(path: Path) -> Table:
     if len(rows) > MAX_ROWS:
         raise UserError(f"{name}: more than {MAX_ROWS:,} rows; upload fewer")
     types = tuple("real" if _all_numbers(column) else "text" for column in zip(*rows, strict=True))
-    return Table("uploaded", tuple(header), types, tuple(rows))
+    return SQLTable("uploaded", tuple(header), types, tuple(rows))
 
 
 def _shown(text: str, most: int = 60) -> str:

@@ -12,7 +12,7 @@ import sqlite3
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from zeropods.data.wikisql import Cell, Table
+from zeropods.data.wikisql import Cell, SQLTable
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 
 _FIRST_NUMBER = re.compile(r"[-+]?\d*\.\d+|\d+")
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 class Execution:
     """A table in SQLite's memory, for as many queries as wanted; `close` frees it."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: SQLTable) -> None:
         self._table = table
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         columns = ", ".join(f"{_name(i)} {kind}" for i, kind in enumerate(table.types))
@@ -83,13 +83,13 @@ class Execution:
         return [_stored(cell, kind) for cell, kind in zip(row, self._table.types, strict=True)]
 
 
-def execute(query: Query, table: Table) -> list[Cell] | None:
+def execute(query: Query, table: SQLTable) -> list[Cell] | None:
     """`Execution.execute` of one query; keep an `Execution` for several on the same table."""
     with closing(Execution(table)) as execution:
         return execution.execute(query)
 
 
-def matching_rows(query: Query, table: Table) -> Rows | None:
+def matching_rows(query: Query, table: SQLTable) -> Rows | None:
     """`Execution.matching_rows` of one query."""
     with closing(Execution(table)) as execution:
         return execution.matching_rows(query)

@@ -15,7 +15,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from zeropods.data.wikisql import Table
+from zeropods.data.wikisql import SQLTable
 from zeropods.sql.execute import Execution, is_usable
 from zeropods.sql.query import Query
 from zeropods.sql.text import format_query, parse_query
@@ -30,7 +30,7 @@ class QueryAccuracy(evaluate.Metric):
     `exact_match` (of the text) and `logical_form_accuracy` (of the parts) and the count `unparseable`.
 
     Further arguments, each with one entry per prediction:
-        tables: `zeropods.data.wikisql.Table`s; then the result also has `execution_accuracy`, over the `executable`
+        tables: `zeropods.data.wikisql.SQLTable`s; then the result also has `execution_accuracy`, over the `executable`
             references, which are those that find something on the rows at hand.
         queries: what each prediction means, where that is known; it is read from the text otherwise.
         average: False for lists with one value per prediction, `execution_accuracy` None where it was not executable.
@@ -50,7 +50,7 @@ class QueryAccuracy(evaluate.Metric):
         self,
         predictions: list[str],
         references: list[dict[str, Any]],
-        tables: Sequence[Table] | None = None,
+        tables: Sequence[SQLTable] | None = None,
         queries: Sequence[Query | None] | None = None,
         average: bool = True,
     ) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _logical_form(query: Query) -> tuple[int, int, frozenset[tuple[int, int, str
     return query.sel, query.agg, conditions
 
 
-def _executed(queries: Sequence[Query | None], gold: Sequence[Query], tables: Sequence[Table]) -> Values:
+def _executed(queries: Sequence[Query | None], gold: Sequence[Query], tables: Sequence[SQLTable]) -> Values:
     """Whether both queries find the same; None where the gold query finds nothing. Each table is loaded once."""
     results: Values = [None] * len(gold)
     order = sorted((i for i, table in enumerate(tables) if table.rows), key=lambda i: tables[i].id)
