@@ -216,7 +216,7 @@ class Site:
         except UserError as error:
             raise gr.Error(str(error)) from None
         choices = [(line, id_) for id_, line in tables.labels.items()]
-        return gr.Dropdown(choices=choices, value=choices[0][1], label=f"SQLTable ({tables.what})")
+        return gr.Dropdown(choices=choices, value=choices[0][1], label=f"Table ({tables.what})")
 
     def choose_table(self, label: str, id_: str) -> list[Any]:
         """A table's first rows and questions, the first of which stands ready; what was uploaded goes."""
@@ -290,7 +290,7 @@ def build_page(site: Site, blocks: type[Blocks]) -> Blocks:
         with gr.Row():
             model = gr.Dropdown(label="Model", elem_id="zp-model", filterable=False, min_width=300)
             other = gr.Dropdown(label="Compare with", elem_id="zp-other", filterable=False, min_width=300)
-        table = gr.Dropdown(label="SQLTable", elem_id="zp-table")
+        table = gr.Dropdown(label="Table", elem_id="zp-table")
         with gr.Accordion(UPLOAD, open=False, elem_id="zp-upload"):
             file = gr.File(file_types=[".csv", ".tsv", ".txt"], show_label=False, height=120)
         preview = gr.HTML(elem_id="zp-preview", elem_classes="zp")
