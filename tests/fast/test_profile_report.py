@@ -14,7 +14,7 @@ from tests.made_profile import Model
 from zeropods.cli import profile as cli_profile
 from zeropods.errors import UserError
 from zeropods.measure.profile import Module
-from zeropods.report.profile import MEANING, ProfileReport, cells, scaled, told_apart, written
+from zeropods.report.profile import MEANING, ProfileReport, cells, scaled, written
 from zeropods.report.run import Run
 
 PNG = b"\x89PNG"
@@ -70,10 +70,6 @@ def test_a_figure_is_written_for_people(value: float | None, unit: str, text: st
 
 def test_two_figures_are_written_in_one_unit() -> None:
     assert scaled(1.17e9, 602.3e6, "MACs") == ("1170", "MMACs")
-
-
-def test_names_are_told_apart_by_whole_words() -> None:
-    assert told_apart(["a-tiny-zero1-3-pods", "a-tiny-zero3-3-pods"]) == ["zero1-3-pods", "zero3-3-pods"]
 
 
 def test_every_figure_of_a_summary_has_a_meaning() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from decimal import Decimal
 from math import isfinite
@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+
+Numbered = Sequence[tuple[int, str]]
+"""Lines with their numbers in the file, the first being 1."""
+WHOLE = "give a report as it was written, whole"
 
 # What a report says, as numbers.
 
@@ -58,7 +62,6 @@ class Line:
     """A line of the summary as it was printed."""
 
     number: int
-    """In its file, the first being 1."""
     label: str
     text: str
     keys: tuple[str, ...]
@@ -84,7 +87,7 @@ class Module:
     number: int
     """Its line in the file."""
     name: str
-    """As its parent calls it; empty for the root."""
+    """Its name as its parent calls it; empty for the root."""
     class_name: str
     parameters: float | None = None
     parameters_percent: float | None = None
@@ -103,11 +106,42 @@ class Module:
         for child in self.children:
             yield from child.walk(f"{path}.{child.name}" if path else child.name)
 
+    def total(self, figure: str) -> float:
+        """`parameters`, `macs` or `latency_seconds`; the sum of its children where it has none of its own."""
+        own = getattr(self, figure)
+        return own if own is not None else sum(child.total(figure) for child in self.children)
 
-def total(module: Module, figure: str) -> float:
-    """`parameters`, `macs` or `latency_seconds` of a module; the sum of its children where it has none of its own."""
-    own = getattr(module, figure)
-    return own if own is not None else sum(total(child, figure) for child in module.children)
+    @property
+    def linear(self) -> tuple[int, int] | None:
+        """(in, out) features of a linear layer; None for anything else."""
+        return self._sizes("in_features", "out_features")
+
+    @property
+    def embedding(self) -> tuple[int, int] | None:
+        """(rows, dimension) of an embedding; None for anything else."""
+        return self._sizes("rows", "dimension")
+
+    @property
+    def parameters_by_size(self) -> int | None:
+        """Parameters of a linear layer (in x out, and out more with a bias) or an embedding (rows x dimension)."""
+        if self.linear is not None:
+            return self.linear[0] * self.linear[1] + (self.linear[1] if self.details.get("bias") else 0)
+        return self.embedding[0] * self.embedding[1] if self.embedding is not None else None
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens that a linear layer was given, by its MACs / (in x out); None for anything else."""
+        size = self.linear
+        return self.macs / (size[0] * size[1]) if size is not None and all(size) and self.macs else None
+
+    def to_json(self, depth: int | None = None) -> dict[str, Any]:
+        """Plain values, down to a depth, all of it if None."""
+        below = () if depth == 0 else self.children
+        return {**vars(self), "children": [child.to_json(None if depth is None else depth - 1) for child in below]}
+
+    def _sizes(self, first: str, second: str) -> tuple[int, int] | None:
+        one, two = self.details.get(first), self.details.get(second)
+        return (one, two) if isinstance(one, int) and isinstance(two, int) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +157,7 @@ class Report:
     """This report alone, as it was printed."""
     summary: Summary
     lines: tuple[Line, ...]
-    """Of the summary."""
+    """Lines of the summary."""
     depths: tuple[Depth, ...]
     root: Module | None
     """None where the report has no detailed part (`"detailed": false`)."""
@@ -131,6 +165,91 @@ class Report:
     def line_of(self, key: str) -> int:
         """Number of the line that gives a figure of the summary; the heading's for the step."""
         return next((line.number for line in self.lines if key in line.keys), self.number + 1)
+
+    def label_of(self, key: str) -> str:
+        """Label of that line."""
+        return next(line.label for line in self.lines if key in line.keys)
+
+
+# Read a report from a file: its own, or a log that holds one.
+
+HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
+"""Before it what pdsh or a logger puts before every line (`pod1: `)."""
+STEP = re.compile(r"Profile Summary at step (.*):")
+AGGREGATED = re.compile(r"-+ Aggregated Profile per GPU -+", re.IGNORECASE)
+DETAILED = re.compile(r"-+ Detailed Profile per GPU -+", re.IGNORECASE)
+END = re.compile(r"-{40,}")
+BEFORE_FIGURES = "step (weights update latency), iter latency"
+"""In the last line of the notations, behind which the summary's figures begin."""
+BEFORE_TREE = "The fwd latency listed in the top module's profile"
+"""In the last line before the tree; its number differs between versions."""
+
+
+def read_report(path: Path) -> Report:
+    """The report of a file, of a run folder its `profile.txt`; the last one where the file holds several.
+
+    A file holds several where the profiler writes to a log, or where gradients are accumulated: there the last is
+    that of the pass which the optimizer's step follows.
+
+    Raises:
+        UserError: there is no report in it, it is cut off, or a line is not of a report; the first such line.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(
+            f"{path}: not there; give a report's file or a run folder, as notebook 03_train_pods makes them"
+        )
+    path = path / "profile.txt" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"{path}: not there; train with a profiled configuration, such as dsconfig/zero1profiler.json")
+    return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def parse_report(path: Path, text: str) -> Report:
+    """The last report of a text that was read from `path`."""
+    lines = text.splitlines()
+    headings = [(number, match["prefix"]) for number, line in enumerate(lines, 1) if (match := HEADING.fullmatch(line))]
+    if not headings:
+        raise UserError(f"{path}:1: no '--- DeepSpeed Flops Profiler ---' in {len(lines)} lines; give a profile.txt")
+    start, prefix = headings[-1]
+    # Lines of others in a log are left out.
+    own = [
+        (number, line.removeprefix(prefix))
+        for number, line in enumerate(lines[start - 1 :], start)
+        if line.startswith(prefix) or not prefix.strip()
+    ]
+    own = own[: _find(path, own, END, "its closing line of dashes") + 1]
+    if len(own) < 2:
+        raise UserError(f"{path}:{start}: a heading and nothing more; {WHOLE}")
+    figures = _after(path, own, BEFORE_FIGURES)
+    aggregated = _find(path, own, AGGREGATED, "'--- Aggregated Profile per GPU ---'")
+    detailed = next((at for at, (_, line) in enumerate(own) if DETAILED.fullmatch(line.strip())), len(own) - 1)
+    summary, found = _read_summary(str(path), own[1], own[figures:aggregated], own[aggregated][0])
+    return Report(
+        path=path,
+        number=start,
+        reports=len(headings),
+        text="\n".join(line for _, line in own),
+        summary=summary,
+        lines=tuple(found),
+        depths=tuple(_read_depths(str(path), own[aggregated + 1 : detailed])),
+        root=_read_tree(path, own[detailed:-1]),
+    )
+
+
+def _find(path: Path, lines: Numbered, pattern: re.Pattern[str], what: str) -> int:
+    for index, (_, line) in enumerate(lines):
+        if pattern.fullmatch(line.strip()):
+            return index
+    raise UserError(f"{path}:{lines[-1][0]}: the report ends without {what}; {WHOLE}")
+
+
+def _after(path: Path, lines: Numbered, words: str) -> int:
+    """Index behind the line that holds these words."""
+    for index, (_, line) in enumerate(lines):
+        if words in line:
+            return index + 1
+    raise UserError(f"{path}:{lines[-1][0]}: no line with {words!r}; {WHOLE}")
 
 
 # Numbers as DeepSpeed's profiler prints them: `602.28 MMACs`, `1.05 M`, `200.99 us`.
@@ -164,15 +283,16 @@ def amount(text: str, kind: str, place: str) -> float:
     Raises:
         UserError: no number, or a unit that this kind of figure has not.
     """
-    match = NUMBER.fullmatch(text.strip())
+    text, units = text.strip(), " | ".join(unit or "none" for unit in UNITS[kind])
+    match = NUMBER.fullmatch(text)
     if match is None:
-        raise UserError(f"{place}: {text.strip()!r}; expected a number and its unit: {_units(kind)}")
+        raise UserError(f"{place}: {text!r}; expected a number and its unit: {units}")
     power = UNITS[kind].get(match[2])
     if power is None:
-        raise UserError(f"{place}: {text.strip()!r}: unknown unit {match[2]!r}; expected {_units(kind)}")
+        raise UserError(f"{place}: {text!r}: unknown unit {match[2]!r}; expected {units}")
     value = float(Decimal(match[1]).scaleb(power))
     if not isfinite(value):
-        raise UserError(f"{place}: {text.strip()!r}; expected a number that a computer can hold")
+        raise UserError(f"{place}: {text!r}; expected a number that a computer can hold")
     return value
 
 
@@ -184,21 +304,14 @@ def rounding(value: float | None) -> float:
     return HALF_OF_THE_LAST_DECIMAL * unit
 
 
-def whole(text: str, place: str) -> int:
-    """A count; `UserError` where it is none."""
+def _whole(text: str, place: str) -> int:
     if not text.strip().isascii() or not text.strip().isdigit():
         raise UserError(f"{place}: {text.strip()!r}; expected a whole number")
     return int(text)
 
 
-def _units(kind: str) -> str:
-    named = [unit or "none" for unit in UNITS[kind]]
-    return " | ".join(named)
-
-
 # The summary of a report: one figure a line, each line under a label.
 
-SUMMARY_HEADING = re.compile(r"Profile Summary at step (.*):")
 LABELS: dict[str, tuple[str, str]] = {
     "world size": ("world_size", "count"),
     "data parallel size": ("data_parallel_size", "count"),
@@ -227,106 +340,105 @@ The forward pass's FLOPs and FLOP/s differ only in that formula."""
 FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency", re.IGNORECASE)
 
 
-def read_summary(path: str, numbered: Iterable[tuple[int, str]], step: int, end: int) -> tuple[Summary, list[Line]]:
+def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int) -> tuple[Summary, list[Line]]:
     """The figures of the summary's lines.
 
     Args:
         path: the file, for errors.
-        numbered: lines with their numbers, from after the notations up to the next part.
-        step: as the heading has it.
-        end: number of the line after the last.
+        lines: from after the notations up to the next part, whose number is `end`.
 
     Raises:
         UserError: a line that is none of a summary, twice the same, one that must be there is missing.
     """
-    values: dict[str, Any] = {"step": step}
-    lines = []
-    for number, line in numbered:
-        if not line.strip():
+    number, text = heading
+    match = STEP.fullmatch(text.strip())
+    if match is None:
+        raise UserError(f"{path}:{number}: {text.strip()!r:.60}; expected 'Profile Summary at step N:'")
+    values: dict[str, Any] = {"step": _whole(match[1], f"{path}:{number}")}
+    found = []
+    for number, text in lines:
+        if not text.strip():
             continue
-        read = _line(f"{path}:{number}", number, line)
-        if values.keys() & read[1].keys():
-            raise UserError(f"{path}:{number}: a second {read[0].label!r}; give a report as it was written")
-        values |= read[1]
-        lines.append(read[0])
+        line, read = _read_line(f"{path}:{number}", number, text)
+        if values.keys() & read.keys():
+            raise UserError(f"{path}:{number}: a second {line.label!r}; give a report as it was written")
+        values |= read
+        found.append(line)
     needed = [field.name for field in fields(Summary) if field.default is MISSING]
     missing = next((name for name in needed if name not in values), None)
     if missing:
         wanted = next(label for label, (key, _) in LABELS.items() if key == missing)
-        raise UserError(f"{path}:{end}: the summary ends without {wanted!r}; give a report as it was written, whole")
-    return Summary(**values), lines
+        raise UserError(f"{path}:{end}: the summary ends without {wanted!r}; {WHOLE}")
+    return Summary(**values), found
 
 
-def step_of(path: str, number: int, line: str) -> int:
-    """The step that the heading names."""
-    match = SUMMARY_HEADING.fullmatch(line.strip())
-    if match is None:
-        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected 'Profile Summary at step N:'")
-    return whole(match[1], f"{path}:{number}")
-
-
-def _line(place: str, number: int, line: str) -> tuple[Line, dict[str, Any]]:
-    label, colon, text = line.rpartition(": ")
-    known = _known(label.strip().rstrip(":"))
-    if not colon or known is None:
-        raise UserError(f"{place}: {line.strip()!r:.60}; expected a line of the summary, as 'fwd latency:  55.98 ms'")
-    key, kind = known
-    values: dict[str, Any] = {key: _summary_value(text, kind, place)}
-    factor = FACTOR.search(label)
-    if factor:
-        values["backward_factor"] = amount(factor[1], "", place)
-    return Line(number=number, label=label.strip().rstrip(":"), text=text.strip(), keys=tuple(values)), values
-
-
-def _known(label: str) -> tuple[str, str] | None:
+def _read_line(place: str, number: int, line: str) -> tuple[Line, dict[str, Any]]:
+    before, colon, text = line.rpartition(": ")
+    label = before.strip().rstrip(":")
     name = label.lower()
-    return LABELS.get(name) or LABELS.get(name.split(" = ")[0])
-
-
-def _summary_value(text: str, kind: str, place: str) -> float | int | bool:
+    key, kind = LABELS.get(name) or LABELS.get(name.split(" = ")[0]) or ("", "")
+    if not colon or not key:
+        raise UserError(f"{place}: {line.strip()!r:.60}; expected a line of the summary, as 'fwd latency:  55.98 ms'")
+    values: dict[str, Any] = {}
     if kind == "count":
-        return whole(text, place)
-    if kind == "truth":
-        return text.strip() == "True"
-    return amount(text, kind, place)
+        values[key] = _whole(text, place)
+    elif kind == "truth":
+        values[key] = text.strip() == "True"
+    else:
+        values[key] = amount(text, kind, place)
+    if factor := FACTOR.search(before):
+        values["backward_factor"] = amount(factor[1], "", place)
+    return Line(number=number, label=label, text=text.strip(), keys=tuple(values)), values
 
 
-# What a module's class says of itself behind its figures: `in_features=128, out_features=512, bias=False`.
+# The part of a report that is aggregated by depth: the top classes of modules by parameters, MACs and latency.
 
-Detail = str | int | float | bool | tuple[int, ...]
-POSITIONS: dict[str, tuple[str, ...]] = {
-    "Embedding": ("rows", "dimension"),
-    "LayerNorm": ("normalized_shape",),
-}
-"""Names of what a class prints without one."""
-PART = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
-
-WHOLE_DETAILS = re.compile(r"-?[0-9]{1,18}")
-REAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{1,2})?")
-SIZES = re.compile(r"\([0-9]{1,18}(?:, ?[0-9]{1,18})*,?\)")
+OPENING = re.compile(r"Top (?:\d+ )?modules in terms of .* at different model depths:")
+DEPTH = re.compile(r"depth (\d+):")
+AGGREGATED_KINDS = {"params": "params", "MACs": "MACs", "fwd latency": "s"}
+"""Rows of a depth in their order, and the kind of their figures."""
+ROW = re.compile(r" +(params|MACs|fwd latency) +- +(\{.*\})")
 
 
-def read_details(class_name: str, text: str) -> dict[str, Detail]:
-    """The details by name; what has none is numbered from 0."""
-    details: dict[str, Detail] = {}
-    names = POSITIONS.get(class_name.rpartition(".")[2], ())
-    for position, part in enumerate(part.strip() for part in PART.findall(text)):
-        name, equals, value = part.partition("=")
-        if equals and name.isidentifier():
-            details[name] = _detail_value(value)
-        else:
-            details[names[position] if position < len(names) else str(position)] = _detail_value(part)
-    return details
+def _read_depths(path: str, numbered: Numbered) -> list[Depth]:
+    """The depths of this part, from the root on.
+
+    Args:
+        path: the file, for errors.
+        numbered: the lines of this part with their numbers, its heading left out.
+
+    Raises:
+        UserError: a line that is none of this part.
+    """
+    lines = [(number, line) for number, line in numbered if line.strip() and not OPENING.fullmatch(line.strip())]
+    return [_depth(path, lines[start : start + 4]) for start in range(0, len(lines), 4)]
 
 
-def _detail_value(text: str) -> Detail:
-    if text in ("True", "False"):
-        return text == "True"
-    if SIZES.fullmatch(text):
-        return tuple(int(size) for size in text.strip("(),").split(","))
-    if WHOLE_DETAILS.fullmatch(text):
-        return int(text)
-    return float(text) if REAL.fullmatch(text) else text
+def _depth(path: str, lines: Numbered) -> Depth:
+    number, line = lines[0]
+    heading = DEPTH.fullmatch(line.strip())
+    if heading is None:
+        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected 'depth N:'")
+    if len(lines) < 4:
+        raise UserError(f"{path}:{lines[-1][0]}: depth {heading[1]} ends here; {WHOLE}")
+    params, macs, seconds = (
+        _row(path, row, *wanted) for row, wanted in zip(lines[1:], AGGREGATED_KINDS.items(), strict=True)
+    )
+    return Depth(number=number, depth=int(heading[1]), parameters=params, macs=macs, seconds=seconds)
+
+
+def _row(path: str, numbered: tuple[int, str], name: str, kind: str) -> dict[str, float]:
+    number, line = numbered
+    match = ROW.fullmatch(line)
+    if match is None or match[1] != name:
+        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected \"{name} - {{'CLASS': 'FIGURE'}}\"")
+    try:
+        figures = ast.literal_eval(match[2])
+    except (SyntaxError, ValueError, TypeError):
+        figures = None
+    if not isinstance(figures, dict):
+        raise UserError(f"{path}:{number}: {match[2]!r:.60}; expected {{'CLASS': 'FIGURE'}}")
+    return {str(name): amount(str(text), kind, f"{path}:{number}") for name, text in figures.items()}
 
 
 # The detailed part of a report: the model as `print(model)` shows it, with figures at each module.
@@ -345,26 +457,31 @@ MODULE_LINE = "a module, as '(q): Linear(16.38 K = 1.56% Params, ...)'"
 KINDS = {"parameters": "params", "macs": "MACs", "latency_seconds": "s", "flops_per_second": "FLOPS"}
 
 
-def read_tree(path: str, numbered: Sequence[tuple[int, str]]) -> Module:
-    """The root of the modules.
+def _read_tree(path: Path, lines: Numbered) -> Module | None:
+    """The root of the modules; None without a detailed part.
 
     Args:
         path: the file, for errors.
-        numbered: the lines of the tree with their numbers, from the root's on, up to the line that closes it.
+        lines: the detailed part, from its heading on.
 
     Raises:
         UserError: a line that is no part of a tree, figures in another form, or an end before the tree's.
     """
-    reader = _Reader(path, [(number, line) for number, line in numbered if line.strip()])
+    if not lines:
+        return None
+    below = [(number, line) for number, line in lines[_after(path, lines, BEFORE_TREE) :] if line.strip()]
+    if not below:
+        raise UserError(f"{path}:{lines[-1][0]}: no module below 'Detailed Profile'; {WHOLE}")
+    reader = _TreeReader(str(path), below)
     (root,) = reader.module(0)
     reader.expect_end()
     return root
 
 
-class _Reader:
+class _TreeReader:
     """Lines of a tree, one after the other."""
 
-    def __init__(self, path: str, lines: list[tuple[int, str]]) -> None:
+    def __init__(self, path: str, lines: Numbered) -> None:
         self._path, self._lines, self._next = path, lines, 0
 
     def module(self, depth: int) -> tuple[Module, ...]:
@@ -390,10 +507,8 @@ class _Reader:
         children: list[Module] = []
         while True:
             if self._next == len(self._lines):
-                raise UserError(
-                    f"{self._path}:{self._lines[-1][0]}: ends inside the module of line {opened}; "
-                    "give a report as it was written, whole"
-                )
+                last = f"{self._path}:{self._lines[-1][0]}"
+                raise UserError(f"{last}: ends inside the module of line {opened}; {WHOLE}")
             text = self._lines[self._next][1]
             if text.rstrip() == " " * INDENT * (depth - 1) + ")":
                 self._next += 1
@@ -426,7 +541,7 @@ class _Reader:
             class_name=class_name,
             **{key: amount(figures[key], kind, place) for key, kind in KINDS.items()},
             **{key: amount(figures[key], "%", place) for key in figures.groupdict() if key.endswith("percent")},
-            details=read_details(class_name, figures["details"] or ""),
+            details=_read_details(class_name, figures["details"] or ""),
             children=children,
         )
 
@@ -444,171 +559,38 @@ def _each(module: Module, times: str | None) -> Iterator[Module]:
         yield replace(module, name=str(first + offset))
 
 
-# The part of a report that is aggregated by depth: the top classes of modules by parameters, MACs and latency.
+# What a module's class says of itself behind its figures: `in_features=128, out_features=512, bias=False`.
 
-OPENING = re.compile(r"Top (?:\d+ )?modules in terms of .* at different model depths:")
-DEPTH = re.compile(r"depth (\d+):")
-AGGREGATED_KINDS = {"params": "params", "MACs": "MACs", "fwd latency": "s"}
-"""Rows of a depth in their order, and the kind of their figures."""
-ROW = re.compile(r" +(params|MACs|fwd latency) +- +(\{.*\})")
-
-
-def read_depths(path: str, numbered: Sequence[tuple[int, str]]) -> list[Depth]:
-    """The depths of this part, from the root on.
-
-    Args:
-        path: the file, for errors.
-        numbered: the lines of this part with their numbers, its heading left out.
-
-    Raises:
-        UserError: a line that is none of this part.
-    """
-    lines = [(number, line) for number, line in numbered if line.strip() and not OPENING.fullmatch(line.strip())]
-    return [_depth(path, lines[start : start + 4]) for start in range(0, len(lines), 4)]
+Detail = str | int | float | bool | tuple[int, ...]
+POSITIONS: dict[str, tuple[str, ...]] = {
+    "Embedding": ("rows", "dimension"),
+    "LayerNorm": ("normalized_shape",),
+}
+"""Names of what a class prints without one."""
+PART = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
+COUNT = re.compile(r"-?[0-9]{1,18}")
+REAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{1,2})?")
+SIZES = re.compile(r"\([0-9]{1,18}(?:, ?[0-9]{1,18})*,?\)")
 
 
-def _depth(path: str, lines: Sequence[tuple[int, str]]) -> Depth:
-    number, line = lines[0]
-    heading = DEPTH.fullmatch(line.strip())
-    if heading is None:
-        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected 'depth N:'")
-    if len(lines) < 4:
-        raise UserError(f"{path}:{lines[-1][0]}: depth {heading[1]} ends here; give a report as it was written, whole")
-    params, macs, seconds = (
-        _row(path, row, *wanted) for row, wanted in zip(lines[1:], AGGREGATED_KINDS.items(), strict=True)
-    )
-    return Depth(number=number, depth=int(heading[1]), parameters=params, macs=macs, seconds=seconds)
+def _read_details(class_name: str, text: str) -> dict[str, Detail]:
+    """The details by name; what has none is numbered from 0."""
+    details: dict[str, Detail] = {}
+    names = POSITIONS.get(class_name.rpartition(".")[2], ())
+    for position, part in enumerate(part.strip() for part in PART.findall(text)):
+        name, equals, value = part.partition("=")
+        if equals and name.isidentifier():
+            details[name] = _detail_value(value)
+        else:
+            details[names[position] if position < len(names) else str(position)] = _detail_value(part)
+    return details
 
 
-def _row(path: str, numbered: tuple[int, str], name: str, kind: str) -> dict[str, float]:
-    number, line = numbered
-    match = ROW.fullmatch(line)
-    if match is None or match[1] != name:
-        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected \"{name} - {{'CLASS': 'FIGURE'}}\"")
-    try:
-        figures = ast.literal_eval(match[2])
-    except (SyntaxError, ValueError, TypeError):
-        figures = None
-    if not isinstance(figures, dict):
-        raise UserError(f"{path}:{number}: {match[2]!r:.60}; expected {{'CLASS': 'FIGURE'}}")
-    return {str(name): amount(str(text), kind, f"{path}:{number}") for name, text in figures.items()}
-
-
-# Read a report from a file: its own, or a log that holds one.
-
-HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
-"""Before it what pdsh or a logger puts before every line (`pod1: `)."""
-AGGREGATED = re.compile(r"-+ Aggregated Profile per GPU -+", re.IGNORECASE)
-DETAILED = re.compile(r"-+ Detailed Profile per GPU -+", re.IGNORECASE)
-END = re.compile(r"-{40,}")
-BEFORE_FIGURES = "step (weights update latency), iter latency"
-"""In the last line of the notations, behind which the summary's figures begin."""
-BEFORE_TREE = "The fwd latency listed in the top module's profile"
-"""In the last line before the tree; its number differs between versions."""
-WHOLE = "give a report as it was written, whole"
-
-
-def read_report(path: Path) -> Report:
-    """The report of a file, of a run folder its `profile.txt`; the last one where the file holds several.
-
-    A file holds several where the profiler writes to a log, or where gradients are accumulated: there the last is
-    that of the pass which the optimizer's step follows.
-
-    Raises:
-        UserError: there is no report in it, it is cut off, or a line is not of a report; the first such line.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise UserError(
-            f"{path}: not there; give a report's file or a run folder, as notebook 03_train_pods makes them"
-        )
-    path = path / "profile.txt" if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"{path}: not there; train with a profiled configuration, such as dsconfig/zero1profiler.json")
-    return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
-
-
-def parse_report(path: Path, text: str) -> Report:
-    """The last report of a text that was read from `path`."""
-    lines = text.splitlines()
-    headings = [(number, match) for number, line in enumerate(lines, 1) if (match := HEADING.fullmatch(line))]
-    if not headings:
-        raise UserError(f"{path}:1: no '--- DeepSpeed Flops Profiler ---' in {len(lines)} lines; give a profile.txt")
-    number, match = headings[-1]
-    section = _section(path, lines, number, match["prefix"])
-    summary, found = read_summary(
-        str(path), section.summary, step_of(str(path), *section.heading), section.summary_ends
-    )
-    return Report(
-        path=path,
-        number=number,
-        reports=len(headings),
-        text="\n".join(line for _, line in section.all),
-        summary=summary,
-        lines=tuple(found),
-        depths=tuple(read_depths(str(path), section.aggregated)),
-        root=_root(path, section),
-    )
-
-
-Numbered = list[tuple[int, str]]
-
-
-@dataclass(frozen=True)
-class _Section:
-    """The lines of one report by its parts."""
-
-    all: Numbered
-    heading: tuple[int, str]
-    summary: Numbered
-    summary_ends: int
-    aggregated: Numbered
-    detailed: Numbered
-
-
-def _section(path: Path, lines: list[str], start: int, prefix: str) -> _Section:
-    """Cut a report into its parts; `start` is the number of its heading. Lines of others in a log are left out."""
-    own = [
-        (number, line.removeprefix(prefix))
-        for number, line in enumerate(lines[start - 1 :], start)
-        if line.startswith(prefix) or not prefix.strip()
-    ]
-    end = _find(path, own, END, "its closing line of dashes")
-    own = own[: end + 1]
-    if len(own) < 2:
-        raise UserError(f"{path}:{start}: a heading and nothing more; {WHOLE}")
-    figures = _after(path, own, BEFORE_FIGURES)
-    aggregated = _find(path, own, AGGREGATED, "'--- Aggregated Profile per GPU ---'")
-    detailed = next((index for index, (_, line) in enumerate(own) if DETAILED.fullmatch(line.strip())), None)
-    return _Section(
-        all=own,
-        heading=own[1],
-        summary=own[figures:aggregated],
-        summary_ends=own[aggregated][0],
-        aggregated=own[aggregated + 1 : detailed if detailed is not None else end],
-        detailed=own[detailed:end] if detailed is not None else [],
-    )
-
-
-def _root(path: Path, section: _Section) -> Module | None:
-    if not section.detailed:
-        return None
-    tree = section.detailed[_after(path, section.detailed, BEFORE_TREE) :]
-    if not any(line.strip() for _, line in tree):
-        raise UserError(f"{path}:{section.detailed[-1][0]}: no module below 'Detailed Profile'; {WHOLE}")
-    return read_tree(str(path), tree)
-
-
-def _find(path: Path, lines: Numbered, pattern: re.Pattern[str], what: str) -> int:
-    for index, (_, line) in enumerate(lines):
-        if pattern.fullmatch(line.strip()):
-            return index
-    raise UserError(f"{path}:{lines[-1][0]}: the report ends without {what}; {WHOLE}")
-
-
-def _after(path: Path, lines: Numbered, words: str) -> int:
-    """Index behind the line that holds these words."""
-    for index, (_, line) in enumerate(lines):
-        if words in line:
-            return index + 1
-    raise UserError(f"{path}:{lines[-1][0]}: no line with {words!r}; {WHOLE}")
+def _detail_value(text: str) -> Detail:
+    if text in ("True", "False"):
+        return text == "True"
+    if SIZES.fullmatch(text):
+        return tuple(int(size) for size in text.strip("(),").split(","))
+    if COUNT.fullmatch(text):
+        return int(text)
+    return float(text) if REAL.fullmatch(text) else text
