@@ -70,26 +70,16 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
     yield Executed(folder, done.stdout, processes_of(folder / "home"))
 
 
-def test_the_run_that_lost_a_pod_ends_well_on_two(executed: Executed) -> None:
-    record = read_record(executed.run("lost-pod"))
+def test_the_run_that_lost_a_pod_is_resumed_in_time_and_ends_well_on_two(executed: Executed) -> None:
+    record, killed = read_record(executed.run("lost-pod")), read_json(executed.run("lost-pod") / "fault.json")
     assert (record.status, record.pods, record.restarts, record.steps) == ("ok", 2, 1, 12)
-
-
-def test_the_killed_pod_is_found_and_named(executed: Executed) -> None:
-    killed = read_json(executed.run("lost-pod") / "fault.json")
     assert executed.journal["pod"] == killed["pod"] == "pod2"
-    assert 0 < executed.journal["found_unix_seconds"] - killed["killed_unix_seconds"] < FIND_SECONDS
-
-
-def test_training_goes_on_within_a_minute(executed: Executed) -> None:
-    first = read_record(executed.run("lost-pod")).ranks[0]
-    began = first.ended_unix_seconds - first.wall_seconds + first.start_seconds
-    assert 0 < began - executed.journal["found_unix_seconds"] < RESUME_SECONDS
-
-
-def test_at_most_one_interval_is_done_again(executed: Executed) -> None:
-    again = read_record(executed.run("lost-pod")).ranks[0].first_step
-    assert again >= 4 and executed.journal["steps"] - again <= 4
+    found, first = executed.journal["found_unix_seconds"], record.ranks[0]
+    assert 0 < found - killed["killed_unix_seconds"] < FIND_SECONDS
+    assert first.ended_unix_seconds and first.wall_seconds and first.start_seconds
+    assert 0 < first.ended_unix_seconds - first.wall_seconds + first.start_seconds - found < RESUME_SECONDS
+    # At most one interval between checkpoints is done again.
+    assert first.first_step >= 4 and executed.journal["steps"] - first.first_step <= 4
 
 
 def test_its_losses_are_those_of_the_undisturbed_run(executed: Executed) -> None:

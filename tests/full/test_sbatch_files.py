@@ -139,9 +139,7 @@ def test_a_preemption_saves_requeues_and_resumes(ended: dict[str, tuple]) -> Non
 def test_ranks_that_do_not_listen_are_requeued_all_the_same(ended: dict[str, tuple]) -> None:
     log, folder = ended["deaf"]
     assert log.count("rank 0 on ") == 2 and record(folder)["status"] == "ok"
-
-
-def test_both_attempts_are_in_one_log(ended: dict[str, tuple]) -> None:
+    # Both attempts are in one log.
     assert ended["preempted"][0].count("trains ''") == 2
 
 
@@ -150,11 +148,6 @@ def test_a_job_is_not_restarted_for_ever(jobs: Jobs) -> None:
     jobs.begun("run")
     jobs.cluster.ask("scancel", "--signal=USR1", "--batch", number)
     assert "restarted 0 times; not requeued" in jobs.end(number, "FAILED")
-
-
-def test_a_named_node_can_be_asked_for(jobs: Jobs) -> None:
-    jobs.end(jobs.rank("train-singlenode.sbatch", "run", options=("--nodelist=pod3",)))
-    assert record(jobs.folder / "run")["ranks"][0]["host"] == "pod3"
 
 
 def test_each_slot_of_each_node_is_a_rank(jobs: Jobs) -> None:
@@ -190,12 +183,9 @@ def test_the_baseline_has_the_workshops_resources(jobs: Jobs) -> None:
     assert record(jobs.folder / "run")["world_size"] == 1
 
 
-def test_the_baseline_trains_a_causal_model(ended: dict[str, tuple]) -> None:
+def test_the_baseline_trains_a_causal_model_without_deepspeed(ended: dict[str, tuple], jobs: Jobs) -> None:
     found = record(ended["causal"][1])
     assert (found["status"], found["technique"], found["steps"], found["task"]) == ("ok", "none", 3, "lm")
-
-
-def test_the_baseline_is_without_deepspeed(jobs: Jobs) -> None:
     assert "take train-singlenode.sbatch" in jobs.end(jobs.rank("baseline.sbatch", "run", "--deepspeed=x"), "FAILED")
 
 
@@ -209,11 +199,6 @@ def test_container_flags_stand_on_srun(jobs: Jobs) -> None:
     assert record(jobs.folder / "run")["world_size"] == 2
 
 
-def test_an_image_that_is_not_there_is_named(jobs: Jobs) -> None:
-    said = jobs.end(jobs.rank("train-pyxis.sbatch", "run", IMAGE="/nowhere.sqsh"), "FAILED")
-    assert "IMAGE /nowhere.sqsh: not there; make it with slurm/setup-pyxis.sh" in said
-
-
 def test_gpu_memory_is_logged_while_it_trains_and_no_longer(jobs: Jobs) -> None:
     pids = jobs.program("nvidia-smi", NVIDIA_SMI)
     number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 1, options=("--nodelist=pod1",))
@@ -224,20 +209,25 @@ def test_gpu_memory_is_logged_while_it_trains_and_no_longer(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("file", "script", "variables", "said"),
     [
-        ({"MOUNT": "/nowhere"}, "MOUNT /nowhere: not there"),
-        ({"CUDA_VERSION": "0.1"}, "CUDA_VERSION 0.1: no /usr/local/cuda-0.1"),
-        ({"PYTHON": "/nowhere"}, "PYTHON /nowhere: not there"),
-        ({"PROJECT": "/nowhere"}, "/nowhere/slurm/job.sh"),
+        ("train-singlenode.sbatch", RANK, {"MOUNT": "/nowhere"}, "MOUNT /nowhere: not there"),
+        ("train-singlenode.sbatch", RANK, {"CUDA_VERSION": "0.1"}, "CUDA_VERSION 0.1: no /usr/local/cuda-0.1"),
+        ("train-singlenode.sbatch", RANK, {"PYTHON": "/nowhere"}, "PYTHON /nowhere: not there"),
+        ("train-singlenode.sbatch", RANK, {"PROJECT": "/nowhere"}, "/nowhere/slurm/job.sh"),
+        (
+            "train-pyxis.sbatch",
+            RANK,
+            {"IMAGE": "/no.sqsh"},
+            "IMAGE /no.sqsh: not there; make it with slurm/setup-pyxis",
+        ),
+        ("train.sbatch", "nowhere.py", {}, "nowhere.py: no such script"),
     ],
 )
-def test_what_a_node_lacks_is_named(jobs: Jobs, variables: dict[str, str], said: str) -> None:
-    assert said in jobs.end(jobs.rank("train-singlenode.sbatch", "run", **variables), "FAILED")
-
-
-def test_a_script_that_is_not_there_is_named(jobs: Jobs) -> None:
-    assert "nowhere.py: no such script" in jobs.end(jobs.submit("train.sbatch", "nowhere.py"), "FAILED")
+def test_what_a_node_lacks_is_named(
+    jobs: Jobs, file: str, script: object, variables: dict[str, str], said: str
+) -> None:
+    assert said in jobs.end(jobs.submit(file, script, "--outputdir", jobs.folder / "run", **variables), "FAILED")
 
 
 def shell_files() -> list[Path]:
@@ -257,13 +247,11 @@ def test_shellcheck_has_nothing_to_say() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_no_file_switches_a_fast_network_off() -> None:
+def test_no_file_switches_a_fast_network_off_or_hides_a_container_flag() -> None:
     text = "".join(path.read_text() for path in shell_files())
     assert "NCCL_SOCKET_IFNAME" in text and not re.search(r"NCCL_(IB|P2P|SHM)_DISABLE", text)
-
-
-def test_no_container_flag_stands_where_slurm_alone_reads_it() -> None:
-    lines = [line for path in shell_files() for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
+    # Pyxis reads no flag of #SBATCH.
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert lines and not re.findall(CONTAINER_FLAGS, "\n".join(lines))
 
 

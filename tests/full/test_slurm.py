@@ -62,6 +62,10 @@ def command(cluster: SlurmCluster, *arguments: object) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def job_of(folder: Path) -> int:
+    return int(json.loads((folder / JOB).read_text())["job"])
+
+
 @pytest.fixture(scope="module")
 def two_nodes(
     slurm: SlurmCluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory
@@ -74,27 +78,18 @@ def two_nodes(
     yield folder, subprocess.CompletedProcess(process.args, process.returncode, out, said)
 
 
-def test_two_nodes_train_one_model(two_nodes: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, done = two_nodes
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = record(folder)
-    assert (found["status"], found["technique"], found["pods"], found["slots"]) == ("ok", "ddp", 2, 1)
-    assert len({rank["host"] for rank in found["ranks"]} & {"pod1", "pod2", "pod3"}) == 2
-
-
-def test_a_launch_shows_what_becomes_of_its_job(two_nodes: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    _, done = two_nodes
-    assert "submitted; its log: " in done.stderr and ": RUNNING on pod" in done.stderr
-
-
-def test_a_finished_run_is_not_submitted_again(
+def test_two_nodes_train_one_model_once(
     two_nodes: tuple[Path, subprocess.CompletedProcess[str]], here: SlurmCluster
 ) -> None:
     folder, done = two_nodes
-    arguments = done.args[done.args.index("textsql_train.py") + 1 :]
-    number = json.loads((folder / JOB).read_text())["job"]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "submitted; its log: " in done.stderr and ": RUNNING on pod" in done.stderr
+    found = record(folder)
+    assert (found["status"], found["technique"], found["pods"], found["slots"]) == ("ok", "ddp", 2, 1)
+    assert len({rank["host"] for rank in found["ranks"]} & {"pod1", "pod2", "pod3"}) == 2
+    arguments, number = done.args[done.args.index("textsql_train.py") + 1 :], job_of(folder)
     assert run_slurm(plan_slurm("textsql_train.py", arguments, pods=2)).status == "ok"
-    assert json.loads((folder / JOB).read_text())["job"] == number
+    assert job_of(folder) == number
 
 
 def test_arguments_reach_the_script_unchanged(here: SlurmCluster, tmp_path: Path) -> None:
@@ -111,14 +106,20 @@ def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node(here: SlurmClu
     assert found["last_lines"] and all(line.startswith(f"{found['pod']}: ") for line in found["last_lines"])
 
 
-def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["scancel", "Ctrl-C"])
+def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Path, by: str) -> None:
     folder = tmp_path / "run"
     process = command(here, "--", RANK, "--outputdir", folder, "--seconds", 60)
     until((folder / "train.0").exists, WAIT_SECONDS)
-    here.ask("scancel", json.loads((folder / JOB).read_text())["job"])
+    if by == "scancel":
+        here.ask("scancel", job_of(folder))
+    else:
+        os.killpg(process.pid, signal.SIGINT)
     assert process.wait(WAIT_SECONDS) == 130
     found = record(folder)
-    assert found["status"] == "interrupted" and "CANCELLED" in found["reason"]
+    assert found["status"] == "interrupted"
+    assert ("CANCELLED" if by == "scancel" else "SIGINT") in found["reason"]
+    assert here.state(job_of(folder)) == "CANCELLED"
 
 
 def test_a_node_that_fails_is_a_lost_pod(here: SlurmCluster, tmp_path: Path) -> None:
@@ -134,61 +135,44 @@ def test_a_node_that_fails_is_a_lost_pod(here: SlurmCluster, tmp_path: Path) -> 
     assert found["status"] == "pod_lost" and "NODE_FAIL" in found["reason"]
 
 
-def test_ctrl_c_cancels_the_job(here: SlurmCluster, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", 60)
-    until((folder / "train.0").exists, WAIT_SECONDS)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(WAIT_SECONDS) == 130
-    assert (record(folder)["status"], record(folder)["reason"]) == ("interrupted", "SIGINT")
-    assert here.state(json.loads((folder / JOB).read_text())["job"]) == "CANCELLED"
-
-
 def test_a_job_that_takes_too_long_is_cancelled(here: SlurmCluster, tmp_path: Path) -> None:
     found = launched(tmp_path / "run", "--seconds", 60, timeout=2.0)
     assert (found["status"], found["reason"]) == ("timeout", "took longer than 2 s")
 
 
-def test_a_job_whose_follower_was_killed_is_followed_again(here: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
+    here: SlurmCluster, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "4")
+    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "8")
     until((folder / "train.0").exists, WAIT_SECONDS)
     process.kill()
     process.wait(WAIT_SECONDS)
-    number = json.loads((folder / JOB).read_text())["job"]
-    assert launched(folder, "--seconds", "4")["status"] == "ok"
-    assert json.loads((folder / JOB).read_text())["job"] == number
-
-
-def test_another_launch_into_the_folder_of_a_running_job_is_refused(here: SlurmCluster, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "60")
-    until((folder / "train.0").exists, WAIT_SECONDS)
-    process.kill()
-    process.wait(WAIT_SECONDS)
+    number = job_of(folder)
     with pytest.raises(SlurmError, match=r"job \d+ runs into it with other arguments; scancel"):
         launched(folder, "--seconds", "5")
-    here.ask("scancel", json.loads((folder / JOB).read_text())["job"])
+    assert launched(folder, "--seconds", "8")["status"] == "ok"
+    assert job_of(folder) == number
 
 
-def test_an_unknown_partition_is_refused_in_sbatchs_words(here: SlurmCluster, tmp_path: Path) -> None:
-    with pytest.raises(SlurmError, match=r"sbatch: .*[Ii]nvalid partition"):
-        launched(tmp_path / "run", partition="nowhere", has_gpus=True)
-
-
-def test_more_than_the_nodes_have_is_refused_in_sbatchs_words(here: SlurmCluster, tmp_path: Path) -> None:
-    with pytest.raises(SlurmError, match=r"sbatch: Memory specification .*; .*configuration is not available"):
-        launched(tmp_path / "run", options=("--mem=900G",))
-
-
-def test_more_nodes_than_there_are_are_refused(here: SlurmCluster, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="4 nodes: SLURM has 3 of all partitions"):
-        launched(tmp_path / "run", pods=4)
-
-
-def test_a_job_that_could_never_start_is_ended(here: SlurmCluster, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"failed: job \d+ cannot start as it was asked for: PartitionConfig"):
-        launched(tmp_path / "run", cpus_per_slot=999)
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"partition": "nowhere", "has_gpus": True}, SlurmError, r"sbatch: .*[Ii]nvalid partition"),
+        (
+            {"options": ("--mem=900G",)},
+            SlurmError,
+            r"sbatch: Memory specification .*; .*configuration is not available",
+        ),
+        ({"pods": 4}, UserError, "4 nodes: SLURM has 3 of all partitions"),
+        ({"cpus_per_slot": 999}, UserError, r"failed: job \d+ cannot start as it was asked for: PartitionConfig"),
+    ],
+)
+def test_what_slurm_cannot_give_is_refused(
+    here: SlurmCluster, tmp_path: Path, asked: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        launched(tmp_path / "run", **asked)
 
 
 def test_a_rejected_job_leaves_the_run_as_it_was(here: SlurmCluster, tmp_path: Path) -> None:

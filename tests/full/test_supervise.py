@@ -26,29 +26,26 @@ def mortal(shared_home: Path) -> Iterator[Cluster]:
     up.down()
 
 
-def test_a_run_that_ends_well_has_a_record_of_all_its_ranks(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run")
-    said = ended(process)
-    assert process.returncode == 0, said
-    assert record(tmp_path / "run")["status"] == "ok"
-    assert [rank["host"] for rank in record(tmp_path / "run")["ranks"]] == [pod.address for pod in cluster.pods]
-    assert not left(tmp_path / "run")
-
-
-def test_output_carries_the_pods_names(cluster: Cluster, tmp_path: Path) -> None:
-    said = ended(started(cluster, tmp_path / "run")).splitlines()
-    assert {"pod1: rank 0 trains", "pod2: rank 1 trains", "pod3: rank 2 trains"} <= set(said)
-
-
-def test_ranks_find_what_they_need_in_their_environment(
+def test_a_run_that_ends_well_has_a_record_of_all_its_ranks(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    ended(started(cluster, tmp_path / "run"))
-    seen = json.loads((tmp_path / "run" / "config.json").read_text())["identity"]["seen"]
+    folder = tmp_path / "run"
+    process = started(cluster, folder)
+    said = ended(process)
+    assert process.returncode == 0 and record(folder)["status"] == "ok", said
+    assert [rank["host"] for rank in record(folder)["ranks"]] == [pod.address for pod in cluster.pods]
+    assert {"pod1: rank 0 trains", "pod2: rank 1 trains", "pod3: rank 2 trains"} <= set(said.splitlines())
+    seen = json.loads((folder / "config.json").read_text())["identity"]["seen"]
     assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 3))
     assert seen["ZEROPODS_POD"] == cluster.pods[0].address
-    assert not [name for name in seen if "SECRET" in name]
+    assert not [name for name in seen if "SECRET" in name] and not left(folder)
+    # It is not run again, and not by another call.
+    before = (folder / "record.json").stat().st_mtime_ns
+    again, other = started(cluster, folder), started(cluster, folder, "--seconds", 1)
+    assert "this run is finished; nothing to do" in ended(again) and again.returncode == 0
+    assert "holds a finished run on 3 pods with other arguments" in ended(other) and other.returncode == 1
+    assert (folder / "record.json").stat().st_mtime_ns == before
 
 
 def test_a_failing_rank_gives_the_reason_and_the_pod(cluster: Cluster, tmp_path: Path) -> None:
@@ -60,28 +57,34 @@ def test_a_failing_rank_gives_the_reason_and_the_pod(cluster: Cluster, tmp_path:
     assert "oom: pod2: rank 1: no memory left" in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_everywhere_and_harms_no_other(
-    cluster: Cluster, tmp_path: Path, signum: signal.Signals
+@pytest.mark.parametrize(
+    ("signum", "how"),
+    [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGHUP, ()), (signal.SIGINT, ("--deaf",))],
+    ids=["Ctrl-C", "SIGTERM", "terminal closed", "ranks that do not hear"],
+)
+def test_an_interrupted_run_ends_everywhere(
+    cluster: Cluster, tmp_path: Path, signum: signal.Signals, how: tuple[str, ...]
 ) -> None:
+    process = started(cluster, tmp_path / "run", "--seconds", 600, *how)
+    train(tmp_path / "run")
+    process.send_signal(signum)
+    ended(process)
+    found = record(tmp_path / "run")
+    assert process.returncode != 0 and (found["status"], found["reason"]) == ("interrupted", signum.name)
+    assert not left(tmp_path / "run")
+
+
+def test_two_launches_do_not_touch_each_other(cluster: Cluster, tmp_path: Path) -> None:
     other = started(cluster, tmp_path / "other", "--seconds", 9)
     process = started(cluster, tmp_path / "run", "--seconds", 600)
     train(tmp_path / "run")
     train(tmp_path / "other")
-    process.send_signal(signum)
-    ended(process)
-    assert process.returncode != 0 and record(tmp_path / "run")["status"] == "interrupted"
-    assert not left(tmp_path / "run")
-    said = ended(other)
-    assert other.returncode == 0 and record(tmp_path / "other")["status"] == "ok", said
-
-
-def test_ranks_that_do_not_hear_are_ended_too(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600, "--deaf")
-    train(tmp_path / "run")
+    second = started(cluster, tmp_path / "run")
+    assert "in use by process" in ended(second).splitlines()[-1] and second.returncode == 1
     process.send_signal(signal.SIGINT)
     ended(process)
-    assert record(tmp_path / "run")["status"] == "interrupted" and not left(tmp_path / "run")
+    said = ended(other)
+    assert other.returncode == 0 and record(tmp_path / "other")["status"] == "ok", said
 
 
 def test_a_killed_launcher_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
@@ -164,15 +167,6 @@ def test_pods_that_are_brought_down_in_mid_run_are_the_reason(mortal: Cluster, t
     assert record(tmp_path / "run")["status"] == "pod_lost" and not left(tmp_path / "run")
 
 
-def test_a_closed_terminal_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
-    process.send_signal(signal.SIGHUP)
-    ended(process)
-    assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["reason"]) == ("interrupted", "SIGHUP")
-    assert not left(tmp_path / "run")
-
-
 def test_a_launcher_that_was_stopped_for_a_while_blames_no_pod(cluster: Cluster, tmp_path: Path) -> None:
     process = started(cluster, tmp_path / "run", "--seconds", 14)
     train(tmp_path / "run")
@@ -183,37 +177,12 @@ def test_a_launcher_that_was_stopped_for_a_while_blames_no_pod(cluster: Cluster,
     assert record(tmp_path / "run")["status"] == "ok", said
 
 
-def test_what_a_rank_leaves_behind_does_not_hold_the_launcher(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--leave_behind")
+@pytest.mark.parametrize(
+    "how",
+    [("--leave_behind",), ("--early_rank", 1, "--seconds", 14)],
+    ids=["leaves something behind", "ends well before the others"],
+)
+def test_a_rank_holds_or_ends_nothing(cluster: Cluster, tmp_path: Path, how: tuple[object, ...]) -> None:
+    process = started(cluster, tmp_path / "run", *how)
     said = ended(process)
     assert process.returncode == 0 and record(tmp_path / "run")["status"] == "ok", said
-
-
-def test_a_rank_that_ends_well_before_the_others_ends_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--early_rank", 1, "--seconds", 14)
-    said = ended(process)
-    assert process.returncode == 0 and record(tmp_path / "run")["status"] == "ok", said
-
-
-def test_a_folder_in_use_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    first = started(cluster, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
-    second = started(cluster, tmp_path / "run")
-    said = ended(second)
-    first.send_signal(signal.SIGTERM)
-    ended(first)
-    assert second.returncode == 1 and "in use by process" in said.splitlines()[-1]
-
-
-def test_a_finished_run_is_not_run_again(cluster: Cluster, tmp_path: Path) -> None:
-    ended(started(cluster, tmp_path / "run"))
-    before = record(tmp_path / "run"), (tmp_path / "run" / "record.json").stat().st_mtime_ns
-    process = started(cluster, tmp_path / "run")
-    assert "this run is finished; nothing to do" in ended(process) and process.returncode == 0
-    assert (record(tmp_path / "run"), (tmp_path / "run" / "record.json").stat().st_mtime_ns) == before
-
-
-def test_a_finished_run_with_other_arguments_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    ended(started(cluster, tmp_path / "run"))
-    process = started(cluster, tmp_path / "run", "--seconds", 1)
-    assert "holds a finished run on 3 pods with other arguments" in ended(process) and process.returncode == 1
