@@ -206,7 +206,7 @@ def test_the_training_table_has_the_last_evaluation_of_each_epoch(tmp_path: Path
         # 48 samples in 0.8 s; 100 dev rows in 0.5 s.
         "training (samples/s)": "60.00",
         "evaluation (samples/s)": "200.00",
-        "steps an epoch": "7",
+        "steps per epoch": "7",
         "status": "ok",
     }
 

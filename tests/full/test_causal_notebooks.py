@@ -81,7 +81,7 @@ def test_the_baseline_answers_questions_and_is_scored(squad: Path) -> None:
 
 def test_the_baseline_shows_the_two_tables_of_the_workshop(folder: Path) -> None:
     said = shown(folder, NOTEBOOKS[0])
-    assert all(heading in said for heading in ("final train loss", "steps an epoch", "peak (MiB)", "minimum (MiB)"))
+    assert all(heading in said for heading in ("final train loss", "steps per epoch", "peak (MiB)", "minimum (MiB)"))
 
 
 def test_six_techniques_and_the_baseline_have_a_result(squad: Path) -> None:

@@ -1,11 +1,11 @@
-"""Tables that notebooks show: prepared data, techniques, restarts, the causal workshop, answers and text."""
+"""Tables that notebooks show: techniques, restarts, the causal workshop, answers, text and prepared data."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -18,37 +18,39 @@ from zeropods.data.manifest import Manifest, TokenStatistics, read_manifest
 from zeropods.data.prompts import source_text, squad_prompt
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.tokenizers import load_tokenizer
-from zeropods.data.wikisql import Cell, Example, read_split
+from zeropods.data.wikisql import Example, read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import sample_text
 from zeropods.evaluate.perplexity import TextToScore, text_perplexity
 from zeropods.evaluate.predictions import Prediction, read_predictions
 from zeropods.evaluate.score import load_metric
 from zeropods.evaluate.score_file import Score, TextScore, read_score
-from zeropods.measure.record import Record, Sampled, read_json, read_record
+from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report import rows
 from zeropods.report.accuracy import score_lines
 from zeropods.report.figures import (
     DEVICE_USED,
+    LIVE_STATES,
     RESIDENT,
     eval_loss,
     evaluation_samples_per_second,
     measured_bytes,
-    of_ranks,
     peak_memory_bytes,
+    planned_kind,
     pod_memory_kind,
+    samples_of,
     train_loss,
 )
 from zeropods.report.plots import Plot, drawn, new_axes
 from zeropods.report.rows import NOT_MEASURED, Column, accuracy_columns
 from zeropods.report.run import Run
 from zeropods.report.summary import read_runs
-from zeropods.sql.execute import Execution, Rows, execute
+from zeropods.sql.execute import Execution, execute
 from zeropods.sql.query import Query
-from zeropods.sql.text import format_query
-from zeropods.tables import MIB, Table, progress
+from zeropods.sql.text import cells_text, format_query
+from zeropods.tables import GIB, MIB, Table, progress
 
 # Techniques against a baseline: memory, speed, and whether the losses are the same.
 
@@ -60,35 +62,29 @@ def technique_table(runs: Sequence[Run]) -> Table:
     is no GPU. `loss difference` is the largest of a training step, as a share of the baseline's loss at that step.
     """
     records = [run.record for run in runs]
-    return Table.of(_line(record, records[0]) for record in records)
+    return Table.of(_technique_line(record, records[0]) for record in records)
 
 
-def loss_difference(record: Record, baseline: Record) -> float | None:
+def largest_difference(record: Record, baseline: Record) -> float | None:
     """The largest |loss - loss of the baseline| / loss of the baseline, over the steps that both have; None if none."""
     before = {point.step: point.loss for point in baseline.losses}
     pairs = [(point.loss, before[point.step]) for point in record.losses if point.step in before]
-    return max((abs(loss - base) / base for loss, base in pairs), default=None)
+    return max((abs(loss - base) / abs(base) for loss, base in pairs), default=None)
 
 
-def speed_up(record: Record, baseline: Record) -> float | None:
-    """samples/s of a run / of the baseline; None where one of them has none."""
+def _technique_line(record: Record, baseline: Record) -> dict[str, str]:
     rate, base = record.samples_per_second, baseline.samples_per_second
-    return rate / base if rate and base else None
-
-
-def _line(record: Record, baseline: Record) -> dict[str, str]:
-    kind = pod_memory_kind(record)
-    states = measured_bytes(record) if kind == "resident" else None
+    states = measured_bytes(record) if planned_kind(record) == LIVE_STATES else None
     return {
         "technique": record.technique,
-        "training (samples/s)": _shown(record.samples_per_second, "{:,.1f}"),
-        "against the first": _shown(speed_up(record, baseline), "{:.2f} x"),
+        "training (samples/s)": _shown(rate, "{:,.1f}"),
+        "against the first": _shown(rate / base if rate and base else None, "{:.2f} x"),
         "peak memory (MiB)": _mib(peak_memory_bytes(record)),
-        "kind of memory": kind or NOT_MEASURED,
+        "kind of memory": pod_memory_kind(record) or NOT_MEASURED,
         "states (MiB)": _mib(states),
         "final train loss": _shown(train_loss(record), "{:.4f}"),
         "final eval loss": _shown(eval_loss(record), "{:.4f}"),
-        "loss difference": _shown(loss_difference(record, baseline), "{:.1e}"),
+        "loss difference": _shown(largest_difference(record, baseline), "{:.1e}"),
         "status": record.status,
     }
 
@@ -97,11 +93,11 @@ def _mib(value: float | None) -> str:
     return _shown(None if value is None else value / MIB, "{:,.1f}")
 
 
-def _shown(value: float | None, form: str) -> str:
-    return NOT_MEASURED if value is None else form.format(value)
+def _shown(value: float | None, form: str, missing: str = NOT_MEASURED) -> str:
+    return missing if value is None else form.format(value)
 
 
-# A run that lost a pod and went on, beside one that nothing has disturbed.
+# A run that lost a pod and went on, beside one that nothing has disturbed: what 07 shows.
 
 FAULT, JOURNAL = "fault.json", "restarts.json"
 
@@ -116,56 +112,43 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
     record, other = disturbed.record, undisturbed.record
     entry = read_json(disturbed.folder / JOURNAL)["restarts"][-1]
     first = read_record(disturbed.folder, record.attempt - 1)
-    told = " ".join(f"--{name} {value}" for name, value in entry["flags"].items())
+    flags = " ".join(f"--{name} {value}" for name, value in entry["flags"].items())
     facts = {
         "ended by": (f"{entry['status']}: {entry['pod']}", "nothing"),
         "found after": (_seconds(_until_found(disturbed.folder, entry)), "-"),
         "trained again after": (_seconds(_until_first_step(record, entry)), "-"),
         "steps done twice": (str(first.steps - record.ranks[0].first_step), "0"),
         "pods": (f"{first.pods}, then {record.pods}: {', '.join(entry['pods'])}", str(other.pods)),
-        "told otherwise": (told or "nothing", "-"),
-        "effective batch": tuple(str(one.effective_batch_size) for one in (record, other)),
-        "steps": tuple(str(one.steps) for one in (record, other)),
-        "last training loss": tuple(f"{one.losses[-1].loss:.6f}" for one in (record, other)),
-        "last validation loss": tuple(_validation(one) for one in (record, other)),
-        "largest difference of a step's loss": (f"{largest_difference(record, other):.1e}", "-"),
+        "told otherwise": (flags or "nothing", "-"),
+        "effective batch": (str(record.effective_batch_size), str(other.effective_batch_size)),
+        "steps": (str(record.steps), str(other.steps)),
+        "last training loss": tuple(_shown(train_loss(one), "{:.6f}", "none") for one in (record, other)),
+        "last validation loss": tuple(_shown(eval_loss(one), "{:.6f}", "none") for one in (record, other)),
+        "largest difference of a step's loss": (_shown(largest_difference(record, other), "{:.1e}"), "-"),
     }
-    lines = ({"": name, "went on": ours, "undisturbed": theirs} for name, (ours, theirs) in facts.items())
-    return Table.of(lines)
-
-
-def largest_difference(record: Record, other: Record) -> float:
-    """Of the losses of the steps that both records have, relative to the other's."""
-    known = {point.step: point.loss for point in other.losses}
-    pairs = [(point.loss, known[point.step]) for point in record.losses if point.step in known]
-    return max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+    return Table.of({"": name, "went on": ours, "undisturbed": theirs} for name, (ours, theirs) in facts.items())
 
 
 def _until_found(folder: Path, entry: Mapping[str, Any]) -> float | None:
-    """From the fault to the moment when the supervisor saw that the run had ended."""
+    """Seconds from the fault to the moment when the supervisor saw that the run had ended."""
     if not (folder / FAULT).is_file():
         return None
     return float(entry["found_unix_seconds"] - read_json(folder / FAULT)["killed_unix_seconds"])
 
 
 def _until_first_step(record: Record, entry: Mapping[str, Any]) -> float | None:
-    """From that moment to the first step of the last attempt, start of all processes included."""
+    """Seconds from that moment to the first step of the last attempt, start of all processes included."""
     first = record.ranks[0]
     if first.wall_seconds is None or first.start_seconds is None or first.ended_unix_seconds is None:
         return None
-    began = first.ended_unix_seconds - first.wall_seconds
-    return float(began + first.start_seconds - entry["found_unix_seconds"])
-
-
-def _validation(record: Record) -> str:
-    return f"{record.eval_losses[-1].loss:.6f}" if record.eval_losses else "none"
+    return float(first.ended_unix_seconds - first.wall_seconds + first.start_seconds - entry["found_unix_seconds"])
 
 
 def _seconds(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1f} s"
+    return _shown(value, "{:.1f} s", "not measured")
 
 
-# The two tables of the causal workshop, filled from records, and how runs scale over slots and pods.
+# The tables of the causal workshop: losses and speed, memory, scaling over slots and pods.
 
 SCALING = (
     Column("pods", "pods"),
@@ -179,26 +162,29 @@ SCALING = (
 def training_table(runs: Sequence[Run]) -> Table:
     """Losses and speed: a line for each run, with its evaluation loss after each epoch.
 
-    Losses are nats a label token; samples/s are of all processes. `before` is the evaluation before the first step,
+    Losses are nats per label token; samples/s are of all processes. `before` is the evaluation before the first step,
     where there was one.
     """
-    records = [run.record for run in runs]
-    by_epoch = [eval_losses_by_epoch(record) for record in records]
-    epochs = sorted({epoch for losses in by_epoch for epoch in losses})
+    records = {run.folder.name: run.record for run in runs}
+    by_epoch = {name: _eval_losses_by_epoch(record) for name, record in records.items()}
+    epochs = sorted({epoch for losses in by_epoch.values() for epoch in losses})
     return Table.of(
-        [
-            {
-                "run": run.folder.name,
-                "technique": record.technique,
-                "final train loss": _shown(train_loss(record), "{:.4f}"),
-                **{_heading(epoch): _shown(losses.get(epoch), "{:.4f}") for epoch in epochs},
-                "training (samples/s)": _shown(record.samples_per_second, "{:,.2f}"),
-                "evaluation (samples/s)": _shown(evaluation_samples_per_second(record), "{:,.2f}"),
-                "steps an epoch": f"{steps_per_epoch(record):,}",
-                "status": record.status,
-            }
-            for run, record, losses in zip(runs, records, by_epoch, strict=True)
-        ]
+        {
+            "run": name,
+            "technique": record.technique,
+            "final train loss": _shown(train_loss(record), "{:.4f}"),
+            **{
+                f"eval loss, epoch {epoch}" if epoch else "eval loss, before": _shown(
+                    by_epoch[name].get(epoch), "{:.4f}"
+                )
+                for epoch in epochs
+            },
+            "training (samples/s)": _shown(record.samples_per_second, "{:,.2f}"),
+            "evaluation (samples/s)": _shown(evaluation_samples_per_second(record), "{:,.2f}"),
+            "steps per epoch": f"{_steps_per_epoch(record):,}",
+            "status": record.status,
+        }
+        for name, record in records.items()
     )
 
 
@@ -208,21 +194,7 @@ def memory_table(runs: Sequence[Run]) -> Table:
     Of GPUs device-used memory, context and other processes included; elsewhere the process's resident memory. The peak
     is of the rank that needed most, the minimum of the one that needed least, the mean of all.
     """
-    lines = []
-    for run in runs:
-        record = run.record
-        kind, sampled = _sampled(record)
-        lines.append(
-            {
-                "run": run.folder.name,
-                "technique": record.technique,
-                "kind of memory": kind or NOT_MEASURED,
-                "peak (MiB)": _mib_workshop_tables(max, sampled, "peak"),
-                "mean (MiB)": _mib_workshop_tables(mean, sampled, "mean"),
-                "minimum (MiB)": _mib_workshop_tables(min, sampled, "minimum"),
-            }
-        )
-    return Table.of(lines)
+    return Table.of(_memory_line(run) for run in runs)
 
 
 def scaling_table(runs: Sequence[Run], *, allow_differences: bool = False) -> Table:
@@ -231,42 +203,38 @@ def scaling_table(runs: Sequence[Run], *, allow_differences: bool = False) -> Ta
     Args:
         allow_differences: as in `summary.read_runs`.
     """
-    summary = read_runs([run.folder for run in runs], allow_differences=allow_differences)
-    lines = [{**line, "slots": _slots(line)} for line in summary.lines]
-    return rows.table("", SCALING, lines)
+    lines = read_runs([run.folder for run in runs], allow_differences=allow_differences).lines
+    known = [{**line, "slots": line["pods"] and line["world_size"] // line["pods"]} for line in lines]
+    return rows.table("", SCALING, known)
 
 
-def steps_per_epoch(record: Record) -> int:
+def _memory_line(run: Run) -> dict[str, str]:
+    record = run.record
+    kind = next((kind for kind in (DEVICE_USED, RESIDENT) if samples_of(record, kind)), None)
+    sampled = samples_of(record, kind) or [] if kind else []
+
+    def over_ranks(rule: Callable[[Iterable[float]], float], key: str) -> str:
+        return _mib(rule([getattr(one, key) for one in sampled]) if sampled else None)
+
+    return {
+        "run": run.folder.name,
+        "technique": record.technique,
+        "kind of memory": kind or NOT_MEASURED,
+        "peak (MiB)": over_ranks(max, "peak"),
+        "mean (MiB)": over_ranks(mean, "mean"),
+        "minimum (MiB)": over_ranks(min, "minimum"),
+    }
+
+
+def _steps_per_epoch(record: Record) -> int:
     """Optimizer steps of an epoch: rows of the train split / effective batch size, rounded up."""
     return math.ceil(record.train_rows / record.effective_batch_size)
 
 
-def eval_losses_by_epoch(record: Record) -> dict[int, float]:
+def _eval_losses_by_epoch(record: Record) -> dict[int, float]:
     """The last evaluation loss within each epoch, from 1; under 0 that before the first step."""
-    length = steps_per_epoch(record)
+    length = _steps_per_epoch(record)
     return {math.ceil(point.step / length): point.loss for point in record.eval_losses}
-
-
-def _heading(epoch: int) -> str:
-    return f"eval loss, epoch {epoch}" if epoch else "eval loss, before"
-
-
-def _sampled(record: Record) -> tuple[str | None, list[Sampled]]:
-    """The first kind that every rank has samples of, and their statistics in bytes."""
-    of_all = of_ranks(record, "sampled") or []
-    for kind, column in ((DEVICE_USED, "device_used_bytes"), (RESIDENT, "resident_bytes")):
-        found = [of_rank[column] for of_rank in of_all if column in of_rank]
-        if found and len(found) == len(of_all):
-            return kind, found
-    return None, []
-
-
-def _mib_workshop_tables(of_all: Any, sampled: Sequence[Sampled], key: str) -> str:
-    return f"{of_all([getattr(one, key) for one in sampled]) / MIB:,.1f}" if sampled else NOT_MEASURED
-
-
-def _slots(line: dict[str, Any]) -> int | None:
-    return line["world_size"] // line["pods"] if line["world_size"] and line["pods"] else None
 
 
 # SQuAD's questions and a model's answers to them: what 11 shows.
@@ -363,7 +331,7 @@ def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example],
     by_index = {example.index: example for example in examples}
     step = max(1, len(predictions) // count)
     chosen = predictions[::step][:count]
-    return Table.of(_line_answers(prediction, by_index[prediction.index]) for prediction in chosen)
+    return Table.of(_answer_line(prediction, by_index[prediction.index]) for prediction in chosen)
 
 
 def accuracy_table(score: Score, split: str) -> Table:
@@ -376,50 +344,32 @@ def accuracy_table(score: Score, split: str) -> Table:
     return Table(tuple(c.heading for c in columns), tuple(tuple(c.show(one) for c in columns) for one in lines))
 
 
-def cells_text(cells: Sequence[Cell] | None) -> str:
-    """What a query gives, as people read it; None stands for a query that cannot be run."""
-    if cells is None:
-        return "cannot be run"
-    return ", ".join(_cell_text(cell) for cell in cells if cell is not None) or "nothing"
-
-
-def _cell_text(cell: Cell) -> str:
-    return f"{cell:.10g}" if isinstance(cell, float) else str(cell)
-
-
-def _line_answers(prediction: Prediction, example: Example) -> dict[str, str]:
+def _answer_line(prediction: Prediction, example: Example) -> dict[str, str]:
     header = example.table.header
     with closing(Execution(example.table)) as execution:
         return {
             "question": example.question,
             "prediction": prediction.text or NO_QUERY,
             "expected": format_query(example.query, header),
-            "answer": _answer(execution, prediction.query),
-            "expected answer": _answer(execution, example.query),
+            "answer": cells_text(execution.execute(prediction.query) if prediction.query else None),
+            "expected answer": cells_text(execution.execute(example.query)),
             "rows found": _rows(execution, prediction.query),
             "rows expected": _rows(execution, example.query),
         }
 
 
-def _answer(execution: Execution, query: Query | None) -> str:
-    return cells_text(None if query is None else execution.execute(query))
-
-
 def _rows(execution: Execution, query: Query | None) -> str:
-    found = None if query is None else execution.matching_rows(query)
-    return "" if found is None else _shown_answers(found)
-
-
-def _shown_answers(found: Rows) -> str:
-    rows = [" | ".join(map(str, row)) for row in found.rows[:SHOWN_ROWS]]
-    more = len(found.rows) - len(rows)
-    return "\n".join([*rows, *([f"and {more} more"] if more else [])])
+    found = execution.matching_rows(query) if query else None
+    if found is None:
+        return ""
+    shown = [" | ".join(map(str, row)) for row in found.rows[:SHOWN_ROWS]]
+    more = len(found.rows) - len(shown)
+    return "\n".join([*shown, *([f"and {more} more"] if more else [])])
 
 
 # A prepared data set as tables and plots: what 01 shows.
 
 COLUMNS = {"source": "input_ids", "target": "labels"}
-GIB = 2**30
 
 
 def split_table(manifest: Manifest) -> Table:

@@ -44,6 +44,14 @@ def parse_query(text: str, header: Sequence[str]) -> Query | None:
     return query
 
 
+def cells_text(cells: Sequence[str | int | float | None] | None) -> str:
+    """Cells that a query gives, as people read it; None stands for a query that cannot be run."""
+    if cells is None:
+        return "cannot be run"
+    known = [f"{cell:.10g}" if isinstance(cell, float) else str(cell) for cell in cells if cell is not None]
+    return ", ".join(known) or "nothing"
+
+
 def _nfkc(text: str) -> str:
     return unicodedata.normalize("NFKC", text)
 
