@@ -1,4 +1,4 @@
-"""T5 in operations that suit a CPU, against transformers' own and against FP64."""
+"""T5 in operations that suit a CPU, against transformers' own and against FP64; which precision `auto` takes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from zeropods.plan.shapes import T5Shape
+from zeropods.train import device
 from zeropods.train.cpu import CheapNorm, suit_cpu
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
 
@@ -110,3 +111,18 @@ def test_names_of_weights_and_saved_files_stay(tmp_path: Path) -> None:
     again = T5ForTextToSQL.from_pretrained(tmp_path)
     assert again.config._attn_implementation == "sdpa"
     assert torch.equal(again.shared.weight, ours.shared.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "taken"), [("t5-small", True, "bf16"), ("t5-tiny", True, "fp32"), ("t5-small", False, "fp32")]
+)
+def test_auto_takes_bf16_where_a_model_gains_by_it(
+    model: str, hardware: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "multiplies_bf16", lambda: hardware)
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
+    assert device.resolve_precision("auto", None, model) == taken
+
+
+def test_what_is_asked_for_is_taken_for_a_tiny_model_too() -> None:
+    assert device.resolve_precision("bf16", None, "t5-tiny") == "bf16"

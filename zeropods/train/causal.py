@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +17,6 @@ from zeropods.data.prepare import prepare
 from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
-from zeropods.files import said_in_one_line
 from zeropods.plan.shapes import CAUSAL_SHAPES
 from zeropods.tables import progress
 from zeropods.train import processes
@@ -31,8 +30,128 @@ if TYPE_CHECKING:
 
     from zeropods.train.trainer import MeasuredTrainer
 
+OWN = "data"
+"""The set of a run that was given raw data, in its run folder."""
+GENERATED = "generated.json"
+"""What the trained model goes on with after `--generation_prompt`, in the run folder."""
 
-# Batches for a causal model.
+
+class Causal:
+    """Causal language modelling, as `tasks.Task` has it."""
+
+    flags: ClassVar[type[RunArguments]] = CausalArguments
+    joint: ClassVar[bool] = True
+
+    def __init__(self, arguments: CausalArguments) -> None:
+        self.arguments = arguments
+
+    def check(self, precision: str) -> None:
+        """Refuse an attention that cannot run, data that are not there, and flags that contradict a prepared set."""
+        check_attention(self.arguments.attn_implementation, precision)
+        if self.is_prepared:
+            _check_flags(self.arguments, read_manifest(self._given))
+        elif self._wanted.task == "squad":
+            _check_questions(self.arguments, prepared=(self._folder / FILE).is_file())
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether `--data` is a prepared set."""
+        return (self._given / FILE).is_file()
+
+    def prepare(self) -> None:
+        """Make `data/` of the run folder where it is not there yet; a set of other data is never replaced."""
+        if self.is_prepared:
+            return
+        if (self._folder / FILE).is_file():
+            made = read_manifest(self._folder)
+            if made.content_key != key_of_preparation(self._wanted, made):
+                raise UserError(
+                    f"{self._folder}: was prepared from other data, or with other settings, than --data "
+                    f"{self.arguments.data} now has; choose another --outputdir"
+                )
+            return
+        # This process holds the run's lock: what is half made was left by one that was killed.
+        files.remove_unfinished(self._folder)
+        saved = files.said_in_one_line(
+            self._folder, "the prepared data", "free some space on the disk, then call again"
+        )
+        with progress("prepare", "rows") as bar, saved:
+            prepare(self._wanted, self._folder, bar.update)
+
+    def data(self) -> Prepared:
+        """The set at `--data`, or the one that was made of it."""
+        whole, a = Prepared.read(self._folder), self.arguments
+        if whole.tokenizer.pad_token_id is None:
+            raise UserError(f"{self._folder}: its tokenizer has no token to pad with; prepare the data again")
+        # Of raw data the subset was prepared.
+        subset = a.subset if self.is_prepared else None
+        evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
+        dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
+        return Prepared(whole.folder, whole.manifest, whole.train.first(subset), dev)
+
+    def settings(self, data: Prepared) -> dict[str, Any]:
+        """The flags, with the data's own in the place of those that the data decide."""
+        return {**self._said_by(data).comparable(), "data": data.manifest.content_key}
+
+    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
+        """A causal model; one for questions carries the prompt, so that it knows how it wants to be asked."""
+        model = load_causal(self._said_by(data), data.tokenizer, precision=precision)
+        if self.arguments.generation_prompt is not None:
+            _check_prompt(self.arguments.generation_prompt, data, positions_of(model.config))
+        if data.manifest.task == "squad":
+            model.config.prompt = data.manifest.prompt
+        return model
+
+    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
+        """The numbers of `plan.shapes.CausalShape`."""
+        return shape_of(model.config)
+
+    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+        """Rows padded to the longest."""
+        return collate_causal(rows, data.tokenizer.pad_token_id)
+
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+        """Write the perplexity of text over all ranks, and what the model goes on with after a prompt."""
+        if data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
+            test = load_split(data.folder, "test")
+            sums = {"dev": trainer.evaluated, "test": None if test is None else trainer.summed_loss(test)}
+            processes.on_rank_zero(lambda: _write_scores(folder, sums))
+        prompt = self.arguments.generation_prompt
+        if prompt is not None:
+            processes.on_rank_zero(lambda: _write_sample(folder, prompt))
+
+    @property
+    def _given(self) -> Path:
+        return Path(self.arguments.data)
+
+    @property
+    def _folder(self) -> Path:
+        """Where the prepared set is, or will be."""
+        return self._given if self.is_prepared else self.arguments.run_folder / OWN
+
+    @cached_property
+    def _wanted(self) -> CausalPreparation:
+        a = self.arguments
+        task = a.task or TASKS[0]
+        # The small models of ours have a tokenizer that is trained on the data.
+        tiny = a.init == "random" and a.model_id in CAUSAL_SHAPES and a.model_id.endswith("-tiny")
+        return CausalPreparation(
+            task=task,
+            data=self._given if self._given.is_dir() or task == "squad" else a.data,
+            tokenizer=a.tokenizer_name or (GPT_TINY if tiny else a.model_id),
+            max_seq_length=a.max_seq_length or MAX_SEQ_LENGTH,
+            loss_on=a.loss_on,
+            limit=a.subset,
+            dataset_config=a.dataset_config,
+            text_field=a.text_field or "text",
+        )
+
+    def _said_by(self, data: Prepared) -> CausalArguments:
+        """The flags, with those filled in that a prepared set decides."""
+        manifest = data.manifest
+        return replace(
+            self.arguments, task=manifest.task, max_seq_length=manifest.max_seq_length, loss_on=manifest.loss_on
+        )
 
 
 def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
@@ -55,94 +174,6 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
     if not is_token.all():
         batch["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
     return batch
-
-
-# The data of a causal run: a prepared set, or raw data that the run itself prepares.
-
-REMEDY = "see to the disk, then call again"
-OWN = "data"
-"""The set of a run that was given raw data, in its run folder."""
-
-
-@dataclass(frozen=True)
-class CausalData:
-    """Finds, prepares and reads what `--data` names."""
-
-    arguments: CausalArguments
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether `--data` is a prepared set."""
-        return (self._given / FILE).is_file()
-
-    @property
-    def folder(self) -> Path:
-        """Where the prepared set is, or will be."""
-        return self._given if self.is_prepared else self.arguments.run_folder / OWN
-
-    def check(self) -> None:
-        """Refuse flags that contradict a prepared set, and raw data that are not there or of another kind."""
-        if self.is_prepared:
-            _check_flags(self.arguments, read_manifest(self._given))
-        elif self._task == "squad":
-            _check_questions(self.arguments, prepared=(self.folder / FILE).is_file())
-
-    def prepare(self) -> None:
-        """Make the set of raw data where it is not there yet; one of other data is never replaced."""
-        if self.is_prepared:
-            return
-        if (self.folder / FILE).is_file():
-            made = read_manifest(self.folder)
-            if made.content_key != key_of_preparation(self._wanted, made):
-                raise UserError(
-                    f"{self.folder}: was prepared from other data, or with other settings, than --data "
-                    f"{self.arguments.data} now has; choose another --outputdir"
-                )
-            return
-        # This process holds the run's lock: what is half made was left by one that was killed.
-        files.remove_unfinished(self.folder)
-        with progress("prepare", "rows") as bar, said_in_one_line(self.folder, "the prepared data", REMEDY):
-            prepare(self._wanted, self.folder, bar.update)
-
-    def read(self) -> Prepared:
-        """The rows that the run trains on and evaluates."""
-        whole = Prepared.read(self.folder)
-        if whole.tokenizer.pad_token_id is None:
-            raise UserError(f"{self.folder}: its tokenizer has no token to pad with; prepare the data again")
-        a = self.arguments
-        # Of raw data the subset was prepared.
-        subset = a.subset if self.is_prepared else None
-        evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
-        dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
-        return Prepared(whole.folder, whole.manifest, whole.train.first(subset), dev)
-
-    @property
-    def _task(self) -> str:
-        return self.arguments.task or TASKS[0]
-
-    @property
-    def _given(self) -> Path:
-        return Path(self.arguments.data)
-
-    @cached_property
-    def _wanted(self) -> CausalPreparation:
-        a = self.arguments
-        return CausalPreparation(
-            task=self._task,
-            data=self._given if self._given.is_dir() or self._task == "squad" else a.data,
-            tokenizer=a.tokenizer_name or _own_tokenizer(a),
-            max_seq_length=a.max_seq_length or MAX_SEQ_LENGTH,
-            loss_on=a.loss_on,
-            limit=a.subset,
-            dataset_config=a.dataset_config,
-            text_field=a.text_field or "text",
-        )
-
-
-def _own_tokenizer(arguments: CausalArguments) -> str:
-    """The model's; the small models of ours have one that is trained on the data."""
-    tiny = arguments.init == "random" and arguments.model_id in CAUSAL_SHAPES and arguments.model_id.endswith("-tiny")
-    return GPT_TINY if tiny else arguments.model_id
 
 
 def _check_questions(arguments: CausalArguments, *, prepared: bool) -> None:
@@ -176,77 +207,6 @@ def _check_flags(arguments: CausalArguments, manifest: Manifest) -> None:
             raise UserError(f"--{name} {given}: {place} {shown}; leave the flag out, or prepare the data anew")
 
 
-# The recipe of `causal_train.py`: a causal language model on questions or text, one text in each row.
-
-GENERATED = "generated.json"
-"""What the trained model goes on with after `--generation_prompt`, in the run folder."""
-
-
-class Causal:
-    """Causal language modelling, as `tasks.Task` has it."""
-
-    flags: ClassVar[type[RunArguments]] = CausalArguments
-    joint: ClassVar[bool] = True
-
-    def __init__(self, arguments: CausalArguments) -> None:
-        self.arguments = arguments
-        self.source = CausalData(arguments)
-
-    def check(self, precision: str) -> None:
-        """Refuse an attention that cannot run, and data that are not there."""
-        check_attention(self.arguments.attn_implementation, precision)
-        self.source.check()
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether `--data` is a prepared set."""
-        return self.source.is_prepared
-
-    def prepare(self) -> None:
-        """Make `data/` of the run folder from raw data."""
-        self.source.prepare()
-
-    def data(self) -> Prepared:
-        """The set at `--data`, or the one that was made of it."""
-        return self.source.read()
-
-    def settings(self, data: Prepared) -> dict[str, Any]:
-        """The flags, with the data's own in the place of those that the data decide."""
-        return {**self._said_by(data).comparable(), "data": data.manifest.content_key}
-
-    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
-        """A causal model; one for questions carries the prompt, so that it knows how it wants to be asked."""
-        model = load_causal(self._said_by(data), data.tokenizer, precision=precision)
-        if self.arguments.generation_prompt is not None:
-            _check_prompt(self.arguments.generation_prompt, data, positions_of(model.config))
-        if data.manifest.task == "squad":
-            model.config.prompt = data.manifest.prompt
-        return model
-
-    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
-        """The numbers of `plan.shapes.CausalShape`."""
-        return shape_of(model.config)
-
-    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
-        """Rows padded to the longest."""
-        return collate_causal(rows, data.tokenizer.pad_token_id)
-
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
-        """Write the perplexity of text, and what the model goes on with after a prompt."""
-        if data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
-            _write_perplexities(trainer, data, folder)
-        if self.arguments.generation_prompt is not None:
-            prompt = self.arguments.generation_prompt
-            processes.on_rank_zero(lambda: _write_sample(folder, prompt))
-
-    def _said_by(self, data: Prepared) -> CausalArguments:
-        """The flags, with those filled in that a prepared set decides."""
-        manifest = data.manifest
-        return replace(
-            self.arguments, task=manifest.task, max_seq_length=manifest.max_seq_length, loss_on=manifest.loss_on
-        )
-
-
 def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
     """Refuse before training what could not be gone on with after it."""
     tokens = len(data.tokenizer(prompt).input_ids)
@@ -254,13 +214,6 @@ def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
         raise UserError(f"--generation_prompt {prompt!r}: no words; give some to go on from")
     if positions is not None and tokens >= positions:
         raise UserError(f"--generation_prompt: {tokens} tokens, the model has {positions} positions; shorten it")
-
-
-def _write_perplexities(trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
-    """`score.SPLIT.json` of the whole dev and test splits, by the loss over all their tokens and ranks."""
-    test = load_split(data.folder, "test")
-    sums = {"dev": trainer.evaluated, "test": None if test is None else trainer.summed_loss(test)}
-    processes.on_rank_zero(lambda: _write_scores(folder, sums))
 
 
 def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> None:

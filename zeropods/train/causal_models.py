@@ -1,43 +1,34 @@
-"""The model of a causal run: pretrained weights, or random ones of a known shape, and its configuration."""
+"""The model of a causal run: pretrained or random weights, its configuration, its attention, and its loss."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    BloomConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3Config,
-)
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from zeropods.data.tokenizers import hub_options
+from zeropods.data.tokenizers import hub_options, load_causal_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CausalShape, causal_shape
-from zeropods.train.pretrained import check_folder, check_same_ids, load_weights, loading
+from zeropods.train.device import AMPERE
+from zeropods.train.pretrained import check_folder, check_tokenizer, load_weights, loading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from zeropods.train.arguments import CausalArguments
 
-
-# Configurations of causal models: from a known shape, and back.
-
+FLAG = "--model_name_or_path"
+SEES_AHEAD = ("xlnet",)
+"""In transformers' list of causal models, yet without a mask of its own a token sees those after it."""
 DROPOUTS = (
     "attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "embed_dropout",
     "embedding_dropout", "residual_dropout", "activation_dropout", "dropout", "attention_probs_dropout_prob",
@@ -46,8 +37,114 @@ DROPOUTS = (
 """What configurations of transformers call the rates of their dropouts."""
 OTHER_PARTS = ("add_cross_attention", "attention_bias", "mlp_bias")
 """Switches that give a model parameters of which a shape knows nothing."""
+ROTARY: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
+    "mistral": {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5, "sliding_window": 4_096},
+    "qwen3": {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6},
+}
+"""Constants that families with rotary positions were published with."""
 BLOOM_POSITIONS = 2_048
 """The length that BLOOM was trained at; its configuration need not say so."""
+
+log = logging.getLogger(__name__)
+
+
+def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, *, precision: str) -> PreTrainedModel:
+    """The model that the arguments name, in FP32, with the loss of `with_causal_loss`, checked against the data.
+
+    Args:
+        arguments: `max_seq_length` is that of the data.
+        tokenizer: that of the data.
+        precision: what the run trains in; it decides which attention can run.
+
+    Raises:
+        UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
+    """
+    check_attention(arguments.attn_implementation, precision)
+    name, options = arguments.model_name_or_path, {}
+    if arguments.init == "random":
+        config = causal_config(causal_shape(name), arguments.dropout)
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    else:
+        check_folder(name)
+        options = {} if Path(name).is_dir() else hub_options(name)
+        with loading(name, FLAG):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+        if arguments.dropout is not None:
+            set_dropout(config, arguments.dropout)
+        if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
+            check_tokenizer(FLAG, name, load_causal_tokenizer(name), tokenizer)
+    model_class = _class_of(name, config)
+    _check_sizes(arguments, config.get_text_config(), tokenizer)
+    config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
+    if arguments.init == "random":
+        model = _drawn(model_class, config, arguments.seed)
+    else:
+        model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
+    return _ends_as(model, tokenizer)
+
+
+def random_causal(
+    shape: CausalShape, seed: int, dropout: float | None = None, attention: str = "sdpa"
+) -> PreTrainedModel:
+    """A model of the shape with its family's own initialisation; the same seed gives the same weights.
+
+    They are drawn whole on every rank, in FP32, also where ZeRO-3 divides them later: so that they are the same
+    weights on any number of processes and in any precision.
+    """
+    config = causal_config(shape, dropout)
+    model_class = _class_of(shape.family, config)
+    config._attn_implementation = attention_for(model_class, config, attention)
+    return _drawn(model_class, config, seed)
+
+
+def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return with_causal_loss(model_class)(config)
+
+
+def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """transformers' class, where it is one that predicts each token from those before it."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind = config.model_type
+    # Encoders are in both lists; unless they are told to be decoders, a token sees those after it.
+    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+    if found is None or encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{FLAG} {name!r}: {kind!r} is no causal language model; expected one such as gpt2, bloom, llama"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"{FLAG} {name!r}: its weights are quantized and cannot be trained; name the original model")
+    if getattr(config, "output_router_logits", False):
+        raise UserError(f"{FLAG} {name!r}: output_router_logits is not supported; set it to false in its config.json")
+    return found
+
+
+def _check_sizes(arguments: CausalArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    name, length, positions = arguments.model_name_or_path, arguments.max_seq_length, positions_of(config)
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{arguments.data}: its tokenizer has {len(tokenizer)} tokens, {name} has {config.vocab_size} embedding "
+            "rows; prepare the data with the model's own tokenizer"
+        )
+    if positions is not None and length is not None and length > positions:
+        raise UserError(f"--max_seq_length {length}: {name} has {positions} positions; give at most {positions}")
+
+
+def _ends_as(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The model, told where generated text ends: where the texts that it is trained on do."""
+    generation = model.generation_config
+    ends = generation.eos_token_id
+    known = ends if isinstance(ends, list) else [ends]
+    if tokenizer.eos_token_id not in known:
+        generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in known if end is not None)]
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+# Configurations: from a known shape, and back.
 
 
 def causal_config(shape: CausalShape, dropout: float | None = None) -> PreTrainedConfig:
@@ -56,7 +153,32 @@ def causal_config(shape: CausalShape, dropout: float | None = None) -> PreTraine
     Args:
         dropout: rate of every dropout that the family has; the family's own if None (0.1 for GPT-2, else 0).
     """
-    config = CONFIGS[shape.family](shape)
+    if shape.family == "bloom" and shape.ffn != 4 * shape.hidden:
+        raise UserError(f"shape: ffn {shape.ffn}; BLOOM's is 4 x hidden = {4 * shape.hidden}")
+    numbers: dict[str, Any] = {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "tie_word_embeddings": shape.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if shape.family == "gpt2":
+        numbers |= {"n_positions": shape.positions, "n_inner": shape.ffn}
+    elif shape.family == "bloom":
+        numbers |= {"seq_length": shape.positions}
+    else:
+        constants = dict(ROTARY[shape.family])
+        numbers |= {
+            "intermediate_size": shape.ffn,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_size,
+            "max_position_embeddings": shape.positions,
+            "rope_parameters": {"rope_type": "default", "rope_theta": constants.pop("rope_theta")},
+            **constants,
+        }
+    config = CONFIG_MAPPING[shape.family](**numbers)
     if dropout is not None:
         set_dropout(config, dropout)
     return config
@@ -86,7 +208,8 @@ def positions_of(config: PreTrainedConfig) -> int | None:
 
 def shape_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     """The fields of `plan.shapes.CausalShape`; None for a model that it does not describe."""
-    if config.model_type not in CONFIGS or any(getattr(config, name, False) for name in OTHER_PARTS):
+    known = config.model_type in ("gpt2", "bloom", *ROTARY)
+    if not known or any(getattr(config, name, False) for name in OTHER_PARTS):
         return None
     hidden, heads = config.hidden_size, config.num_attention_heads
     return asdict(
@@ -105,80 +228,7 @@ def shape_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     )
 
 
-def _gpt2(shape: CausalShape) -> PreTrainedConfig:
-    return GPT2Config(
-        vocab_size=shape.vocabulary,
-        n_positions=shape.positions,
-        n_embd=shape.hidden,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        n_inner=shape.ffn,
-        tie_word_embeddings=shape.tied,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def _bloom(shape: CausalShape) -> PreTrainedConfig:
-    if shape.ffn != 4 * shape.hidden:
-        raise UserError(f"shape: ffn {shape.ffn}; BLOOM's is 4 x hidden = {4 * shape.hidden}")
-    return BloomConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        seq_length=shape.positions,
-        tie_word_embeddings=shape.tied,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def _llama(shape: CausalShape) -> PreTrainedConfig:
-    return LlamaConfig(**_rotary(shape, theta=500_000.0, epsilon=1e-5))
-
-
-def _mistral(shape: CausalShape) -> PreTrainedConfig:
-    return MistralConfig(**_rotary(shape, theta=10_000.0, epsilon=1e-5), sliding_window=4_096)
-
-
-def _qwen3(shape: CausalShape) -> PreTrainedConfig:
-    return Qwen3Config(**_rotary(shape, theta=1_000_000.0, epsilon=1e-6))
-
-
-def _rotary(shape: CausalShape, *, theta: float, epsilon: float) -> dict[str, Any]:
-    return {
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "max_position_embeddings": shape.positions,
-        "rms_norm_eps": epsilon,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        "tie_word_embeddings": shape.tied,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-
-
-CONFIGS: dict[str, Callable[[CausalShape], PreTrainedConfig]] = {
-    "gpt2": _gpt2,
-    "bloom": _bloom,
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen3": _qwen3,
-}
-
-
 # Which implementation of attention a model can run with here.
-
-NAMES = ("eager", "sdpa", "flash_attention_2")
-AMPERE = (8, 0)
-"""Compute capability that FlashAttention-2 needs."""
-log = logging.getLogger(__name__)
 
 
 def check_attention(name: str, precision: str) -> None:
@@ -187,11 +237,19 @@ def check_attention(name: str, precision: str) -> None:
     Args:
         precision: as it is resolved: `fp32`, `bf16` or `fp16`.
     """
-    if name not in NAMES:
-        raise UserError(f"--attn_implementation {name!r}; expected {', '.join(NAMES)}")
-    reason = _without_flash(precision) if name == "flash_attention_2" else None
-    if reason is not None:
-        raise UserError(f"--attn_implementation {name}: {reason}; use --attn_implementation sdpa")
+    if name != "flash_attention_2":
+        return
+    fault = None
+    if precision == "fp32":
+        fault = "FlashAttention-2 has no FP32 kernels (--precision bf16 or fp16)"
+    elif not torch.cuda.is_available():
+        fault = "FlashAttention-2 needs a CUDA GPU, and this process has none"
+    elif torch.cuda.get_device_capability() < AMPERE:
+        fault = f"FlashAttention-2 needs a GPU of compute capability 8.0, {torch.cuda.get_device_name()} has less"
+    elif importlib.util.find_spec("flash_attn") is None:
+        fault = "the package flash-attn is not installed"
+    if fault is not None:
+        raise UserError(f"--attn_implementation {name}: {fault}; use --attn_implementation sdpa")
 
 
 def attention_for(model_class: type[PreTrainedModel], config: PreTrainedConfig, name: str) -> str:
@@ -211,23 +269,7 @@ def attention_for(model_class: type[PreTrainedModel], config: PreTrainedConfig, 
     return name
 
 
-def _without_flash(precision: str) -> str | None:
-    if precision == "fp32":
-        return "FlashAttention-2 has no FP32 kernels (--precision bf16 or fp16)"
-    if not torch.cuda.is_available():
-        return "FlashAttention-2 needs a CUDA GPU, and this process has none"
-    capability = torch.cuda.get_device_capability()
-    if capability < AMPERE:
-        have = ".".join(map(str, capability))
-        return (
-            f"FlashAttention-2 needs a GPU of compute capability 8.0 or more, {torch.cuda.get_device_name()} has {have}"
-        )
-    if importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
-    return None
-
-
-# A causal model's loss: right on any number of processes, with logits only where there is a label.
+# The loss: right on any number of processes, with logits only where there is a label.
 
 
 def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
@@ -265,7 +307,10 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
         logits = output.logits.flatten(0, 1)
         if not head.applied:
             logits = logits.index_select(0, label_positions)
-        return CausalLMOutput(loss=_summed(logits, labels, label_positions, num_items_in_batch))
+        wanted = labels.flatten().index_select(0, label_positions + 1)
+        total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
+        count = max(wanted.numel(), 1) if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=total / count)
 
     # generate() asks the signature what the model takes.
     forward.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
@@ -305,133 +350,3 @@ class _OnlyAt:
             return inputs
         self.applied = True
         return hidden.flatten(0, 1).index_select(0, self.positions)[None], *others
-
-
-def _summed(logits: Tensor, labels: Tensor, positions: Tensor, count: Tensor | int | None) -> Tensor:
-    wanted = labels.flatten().index_select(0, positions + 1)
-    total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
-    return total / (max(wanted.numel(), 1) if count is None else count)
-
-
-# The model of a causal run: pretrained weights from safetensors, or random ones of a known shape.
-
-__all__ = ["load_causal", "random_causal", "shape_of"]
-FLAG = "--model_name_or_path"
-SEES_AHEAD = ("xlnet",)
-"""In transformers' list of causal models, yet without a mask of its own a token sees those after it."""
-
-
-def load_causal(
-    arguments: CausalArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    precision: str,
-) -> PreTrainedModel:
-    """The model that the arguments name, in FP32, with `causal_loss`'s loss, checked against data and tokenizer.
-
-    Args:
-        arguments: `max_seq_length` is that of the data.
-        precision: what the run trains in; it decides which attention can run.
-
-    Raises:
-        UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
-    """
-    check_attention(arguments.attn_implementation, precision)
-    name = arguments.model_name_or_path
-    options: dict[str, Any] = {}
-    if arguments.init == "random":
-        config = causal_config(causal_shape(name), arguments.dropout)
-        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
-    else:
-        config, options = _published(name, arguments.dropout)
-        _check_own_tokenizer(name, tokenizer)
-    model_class = _class_of(name, config)
-    _check_vocabulary(arguments, config.get_text_config(), tokenizer)
-    _check_length(name, config.get_text_config(), arguments.max_seq_length)
-    config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
-    if arguments.init == "random":
-        model = _drawn(model_class, config, arguments.seed)
-    else:
-        model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
-    return _ends_as(model, tokenizer)
-
-
-def random_causal(
-    shape: CausalShape, seed: int, dropout: float | None = None, attention: str = "sdpa"
-) -> PreTrainedModel:
-    """A model of the shape with its family's own initialisation; the same seed gives the same weights.
-
-    They are drawn whole on every rank, in FP32, also where ZeRO-3 divides them later: so that they are the same
-    weights on any number of processes and in any precision.
-    """
-    config = causal_config(shape, dropout)
-    model_class = _class_of(shape.family, config)
-    config._attn_implementation = attention_for(model_class, config, attention)
-    return _drawn(model_class, config, seed)
-
-
-def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return with_causal_loss(model_class)(config)
-
-
-def _published(name: str, dropout: float | None) -> tuple[PreTrainedConfig, dict[str, Any]]:
-    """The configuration that a folder or the hub has, and options with which its weights are then found."""
-    check_folder(name)
-    options = {} if Path(name).is_dir() else hub_options(name)
-    with loading(name, FLAG):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
-    if dropout is not None:
-        set_dropout(config, dropout)
-    return config, options
-
-
-def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """transformers' class, where it is one that predicts each token from those before it."""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    kind = config.model_type
-    # Encoders are in both lists; unless they are told to be decoders, a token sees those after it.
-    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
-    if found is None or encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
-        raise UserError(
-            f"{FLAG} {name!r}: {kind!r} is no causal language model; expected one such as gpt2, bloom, llama"
-        )
-    if getattr(config, "quantization_config", None) is not None:
-        raise UserError(f"{FLAG} {name!r}: its weights are quantized and cannot be trained; name the original model")
-    if getattr(config, "output_router_logits", False):
-        raise UserError(f"{FLAG} {name!r}: output_router_logits is not supported; set it to false in its config.json")
-    return found
-
-
-def _check_vocabulary(arguments: CausalArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"{arguments.data}: its tokenizer has {len(tokenizer)} tokens, {arguments.model_name_or_path} has "
-            f"{config.vocab_size} embedding rows; prepare the data with the model's own tokenizer"
-        )
-
-
-def _check_length(name: str, config: PreTrainedConfig, length: int | None) -> None:
-    positions = positions_of(config)
-    if positions is not None and length is not None and length > positions:
-        raise UserError(f"--max_seq_length {length}: {name} has {positions} positions; give at most {positions}")
-
-
-def _check_own_tokenizer(name: str, prepared: PreTrainedTokenizerBase) -> None:
-    if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-        from zeropods.data.tokenizers import load_causal_tokenizer
-
-        check_same_ids(FLAG, name, load_causal_tokenizer(name).get_vocab(), prepared)
-
-
-def _ends_as(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model, told where generated text ends: where the texts that it is trained on do."""
-    generation = model.generation_config
-    ends = generation.eos_token_id
-    known = ends if isinstance(ends, list) else [ends]
-    if tokenizer.eos_token_id not in known:
-        generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in known if end is not None)]
-    if generation.pad_token_id is None:
-        generation.pad_token_id = tokenizer.pad_token_id
-    return model

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from zeropods.errors import UserError
 from zeropods.train.deepspeed import read_config
 
 # A T5 whose passes are compiled: fewer kernels to launch, or none at all.
 #
-# A small model at a small batch waits for its launches, not for arithmetic. `blocks` compiles each layer, once for
-# all of
-# them and for all lengths, and fuses what lies between products. `graphs` compiles encoder and decoder whole and
-# replays
-# them as CUDA graphs, one for each pair of lengths: a whole pass is then a handful of launches.
+# A small model at a small batch waits for its launches, not for arithmetic. `blocks` compiles each layer, once for all
+# of them and for all lengths, and fuses what lies between products. `graphs` compiles encoder and decoder whole and
+# replays them as CUDA graphs, one for each pair of lengths: a whole pass is then a handful of launches.
 # Source: torch.compile's regional compilation, and CUDA graph trees (`mode="reduce-overhead"`).
 
 MOST_SHAPES = 256
@@ -41,7 +37,8 @@ def compile_model(model: Any, how: str, **options: Any) -> None:
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
-    for part in _parts(model, how):
+    stacks = (model.encoder, model.decoder)
+    for part in stacks if how == "graphs" else [block for stack in stacks for block in stack.block]:
         chosen = {"mode": "reduce-overhead"} if how == "graphs" else {}
         # A second compilation for each new length would never end: lengths are symbols from the beginning.
         part.compile(dynamic=True, **{**chosen, **options})
@@ -66,22 +63,7 @@ def step_begins(how: str) -> None:
 
 def uncompiled(how: str) -> AbstractContextManager[Any]:
     """What runs in this block runs as it is written: an evaluation is of other sizes, and short."""
-    return nullcontext() if how == "off" else _eager()
-
-
-@contextlib.contextmanager
-def _eager() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-def _parts(model: Any, how: str) -> Iterator[nn.Module]:
-    stacks = (model.encoder, model.decoder)
-    if how == "graphs":
-        yield from stacks
-    else:
-        for stack in stacks:
-            yield from stack.block
+    return nullcontext() if how == "off" else torch.compiler.set_stance("force_eager")
 
 
 # torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.

@@ -108,8 +108,7 @@ def attend(
 
 # T5's norm on a CPU in half the passes over memory.
 #
-# transformers writes it as eight operations in each direction, of which autograd keeps three tensors. Here the
-# gradient
+# transformers writes it as eight operations in each direction, of which autograd keeps three tensors. Here the gradient
 # is written out: with y = n w, n = x r and r = 1 / rms(x), dx = r (g w - n mean(g w n)). Values are rounded where
 # transformers rounds them, so that results in BF16 are the same. Source: Zhang, Sennrich 2019, arXiv:1910.07467.
 

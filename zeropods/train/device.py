@@ -77,9 +77,7 @@ def synchronize() -> None:
 # Which number format a run uses, and whether the hardware multiplies it.
 
 AMPERE = (8, 0)
-"""The first compute capability with TF32."""
-TINY = "-tiny"
-"""How the names of our own smallest shapes end."""
+"""The first compute capability with TF32 and FlashAttention-2."""
 
 
 def multiplies_bf16() -> bool:
@@ -112,14 +110,11 @@ def resolve_precision(asked: str, fp16_fault: str | None, model_id: str) -> str:
         raise UserError(f"--precision fp16: {fp16_fault}; use bf16 or fp32")
     if asked == "fp16" and not torch.cuda.is_available():
         raise UserError("--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32")
-    if asked == "auto":
-        return "bf16" if multiplies_bf16() and not _gains_nothing(model_id) else "fp32"
-    return asked
-
-
-def _gains_nothing(model_id: str) -> bool:
-    """A CPU makes a kernel of BF16 for each new length, keeps it, and takes longer for that than a tiny model saves."""
-    return model_id.endswith(TINY) and not torch.cuda.is_available()
+    if asked != "auto":
+        return asked
+    # A CPU makes a BF16 kernel for each new length, keeps it, and takes longer for that than a tiny model saves.
+    gains_nothing = model_id.endswith("-tiny") and not torch.cuda.is_available()
+    return "bf16" if multiplies_bf16() and not gains_nothing else "fp32"
 
 
 # How fast this machine multiplies matrices: the peak that a CPU's manufacturer does not publish.

@@ -30,8 +30,24 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
     Raises:
         UserError: it cannot be read, or a tensor is missing or of another size: transformers would draw that at random.
     """
+    model, fault = None, None
     with loading(name, flag), _without_report():
-        model, fault = _loaded(model_class, name, options)
+        try:
+            model, found = model_class.from_pretrained(
+                name,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+            fault = _fault(found)
+        except RuntimeError as error:
+            # ZeRO-3's way to say it.
+            unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
+            if unfit is None:
+                raise
+            fault = unfit.rstrip(".")
     if is_deepspeed_zero3_enabled():
         # Rank 0 alone has read the tensors, and may be the only one that knows.
         fault = next(filter(None, processes.gathered(fault)), None)
@@ -56,55 +72,33 @@ def loading(name: str, flag: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
+        text = str(error).strip()
+        # The first line of this one names a field; what is wrong with it comes after that.
+        reason = " ".join(text.split()) if isinstance(error, StrictDataclassError) else text.split("\n")[0]
         raise UserError(
-            f"{flag} {name!r}: cannot be loaded ({_reason(error)}); "
+            f"{flag} {name!r}: cannot be loaded ({reason[:200]}); "
             "give a hub id that can be reached, a local folder, or --init random with a known shape"
         ) from None
 
 
-def check_same_ids(flag: str, name: str, own: dict[str, int], prepared: PreTrainedTokenizerBase) -> None:
-    """A model's own vocabulary must give the ids that the prepared set was made with."""
+def check_tokenizer(flag: str, name: str, own: PreTrainedTokenizerBase, prepared: PreTrainedTokenizerBase) -> None:
+    """A model's own tokenizer must give the ids that the prepared set was made with."""
     ids = prepared.get_vocab()
-    wrong = next((token for token, index in own.items() if ids.get(token) != index), None)
-    if wrong is not None:
-        raise UserError(
-            f"{flag} {name}: its tokenizer gives {wrong!r} id {own[wrong]}, the prepared set's gives "
-            f"{ids.get(wrong)}; prepare the data with --tokenizer {name}"
-        )
+    for token, index in own.get_vocab().items():
+        if ids.get(token) != index:
+            raise UserError(
+                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's gives "
+                f"{ids.get(token)}; prepare the data with --tokenizer {name}"
+            )
 
 
-def _loaded(model_class: type[PreTrainedModel], name: str, options: dict[str, Any]) -> tuple[Any, str | None]:
-    """The model, and what is wrong with its weights."""
-    try:
-        model, found = model_class.from_pretrained(
-            name,
-            dtype=torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    except RuntimeError as error:
-        # ZeRO-3's way to say it.
-        unfit = next((line.strip() for line in str(error).split("\n") if "size mismatch" in line), None)
-        if unfit is None:
-            raise
-        return None, unfit.rstrip(".")
-    return model, next(_faults(found), None)
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip()
-    # The first line of this one names a field; what is wrong with it comes after that.
-    line = " ".join(text.split()) if isinstance(error, StrictDataclassError) else text.split("\n")[0]
-    return line[:200]
-
-
-def _faults(found: dict[str, Any]) -> Iterator[str]:
+def _fault(found: dict[str, Any]) -> str | None:
+    """What is wrong with the weights that transformers has found."""
     for key in sorted(found["missing_keys"]):
-        yield f"its weights have no tensor {key!r}"
+        return f"its weights have no tensor {key!r}"
     for key, saved, expected in sorted(found["mismatched_keys"]):
-        yield f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
+        return f"its tensor {key!r} is of size {list(saved)}, its config.json says {list(expected)}"
+    return None
 
 
 @contextlib.contextmanager

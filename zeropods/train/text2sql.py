@@ -17,7 +17,7 @@ from zeropods.plan.shapes import T5Shape, t5_shape
 from zeropods.train.arguments import RunArguments, TextToSQLArguments
 from zeropods.train.compiled import check_compiled
 from zeropods.train.device import check_tf32
-from zeropods.train.pretrained import check_folder, check_same_ids, load_weights
+from zeropods.train.pretrained import check_folder, check_tokenizer, load_weights
 from zeropods.train.sampler import Row, collate
 from zeropods.train.tasks import Prepared
 
@@ -25,6 +25,55 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from zeropods.train.trainer import MeasuredTrainer
+
+TASK = "text2sql"
+FLAG = "--model_id"
+
+
+class TextToSQL:
+    """Text-to-SQL with T5, as `tasks.Task` has it."""
+
+    flags: ClassVar[type[RunArguments]] = TextToSQLArguments
+    joint: ClassVar[bool] = False
+    is_prepared = True
+
+    def __init__(self, arguments: TextToSQLArguments) -> None:
+        self.arguments = arguments
+
+    def check(self, precision: str) -> None:
+        """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
+        check_compiled(self.arguments.compile, self.arguments.deepspeed)
+        check_tf32(self.arguments.tf32)
+
+    def prepare(self) -> None:
+        """Nothing: `zeropods prepare` has done it."""
+
+    def data(self) -> Prepared:
+        """The set at `--dataset_path`."""
+        place = self.arguments.dataset_path
+        data = Prepared.read(Path(place))
+        if data.manifest.task != TASK:
+            raise UserError(f"--dataset_path {place}: prepared for {data.manifest.task}; causal_train.py trains on it")
+        return data
+
+    def settings(self, data: Prepared) -> dict[str, Any]:
+        """The flags, with the data's content in the place of their path."""
+        return {**self.arguments.comparable(), "dataset_path": data.manifest.content_key}
+
+    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
+        """A T5."""
+        return load_model(self.arguments, data.tokenizer, data.manifest.prompt)
+
+    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
+        """The numbers of `plan.shapes.T5Shape`."""
+        return shape_of(model.config)
+
+    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+        """Sources and targets, each padded to the longest."""
+        return collate(rows, multiple=self.arguments.pad_to_multiple_of)
+
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+        """Nothing: predictions are made with constrained decoding, by `zeropods predict`."""
 
 
 # T5 with a loss that is right on any number of processes, projected over label positions only.
@@ -58,7 +107,7 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
         if labels is None:
             return super().forward(*args, **kwargs)
         if label_positions is None:
-            label_positions = label_indices(labels)
+            label_positions = (labels.flatten() != -100).nonzero().squeeze(1)
         decoder_input_ids = self._shift_right(labels)
         hidden = self._decode(decoder_input_ids, *args, **kwargs).flatten(0, 1)
         logits = self.lm_head(hidden.index_select(0, label_positions) * self._scale())
@@ -83,11 +132,6 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
         return self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
 
 
-def label_indices(labels: Tensor) -> Tensor:
-    """Flat positions of the labels that carry a loss: (n,) int64."""
-    return (labels.flatten() != -100).nonzero().squeeze(1)
-
-
 def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
     """A mask of source tokens, as attention uses it: of sources to sources, and of targets to sources.
 
@@ -103,6 +147,45 @@ def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
     """
     attended = mask.bool()[:, None, None, :]
     return attended.expand(-1, -1, mask.shape[1], -1), attended.expand(-1, -1, targets, -1)
+
+
+# The model of a run: pretrained weights from safetensors, or random ones of a known shape.
+
+
+def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str) -> T5ForTextToSQL:
+    """The model that the arguments name, in FP32, checked against the prepared set's tokenizer.
+
+    Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
+    """
+    name = arguments.model_id
+    if arguments.init == "random":
+        rate = 0.1 if arguments.dropout is None else arguments.dropout
+        model = random_t5(t5_shape(name), arguments.seed, rate)
+    else:
+        check_folder(name)
+        options: dict[str, Any] = {} if arguments.dropout is None else {"dropout_rate": arguments.dropout}
+        if not Path(name).is_dir():
+            options |= hub_options(name)
+        model = load_weights(T5ForTextToSQL, name, flag=FLAG, **options)
+        if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
+            check_tokenizer(FLAG, name, load_tokenizer(name, complete=False), tokenizer)
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(
+            f"{arguments.dataset_path}: its tokenizer has {len(tokenizer)} tokens, {name} has "
+            f"{model.config.vocab_size} embedding rows; prepare the data with the model's own tokenizer"
+        )
+    model.config.prompt = prompt
+    model.generation_config.max_length = None
+    model.generation_config.max_new_tokens = arguments.generation_max_length
+    model.generation_config.num_beams = arguments.generation_num_beams
+    return model
+
+
+def random_t5(shape: T5Shape, seed: int, dropout: float = 0.1) -> T5ForTextToSQL:
+    """A model of the shape with T5's own initialisation; the same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return T5ForTextToSQL(t5_config(shape, dropout))
 
 
 def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:
@@ -125,7 +208,7 @@ def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:
     )
 
 
-def shape_of(config: T5Config) -> dict[str, int] | None:
+def shape_of(config: T5Config) -> dict[str, Any] | None:
     """The numbers of `plan.shapes.T5Shape`; None for a variant that it does not describe (T5 v1.1, untied weights)."""
     plain = config.feed_forward_proj == "relu" and config.tie_word_embeddings
     if not plain or config.num_layers != config.num_decoder_layers:
@@ -140,101 +223,3 @@ def shape_of(config: T5Config) -> dict[str, int] | None:
             vocabulary=config.vocab_size,
         )
     )
-
-
-def random_t5(shape: T5Shape, seed: int, dropout: float = 0.1) -> T5ForTextToSQL:
-    """A model of the shape with T5's own initialisation; the same seed gives the same weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return T5ForTextToSQL(t5_config(shape, dropout))
-
-
-# The model of a run: pretrained weights from safetensors, or random ones of a known shape.
-
-
-def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase, prompt: str) -> T5ForTextToSQL:
-    """The model that the arguments name, in FP32, checked against the prepared set's tokenizer.
-
-    Its configuration carries the prompt, so that a saved model knows how it wants to be asked.
-    """
-    if arguments.init == "random":
-        rate = 0.1 if arguments.dropout is None else arguments.dropout
-        model = random_t5(t5_shape(arguments.model_id), arguments.seed, rate)
-    else:
-        model = _pretrained(arguments.model_id, arguments.dropout)
-        _check_own_tokenizer(arguments.model_id, tokenizer)
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"{arguments.dataset_path}: its tokenizer has {len(tokenizer)} tokens, {arguments.model_id} has "
-            f"{model.config.vocab_size} embedding rows; prepare the data with the model's own tokenizer"
-        )
-    model.config.prompt = prompt
-    model.generation_config.max_length = None
-    model.generation_config.max_new_tokens = arguments.generation_max_length
-    model.generation_config.num_beams = arguments.generation_num_beams
-    return model
-
-
-def _pretrained(name: str, dropout: float | None) -> T5ForTextToSQL:
-    check_folder(name)
-    options: dict[str, Any] = {} if dropout is None else {"dropout_rate": dropout}
-    if not Path(name).is_dir():
-        options |= hub_options(name)
-    return load_weights(T5ForTextToSQL, name, flag="--model_id", **options)
-
-
-def _check_own_tokenizer(name: str, prepared: PreTrainedTokenizerBase) -> None:
-    if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
-        check_same_ids("--model_id", name, load_tokenizer(name, complete=False).get_vocab(), prepared)
-
-
-# The recipe of `textsql_train.py`: T5, a source and a target in each row.
-
-TASK = "text2sql"
-
-
-class TextToSQL:
-    """Text-to-SQL with T5, as `tasks.Task` has it."""
-
-    flags: ClassVar[type[RunArguments]] = TextToSQLArguments
-    joint: ClassVar[bool] = False
-
-    def __init__(self, arguments: TextToSQLArguments) -> None:
-        self.arguments = arguments
-
-    def check(self, precision: str) -> None:
-        """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
-        check_compiled(self.arguments.compile, self.arguments.deepspeed)
-        check_tf32(self.arguments.tf32)
-
-    is_prepared = True
-
-    def prepare(self) -> None:
-        """Nothing: `zeropods prepare` has done it."""
-
-    def settings(self, data: Prepared) -> dict[str, Any]:
-        """The flags, with the data's content in the place of their path."""
-        return {**self.arguments.comparable(), "dataset_path": data.manifest.content_key}
-
-    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
-        """A T5."""
-        return load_model(self.arguments, data.tokenizer, data.manifest.prompt)
-
-    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
-        """The numbers of `plan.shapes.T5Shape`."""
-        return shape_of(model.config)
-
-    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
-        """Sources and targets, each padded to the longest."""
-        return collate(rows, multiple=self.arguments.pad_to_multiple_of)
-
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
-        """Nothing: predictions are made with constrained decoding, by `zeropods predict`."""
-
-    def data(self) -> Prepared:
-        """The set at `--dataset_path`."""
-        place = self.arguments.dataset_path
-        data = Prepared.read(Path(place))
-        if data.manifest.task != TASK:
-            raise UserError(f"--dataset_path {place}: prepared for {data.manifest.task}; causal_train.py trains on it")
-        return data
