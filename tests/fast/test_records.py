@@ -1,17 +1,204 @@
-"""The record's status and reason, composed from what the ranks left."""
+"""Records: composed from what ranks left, read back strictly, their figures checked against one another."""
 
 from __future__ import annotations
 
 import json
+import math
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.made import a_config
-from zeropods.measure.record import RankMeasurement, compose_record, real_tokens
+from tests.made import a_config, a_failed_record, a_rank, a_record, as_record, write_run
+from zeropods.errors import UserError
+from zeropods.measure.record import (
+    BatchShape,
+    LiveBytes,
+    PhasePeak,
+    RankMeasurement,
+    Sampled,
+    compose_record,
+    read_record,
+    real_tokens,
+    samples_per_second,
+    train_seconds,
+    write_record,
+)
+
+GONE = object()
+TWO = [a_rank(0), a_rank(1)]
 
 
-def write_run(folder: Path, statuses: tuple[str, ...], ended: tuple[float, ...]) -> None:
+def changed(record: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    """A copy with the value at `key.0.key` replaced, or taken away."""
+    record = deepcopy(record)
+    *path, last = (int(part) if part.isdigit() else part for part in dotted.split("."))
+    place: Any = record
+    for part in path:
+        place = place[part]
+    if value is GONE:
+        del place[last]
+    else:
+        place[last] = value
+    return record
+
+
+def refused(folder: Path, record: dict[str, Any]) -> str:
+    """What reading the record says, without the place of the file."""
+    write_run(folder / "run", record)
+    with pytest.raises(UserError) as error:
+        read_record(folder / "run")
+    line = str(error.value)
+    assert line.startswith(f"{folder}/run/record.json: ") and "\n" not in line
+    return line.removeprefix(f"{folder}/run/record.json: ")
+
+
+def full_rank() -> RankMeasurement:
+    """A rank in which everything was measured."""
+    return RankMeasurement(
+        rank=0, host="pod1", machine="m", gpu="a GPU", status="ok", reason=None, step=3, first_step=1,
+        stopped_by="steps", wall_seconds=9.5, start_seconds=4.0, step_seconds=[1.0, 0.5], warmup_steps=1,
+        evaluate_seconds=[0.25], save_seconds=[0.125], source_tokens=30, target_tokens=10, padded_tokens=50,
+        largest_batch=BatchShape(rows=4, source_tokens=8, target_tokens=5), parameters=1_000, shape={"layers": 2},
+        matmul_flops_per_second=1e11, phases={"load": PhasePeak(
+            seconds=4.0, peak_resident_bytes=5, peak_allocated_bytes=6, peak_reserved_bytes=7)},
+        sampled={"resident_bytes": Sampled(samples=2, peak=5.0, mean=4.5, minimum=4.0)},
+        live_bytes=LiveBytes(parameters=4, gradients=4, optimizer=8), energy_joules=100.5,
+        ended_unix_seconds=1.7e9, peak_resident_bytes=5, peak_allocated_bytes=6, peak_reserved_bytes=7,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [a_record(), a_record(ranks=TWO), a_failed_record(), a_record(ranks=[], status="failed", reason="nobody came")],
+    ids=["one rank", "two ranks", "failed", "no rank"],
+)
+def test_what_is_written_is_read(tmp_path: Path, record: dict[str, Any]) -> None:
+    (tmp_path / "run").mkdir()
+    write_record(tmp_path / "run", as_record(record))
+    assert read_record(tmp_path / "run") == as_record(record)
+    assert json.loads((tmp_path / "run" / "record.json").read_text()) == record
+
+
+def test_a_rank_in_which_everything_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
+    rank = full_rank()
+    rank.write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(a_config()))
+    write_record(tmp_path, compose_record(tmp_path))
+    assert read_record(tmp_path).ranks == [rank]
+
+
+@pytest.mark.parametrize("version", [1, 3, None, "2", GONE])
+def test_another_version_is_refused_with_both_named(tmp_path: Path, version: object) -> None:
+    said = refused(tmp_path, changed(a_record(), "schema_version", version))
+    shown = None if version is GONE else version
+    assert said == f"schema_version {shown!r}; this version reads 2: run it again"
+
+
+@pytest.mark.parametrize("key", ["speed", "ranks.0.speed", "losses.0.speed"])
+def test_an_unknown_key_is_refused_with_its_place(tmp_path: Path, key: str) -> None:
+    assert refused(tmp_path, changed(a_record(), key, 1)).startswith(f"{key} is 1: ")
+
+
+@pytest.mark.parametrize("key", ["run_id", "status", "effective_batch_size", "losses.0.loss", "reason"])
+def test_a_missing_key_is_refused_with_its_place(tmp_path: Path, key: str) -> None:
+    said = refused(tmp_path, changed(a_record(), key, GONE))
+    assert said.startswith(f"{key}: ") and said.endswith("; run it again")
+
+
+@pytest.mark.parametrize("key", ["rank", "phases", "live_bytes", "padded_tokens", "peak_resident_bytes"])
+def test_a_key_that_a_rank_lacks_is_refused(tmp_path: Path, key: str) -> None:
+    said = refused(tmp_path, changed(a_record(), f"ranks.0.{key}", GONE))
+    assert said.startswith(f"ranks.0.{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("effective_batch_size", "32"),
+        ("effective_batch_size", 32.0),
+        ("gradient_checkpointing", 1),
+        ("status", "fine"),
+        ("init", "none"),
+        ("hosts", "pod1"),
+        ("deepspeed", []),
+        ("train_seconds", "16"),
+        ("ranks.0.step_seconds", [None]),
+        ("ranks.0.peak_resident_bytes", 1.5),
+        ("ranks.0.largest_batch", {"rows": 1}),
+        ("ranks.0.shape", {"layers": "two"}),
+        ("ranks.0.phases", {"steady": {"seconds": 1.0}}),
+        ("losses.0.step", True),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_its_place(tmp_path: Path, key: str, value: object) -> None:
+    assert refused(tmp_path, changed(a_record(), key, value)).startswith(key)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("key", ["train_seconds", "losses.0.loss", "ranks.0.wall_seconds"])
+def test_what_is_no_finite_number_is_refused(tmp_path: Path, key: str, value: float) -> None:
+    said = refused(tmp_path, changed(a_record(), key, value))
+    assert said.startswith(f"{key} is ") and "finite number" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 2', '"ok"', "\x00"])
+def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
+    folder = write_run(tmp_path / "run", text)
+    with pytest.raises(UserError, match=r"record\.json: "):
+        read_record(folder)
+
+
+CONTRADICTIONS = [
+    ("world_size", 3, "world_size 3, pods x slots 2 x 1"),
+    ("effective_batch_size", 60, "effective_batch_size 60, rows x passes x processes give 64"),
+    ("gradient_accumulation_steps", 2, "effective_batch_size 64, rows x passes x processes give 128"),
+    ("ranks.1.rank", 0, "ranks [0, 0], world_size 2"),
+    ("ranks.1.rank", 2, "ranks [0, 2], world_size 2"),
+    ("ranks", [a_rank()], "status ok with 1 of 2 ranks"),
+    ("ranks.1.status", "failed", "status ok, rank 1 says failed"),
+    ("ranks.1.step_seconds.3", -0.8, "rank 1: a step took -0.8 s"),
+    ("ranks.1.step", 21, "rank 1: steps 0 to 21, 20 times"),
+    ("ranks.1.first_step", 1, "rank 1: steps 1 to 20, 20 times"),
+    ("ranks.0.source_tokens", 1, "rank 0: padded_tokens 0, fewer than the real ones"),
+    ("steps", 19, "steps 19, its ranks reached 20"),
+    ("losses.0.step", 21, "losses: steps [21, 20] do not rise to at most 20"),
+    ("losses.1.step", 21, "losses: steps [1, 21] do not rise to at most 20"),
+    ("eval_losses.0.step", 20.5, "eval_losses.0.step is 20.5"),
+    ("train_seconds", 15.0, "train_seconds 15.0, its ranks' steps give 16.0"),
+    ("train_seconds", None, "train_seconds None, its ranks' steps give 16.0"),
+    ("samples_per_second", 1e3, "samples_per_second 1000.0, its ranks' steps give "),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "fault"), CONTRADICTIONS, ids=[f"{k}={v}"[:40] for k, v, _ in CONTRADICTIONS])
+def test_a_figure_that_does_not_follow_from_the_others_is_refused(
+    tmp_path: Path, key: str, value: object, fault: str
+) -> None:
+    assert refused(tmp_path, changed(a_record(ranks=TWO), key, value)).startswith(fault)
+
+
+def timed(*seconds: float) -> RankMeasurement:
+    return RankMeasurement(rank=0, host="pod1", step_seconds=list(seconds))
+
+
+def test_training_time_is_that_of_the_slowest_rank() -> None:
+    assert train_seconds([timed(1.0, 2.0), timed(2.0, 2.5)]) == 4.5
+    assert train_seconds([timed()]) is None
+
+
+def test_samples_per_second_leave_the_warm_up_out_and_follow_the_slowest_rank() -> None:
+    # 2 steps of 12 samples in 4 s.
+    assert samples_per_second([timed(9.0, 1.0, 1.0), timed(9.0, 2.0, 2.0)], 12) == 6.0
+    assert samples_per_second([timed(9.0)], 12) is None
+    assert samples_per_second([], 12) is None
+
+
+# The status and reason of a record, composed from what the ranks left.
+
+
+def left(folder: Path, statuses: tuple[str, ...], ended: tuple[float, ...]) -> None:
     (folder / "config.json").write_text(json.dumps(a_config(pods=len(statuses))))
     for rank, (status, when) in enumerate(zip(statuses, ended, strict=True)):
         reason = None if status == "ok" else f"{status} {rank}"
@@ -31,24 +218,24 @@ def write_run(folder: Path, statuses: tuple[str, ...], ended: tuple[float, ...])
 def test_the_reason_is_that_of_the_rank_that_began_the_end(
     tmp_path: Path, statuses: tuple[str, ...], expected: tuple[str, str | None]
 ) -> None:
-    write_run(tmp_path, statuses, ended=(5.0, 9.0, 4.0))
+    left(tmp_path, statuses, ended=(5.0, 9.0, 4.0))
     record = compose_record(tmp_path)
     assert (record.status, record.reason) == expected
 
 
 def test_one_process_needs_no_name(tmp_path: Path) -> None:
-    write_run(tmp_path, ("failed",), ended=(1.0,))
+    left(tmp_path, ("failed",), ended=(1.0,))
     assert compose_record(tmp_path).reason == "failed 0"
 
 
 def test_a_supervisor_overrules_the_ranks(tmp_path: Path) -> None:
-    write_run(tmp_path, ("interrupted", "interrupted"), ended=(1.0, 1.0))
+    left(tmp_path, ("interrupted", "interrupted"), ended=(1.0, 1.0))
     record = compose_record(tmp_path, status="pod_lost", reason="pod2 (127.0.1.2): no heartbeat for 10 s")
     assert (record.status, record.reason) == ("pod_lost", "pod2 (127.0.1.2): no heartbeat for 10 s")
 
 
 def test_a_rank_without_a_measurement_is_counted(tmp_path: Path) -> None:
-    write_run(tmp_path, ("ok", "ok"), ended=(1.0, 1.0))
+    left(tmp_path, ("ok", "ok"), ended=(1.0, 1.0))
     (tmp_path / "ranks" / "1.json").unlink()
     assert compose_record(tmp_path).reason == "1 of 2 ranks left no measurement"
 

@@ -67,51 +67,15 @@ def test_a_configuration_of_another_kind_breaks_its_run(tmp_path: Path, held: Pa
     assert row(tmp_path)["status"] == "broken"
 
 
-def test_a_record_nested_too_deeply_breaks_its_run(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "[" * 100_000)
-    assert row(tmp_path)["status"] == "broken"
-
-
-def test_a_score_whose_groups_are_none_is_named(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(), score_test=a_score(groups=5))
-    assert row(tmp_path)["reason"] == "score.test.json: groups is 5; input should be an object: measure again"
-
-
 def test_a_reason_cannot_steer_a_terminal(tmp_path: Path) -> None:
     write_run(tmp_path / "a", a_failed_record(reason="bad \x1b[31m\u202e end"))
     assert row(tmp_path)["reason"] == "bad \ufffd[31m\ufffd end"
-
-
-def test_peak_memory_is_that_of_the_rank_that_needed_most(tmp_path: Path) -> None:
-    ranks = [a_rank(peak_resident_bytes=GIB), a_rank(1, peak_resident_bytes=3 * GIB)]
-    write_run(tmp_path / "a", a_record(ranks=ranks))
-    assert (row(tmp_path)["peak_memory_bytes"], row(tmp_path)["memory_kind"]) == (3 * GIB, "resident")
-
-
-def test_peak_memory_of_gpus_is_what_was_allocated(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(ranks=[a_rank(peak_allocated_bytes=2 * GIB)]))
-    assert (row(tmp_path)["peak_memory_bytes"], row(tmp_path)["memory_kind"]) == (2 * GIB, "allocated")
-
-
-def test_people_read_memory_in_gib(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(ranks=[a_rank(peak_resident_bytes=GIB * 3 // 2)]))
-    assert "| 1.50 " in read_runs([tmp_path]).to_markdown()
-
-
-def test_memory_that_was_not_measured_is_null(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(ranks=[a_rank(peak_resident_bytes=None)]))
-    assert row(tmp_path)["peak_memory_bytes"] is None
 
 
 def test_a_run_without_a_score_has_no_accuracy(tmp_path: Path) -> None:
     write_run(tmp_path / "a", a_record())
     accuracy = read_runs([tmp_path]).to_markdown().split("## Accuracy")[1]
     assert re.search(r"\| A none x1 +(\| n/a +){7}\|\n", accuracy)
-
-
-def test_a_score_is_shown_with_its_interval(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(), score_test=a_score())
-    assert "| 0.750 [0.500, 1.000] |" in read_runs([tmp_path]).to_markdown()
 
 
 def test_the_score_of_test_is_preferred_to_that_of_dev(tmp_path: Path) -> None:
@@ -123,16 +87,6 @@ def test_unseen_tables_have_a_line_of_their_own(tmp_path: Path) -> None:
     groups = {"known_tables": a_score(), "unseen_tables": a_score(examples=4, execution_accuracy=0.125)}
     write_run(tmp_path / "a", a_record(), score_test=a_score(groups=groups))
     assert re.search(r"\| test +\| unseen +\| 4 .*\| 0\.125 ", read_runs([tmp_path]).to_markdown())
-
-
-def test_accuracy_that_could_not_be_executed_is_not_zero(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(), score_test=a_score(execution_accuracy=None, executable=0))
-    assert row(tmp_path)["execution_accuracy"] is None
-
-
-def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(), score_test={"examples": "ten"})
-    assert row(tmp_path)["status"] == "ok" and "score.test.json: examples is 'ten'" in row(tmp_path)["reason"]
 
 
 @pytest.mark.parametrize(
@@ -151,61 +105,9 @@ def test_a_broken_record_is_listed_with_its_reason(tmp_path: Path, record: str, 
     assert row(tmp_path)["status"] == "broken" and reason in row(tmp_path)["reason"]
 
 
-def test_a_reason_does_not_say_where_the_run_lies(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "{")
-    assert row(tmp_path)["reason"].startswith("record.json: damaged")
-
-
-def test_a_broken_run_does_not_stop_the_others(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "{")
-    write_run(tmp_path / "b", a_record())
-    runs = read_runs([tmp_path]).to_json()["runs"]
-    assert [(run["run"], run["status"]) for run in runs] == [("a", "broken"), ("b", "ok")]
-
-
-def test_a_run_that_is_going_on_is_running(held: Path) -> None:
-    assert row(held)["status"] == "running"
-
-
-def test_a_run_that_is_going_on_shows_what_it_was_asked_to_do(held: Path) -> None:
-    assert row(held)["model_id"] == "t5-tiny"
-
-
-def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "run.lock").touch()
-    assert row(tmp_path)["status"] == "killed"
-
-
 def test_a_run_out_of_memory_is_listed_with_its_reason(tmp_path: Path) -> None:
     write_run(tmp_path / "a", a_failed_record("oom", "tried to allocate\n2 GiB"))
     assert "- a: oom: tried to allocate 2 GiB\n" in read_runs([tmp_path]).to_markdown()
-
-
-def test_a_folder_may_be_a_run_itself(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", a_record())
-    assert [r["run"] for r in read_runs([run]).to_json()["runs"]] == ["a"]
-
-
-def test_a_run_that_is_named_twice_is_one_row(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "a", a_record())
-    assert len(read_runs([tmp_path, run]).to_json()["runs"]) == 1
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / parent / "a", a_record()) for parent in "xy"]
-    names = {run["run"] for run in read_runs(runs).to_json()["runs"]}
-    assert names == {str(run) for run in runs}
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        read_runs([tmp_path / "none"])
-
-
-def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run there"):
-        read_runs([tmp_path])
 
 
 def test_a_name_in_markdown_stays_in_its_cell(tmp_path: Path) -> None:
@@ -244,14 +146,6 @@ def page(report: Path) -> Reader:
     return reader
 
 
-def test_text_on_the_page_is_no_markup(page: Reader) -> None:
-    assert "script" not in page.tags and "table" in page.tags
-
-
-def test_the_page_holds_its_plots_and_needs_nothing_else(page: Reader) -> None:
-    assert len(page.addresses) == 5 and all(a.startswith("data:image/png;base64,") for a in page.addresses)
-
-
 def test_csv_has_a_line_of_raw_values_for_each_run(report: Path) -> None:
     failed, _ = csv.DictReader((report / "summary.csv").open())
     assert (failed["run"], failed["train_seconds"], failed["peak_memory_bytes"]) == ("a", "", str(GIB))
@@ -262,13 +156,6 @@ def test_json_on_disk_is_what_the_summary_says(report: Path) -> None:
     assert json.loads((report / "summary.json").read_text()) == json.loads(json.dumps(said))
 
 
-def test_every_file_is_there_and_nothing_else(report: Path) -> None:
-    assert {path.name for path in report.iterdir()} == {
-        "summary.md", "summary.json", "summary.csv", "index.html", "memory_over_time.png",
-        "losses.png", "throughput.png", "memory.png", "scaling.png",
-    }  # fmt: skip
-
-
 def test_the_same_runs_give_the_same_bytes(report: Path) -> None:
     again = read_runs([report.parent / "a", report.parent / "b"])
     assert (again.throughput.png, again.to_csv()) == (
@@ -277,11 +164,49 @@ def test_the_same_runs_give_the_same_bytes(report: Path) -> None:
     )
 
 
-def test_runs_without_losses_and_times_are_plotted_as_such(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_failed_record())
-    assert read_runs([tmp_path]).losses.text.endswith("of no run")
-
-
 def test_a_run_in_a_notebook_lists_what_was_measured(tmp_path: Path) -> None:
     run = Run(write_run(tmp_path / "a", a_record()))
     assert ("throughput (samples/s)", "40.0") in run.summary().rows
+
+
+def test_a_run_without_a_record_is_running_or_was_killed(tmp_path: Path, held: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.lock").touch()
+    runs = read_runs([tmp_path / "a", held]).to_json()["runs"]
+    assert [(run["status"], run["model_id"]) for run in runs] == [("killed", None), ("running", "t5-tiny")]
+
+
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        (a_score(groups=5), "groups is 5; input should be an object: measure again"),
+        ({"examples": "ten"}, "examples is 'ten'"),
+    ],
+)
+def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path, score: dict[str, Any], said: str) -> None:
+    write_run(tmp_path / "a", a_record(), score_test=score)
+    assert row(tmp_path)["status"] == "ok" and row(tmp_path)["reason"].startswith(f"score.test.json: {said}")
+
+
+def test_folders_are_runs_or_hold_some(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / parent / "a", a_record()) for parent in "xy"]
+
+    def names(*folders: Path) -> list[str]:
+        return [run["run"] for run in read_runs(folders).to_json()["runs"]]
+
+    assert names(runs[0]) == ["a"] and names(tmp_path) == ["x/a", "y/a"]
+    assert names(tmp_path / "x", runs[0]) == ["a"] and names(*runs) == [str(run) for run in runs]
+
+
+@pytest.mark.parametrize(("folder", "said"), [("none", "no such folder"), ("", "no run there")])
+def test_a_folder_without_runs_is_refused(tmp_path: Path, folder: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_runs([tmp_path / folder])
+
+
+def test_the_page_holds_its_plots_and_no_markup_of_runs(report: Path, page: Reader) -> None:
+    assert "script" not in page.tags and "table" in page.tags
+    assert len(page.addresses) == 5 and all(a.startswith("data:image/png;base64,") for a in page.addresses)
+    plots = {"memory_over_time.png", "losses.png", "throughput.png", "memory.png", "scaling.png"}
+    written = {path.name for path in report.iterdir()}
+    assert written == {"summary.md", "summary.json", "summary.csv", "index.html", *plots}

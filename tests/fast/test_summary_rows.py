@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.made import GIB, a_failed_record, a_rank, a_record, a_score, write_run
+from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.report.groups import letters, unequal
 from zeropods.report.summary import Summary, read_runs
 
 
 def a_run(folder: Path, seconds: float = 0.8, pods: int = 1, **values: Any) -> Path:
-    """A run of 48 samples a step, of that many seconds each; its id is its folder's name."""
+    """A run of 48 samples per step, of that many seconds each; its id is its folder's name."""
     ranks = [a_rank(i, step_seconds=[seconds] * 20, **values.pop("rank", {})) for i in range(pods)]
     scores = {"score_test": values.pop("score")} if "score" in values else {}
     record = a_record(**{"ranks": ranks, "pods": pods, "run_id": str(folder), "effective_batch_size": 48, **values})
     return write_run(folder, record, **scores)
 
 
-def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    return summary(folder, **options).to_json()["groups"]
-
-
-def summary(folder: Path, **options: Any) -> Summary:
+def two(folder: Path, one: dict[str, Any], other: dict[str, Any], **options: Any) -> Summary:
+    """The summary of two runs, `a` and `b`."""
+    a_run(folder / "a", **one)
+    a_run(folder / "b", **other)
     return read_runs([folder], **options)
+
+
+def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    return read_runs([folder], **options).to_json()["groups"]
 
 
 def identity(seed: int = 42, **flags: Any) -> dict[str, Any]:
     return {"identity": {"seed": seed, **flags}}
+
+
+PROFILED = {"technique": "zero1", "deepspeed": {"flops_profiler": {"enabled": True}}}
+STAGE_1 = identity(deepspeed={"zero_optimization": {"stage": 1}})
+BF16_ON_TWO = {"seconds": 0.4, "pods": 2, "precision": "bf16"}
 
 
 def test_runs_equal_but_for_their_seed_are_repeats(tmp_path: Path) -> None:
@@ -40,21 +49,28 @@ def test_runs_equal_but_for_their_seed_are_repeats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "said"),
     [
-        {"technique": "zero1"},
-        {"precision": "bf16"},
-        identity(learning_rate=0.1),
-        identity(deepspeed={"zero_optimization": {"stage": 1}}),
-        {"hardware": {"cpu": "another"}},
-        {"versions": {"torch": "9"}},
-        {"rank": {"machine": None}},
+        ({"technique": "zero1"}, []),
+        ({"pods": 3, "technique": "zero1"}, []),
+        (STAGE_1, []),
+        ({"rank": {"machine": None}}, []),
+        ({"precision": "bf16"}, ["precision: fp32 (A); bf16 (B)"]),
+        (
+            {"hardware": {"cpu": "another"}},
+            ["hardware cpu: a CPU (A); another (B)"],
+        ),
+        ({"versions": {"python": "9"}}, ["versions python: 3.11.4 (A); 9 (B)"]),
+        (identity(learning_rate=0.1), ["learning_rate: not recorded (A); 0.1 (B)"]),
+        (PROFILED, ["profiler: false (A); true (B)"]),
     ],
 )
-def test_runs_that_differ_in_what_is_compared_are_rows_of_their_own(tmp_path: Path, other: dict[str, Any]) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", **other)
-    assert len(rows(tmp_path)) == 2
+def test_runs_that_are_no_repeats_are_rows_and_what_else_differs_is_spelled_out(
+    tmp_path: Path, other: dict[str, Any], said: list[str]
+) -> None:
+    hardware = {"hardware": {"cpu": "a CPU"}}
+    found = two(tmp_path, hardware, {**hardware, **other})
+    assert (len(found.groups), found.differences()) == (2, said)
 
 
 def test_throughput_of_repeats_is_their_mean_with_its_interval(tmp_path: Path) -> None:
@@ -76,10 +92,8 @@ def test_memory_of_repeats_is_the_most_that_each_pod_needed(tmp_path: Path) -> N
 
 
 def test_repeats_of_two_kinds_of_memory_have_none(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", rank={"peak_allocated_bytes": 5})
-    a_run(tmp_path / "b")
-    (row,) = rows(tmp_path)
-    assert (row["memory_kind"], row["peak_memory_bytes"]) == (None, None)
+    (group,) = two(tmp_path, {"rank": {"peak_allocated_bytes": 5}}, {}).groups
+    assert (group.values["memory_kind"], group.values["peak_memory_bytes"]) == (None, None)
 
 
 def test_a_failed_repeat_is_counted_and_not_averaged(tmp_path: Path) -> None:
@@ -90,111 +104,64 @@ def test_a_failed_repeat_is_counted_and_not_averaged(tmp_path: Path) -> None:
 
 
 def test_accuracy_of_repeats_is_the_mean_of_shares_and_of_the_ends_of_intervals(tmp_path: Path) -> None:
-    for name, share, low in (("a", 0.5, 0.4), ("b", 0.7, 0.5)):
-        a_run(tmp_path / name, score=a_score(execution_accuracy=share, intervals={"execution_accuracy": [low, 0.8]}))
-    (row,) = rows(tmp_path)
-    assert row["execution_accuracy"] == pytest.approx(0.6)
-    assert row["execution_accuracy_interval"] == pytest.approx([0.45, 0.8])
+    scores = [
+        {"score": a_score(execution_accuracy=share, intervals={"execution_accuracy": [low, 0.8]})}
+        for share, low in ((0.5, 0.4), (0.7, 0.5))
+    ]
+    (group,) = two(tmp_path, *scores).groups
+    assert group.values["execution_accuracy"] == pytest.approx(0.6)
+    assert group.values["execution_accuracy_interval"] == pytest.approx([0.45, 0.8])
 
 
-def test_where_no_query_could_be_run_the_result_is_logical_form(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", score=a_score(execution_accuracy=None))
-    assert "| logical form 0.600 (test) " in summary(tmp_path).to_markdown()
-
-
-def test_a_copied_run_is_shown_and_no_repeat(tmp_path: Path) -> None:
-    for name in "ab":
-        a_run(tmp_path / name, run_id="0123")
-    found = summary(tmp_path)
+def test_copied_and_resumed_runs_are_remarked(tmp_path: Path) -> None:
+    resumed = {"rank": {"first_step": 5, "losses": [], "eval_losses": []}, "run_id": "0123"}
+    found = two(tmp_path, {"run_id": "0123"}, resumed)
     assert [group.values["repeats"] for group in found.groups] == [1, 1]
-    assert found.remarks() == ["b: has the id 0123 of a: a copied run, not counted as a repeat"]
-
-
-def test_a_resumed_run_says_that_its_times_are_of_its_last_attempt(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", rank={"first_step": 5, "losses": [], "eval_losses": []})
-    assert summary(tmp_path).remarks() == ["a: was resumed: its times are those of its last attempt"]
-
-
-def test_efficiency_is_speed_up_by_growth_in_processes(tmp_path: Path) -> None:
-    # 48 samples in 0.8 s, and on three processes in 0.4 s: twice as fast, by 3.
-    a_run(tmp_path / "a", 0.8)
-    a_run(tmp_path / "b", 0.4, pods=3, technique="zero1")
-    base, row = rows(tmp_path)
-    assert (base["base"], base["scaling_efficiency"]) == ("A", 1.0)
-    assert (row["base"], row["speed_up"]) == ("A", pytest.approx(2))
-    assert row["scaling_efficiency"] == pytest.approx(2 / 3)
-
-
-def test_the_base_is_none_before_other_techniques_of_as_few_processes(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", technique="zero1")
-    a_run(tmp_path / "b")
-    assert [row["base"] for row in rows(tmp_path)] == ["B", "B"]
-
-
-def test_the_base_is_the_row_with_the_fewest_processes(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", pods=3)
-    a_run(tmp_path / "b", pods=2)
-    assert [row["base"] for row in rows(tmp_path)] == ["B", "B"]
+    assert found.remarks() == [
+        "b: has the id 0123 of a: a copied run, not counted as a repeat",
+        "b: was resumed: its times are those of its last attempt",
+    ]
 
 
 @pytest.mark.parametrize(
-    "other", [{"precision": "bf16"}, {"hardware": {"cpu": "another"}}, identity(dropout=0.5), {"model_id": "t5-small"}]
-)
-def test_no_ratio_is_drawn_between_rows_that_differ_in_more(tmp_path: Path, other: dict[str, Any]) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", technique="zero1", **other)
-    assert [row["scaling_efficiency"] for row in rows(tmp_path)] == [None, None]
+    ("one", "other", "options", "expected"),
+    [
+        # 48 samples in 0.8 s, and on three processes in 0.4 s: twice as fast, by 3.
+        ({}, {"seconds": 0.4, "pods": 3, "technique": "zero1"}, {}, [("A", 1, 1), ("A", 2, 2 / 3)]),
+        ({"technique": "zero1"}, {}, {}, [("B", 1, 1), ("B", 1, 1)]),
+        ({"pods": 3}, {"pods": 2}, {}, [("B", 1, 2 / 3), ("B", 1, 1)]),
+        *(({}, {"technique": "zero1", **more}, {}, [(None, None, None)] * 2) for more in (
+            {"precision": "bf16"}, {"hardware": {"cpu": "another"}}, identity(dropout=0.5), {"model_id": "t5-small"},
+        )),
+        ({"status": "timeout"}, {"pods": 2}, {}, [(None, None, None)] * 2),
+        ({}, BF16_ON_TWO, {"allow_differences": True}, [("A", 1, 1), ("A", 2, 1)]),
+    ],
+)  # fmt: skip
+def test_rows_scale_against_the_one_with_the_fewest_processes(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], options: dict[str, Any], expected: list[Any]
+) -> None:
+    found = two(tmp_path, one, other, **options).to_json()["groups"]
+    scaled = [(row["base"], row["speed_up"], row["scaling_efficiency"]) for row in found]
+    assert scaled == [(base, *(value and pytest.approx(value) for value in values)) for base, *values in expected]
 
 
-def test_where_it_is_asked_for_a_ratio_is_drawn_and_marked(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", 0.4, pods=2, precision="bf16")
-    found = summary(tmp_path, allow_differences=True)
-    assert found.to_json()["groups"][1]["speed_up"] == pytest.approx(2)
+def test_a_ratio_that_was_asked_for_is_marked(tmp_path: Path) -> None:
+    found = two(tmp_path, {}, BF16_ON_TWO, allow_differences=True)
     assert "* B is set against A although they differ in precision" in found.remarks()
-
-
-def test_a_row_that_is_a_base_for_others_has_itself_as_base(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", 0.4, pods=2, precision="bf16")
-    groups = summary(tmp_path, allow_differences=True).to_json()["groups"]
-    assert [(row["base"], row["differs_in"]) for row in groups] == [("A", []), ("A", ["precision"])]
-
-
-def test_where_ratios_were_asked_for_it_is_not_said_that_there_are_none(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", 0.4, pods=2, precision="bf16")
-    texts = [summary(tmp_path, allow_differences=allowed).to_markdown() for allowed in (False, True)]
-    assert ["No ratio is drawn between rows that do" in text for text in texts] == [True, False]
-
-
-def test_a_profiled_run_is_not_compared_with_one_that_was_not(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", technique="zero1", deepspeed={"flops_profiler": {"enabled": True}})
-    assert summary(tmp_path).differences() == ["profiler: false (A); true (B)"]
-
-
-def test_a_failed_run_is_no_base(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", status="timeout")
-    a_run(tmp_path / "b", pods=2)
-    assert [row["base"] for row in rows(tmp_path)] == [None, None]
-
-
-def test_pods_that_share_a_machine_are_said_so_beside_efficiency(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", pods=3)
-    assert "| A           | 3 on 1 " in summary(tmp_path).to_markdown()
+    assert "No ratio is drawn between rows that do" not in found.to_markdown()
+    assert "No ratio is drawn between rows that do" in read_runs([tmp_path]).to_markdown()
 
 
 def test_of_gpus_the_names_are_compared_and_not_their_number(tmp_path: Path) -> None:
-    for name, count in (("a", 1), ("b", 2)):
-        a_run(tmp_path / name, pods=count, hardware={"gpus": ["GPU X"] * count})
-    assert summary(tmp_path).differences() == []
+    values = [{"pods": count, "hardware": {"gpus": ["GPU X"] * count}} for count in (1, 2)]
+    assert two(tmp_path, *values).differences() == []
 
 
-def test_a_row_of_several_slots_says_so(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", ranks=[a_rank(0), a_rank(1)], pods=1, slots=2)
-    assert "| A ddp x1x2 " in summary(tmp_path).to_markdown()
+def test_rows_of_one_value_are_named_as_a_span(tmp_path: Path) -> None:
+    for name, pods, precision in (("a", 1, "bf16"), ("b", 1, "fp32"), ("c", 2, "fp32"), ("d", 3, "fp32")):
+        a_run(tmp_path / name, pods=pods, precision=precision)
+    assert read_runs([tmp_path]).differences() == ["precision: bf16 (A); fp32 (B-D)"]
+    assert list(islice(letters(), 28))[-3:] == ["Z", "AA", "AB"]
 
 
 def test_buckets_are_compared_where_both_have_them() -> None:
@@ -202,62 +169,14 @@ def test_buckets_are_compared_where_both_have_them() -> None:
     assert (unequal(small, large), unequal(small, {})) == (["reduce_bucket_size"], [])
 
 
-def test_rows_that_differ_in_technique_and_pods_alone_differ_in_nothing_else(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    a_run(tmp_path / "b", pods=3, technique="zero1")
-    assert summary(tmp_path).differences() == []
-
-
-def test_what_else_rows_differ_in_is_spelled_out(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record())
-    a_run(tmp_path / "b")
-    assert summary(tmp_path).differences() == ["effective_batch_size: 32 (A); 48 (B)"]
-
-
-def test_another_learning_rate_is_a_difference(tmp_path: Path) -> None:
-    for name, rate in (("a", 0.001), ("b", 0.002)):
-        a_run(tmp_path / name, **identity(learning_rate=rate))
-    assert summary(tmp_path).differences() == ["learning_rate: 0.001 (A); 0.002 (B)"]
-
-
-def test_another_deepspeed_configuration_is_the_technique(tmp_path: Path) -> None:
-    for name, config in (("a", None), ("b", {"zero_optimization": {"stage": 1}})):
-        a_run(tmp_path / name, **identity(deepspeed=config))
-    assert summary(tmp_path).differences() == []
-
-
-def test_rows_of_one_value_are_named_as_a_span(tmp_path: Path) -> None:
-    for name, pods, precision in (("a", 1, "bf16"), ("b", 1, "fp32"), ("c", 2, "fp32"), ("d", 3, "fp32")):
-        a_run(tmp_path / name, pods=pods, precision=precision)
-    assert summary(tmp_path).differences() == ["precision: bf16 (A); fp32 (B-D)"]
-
-
-def test_after_z_come_two_letters() -> None:
-    named = letters()
-    assert [next(named) for _ in range(28)][-3:] == ["Z", "AA", "AB"]
-
-
-def test_a_column_that_no_row_has_is_left_out(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    assert "MFU" not in summary(tmp_path).to_markdown()
-
-
-def test_the_originals_columns_come_first(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", rank={"peak_resident_bytes": GIB * 3 // 2})
-    header = summary(tmp_path).to_markdown().splitlines()[2]
-    names = [name.strip() for name in header.strip("| ").split("|")]
-    assert names[:7] == [
-        "row", "model", "technique", "pods", "duration (s)", "inference result", "memory of each pod (GiB)",
-    ]  # fmt: skip
-
-
-def test_a_price_gives_a_cost(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", rank={"wall_seconds": 1_800.0})
-    assert rows(tmp_path, price_per_hour=3.0)[0]["cost"] == 1.5
-
-
-def test_published_rows_are_shown_and_never_compared(tmp_path: Path) -> None:
-    a_run(tmp_path / "a")
-    document = summary(tmp_path).to_json()
-    assert {row["model"] for row in document["reference"]} == {"t5-small", "t5-large"}
-    assert [row["name"] for row in document["groups"]] == ["a"]
+def test_tables_of_people(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", rank={"wall_seconds": 1_800.0}, score=a_score(execution_accuracy=None))
+    a_run(tmp_path / "b", pods=3)
+    a_run(tmp_path / "c", ranks=[a_rank(0), a_rank(1)], pods=1, slots=2)
+    found = read_runs([tmp_path], price_per_hour=3.0)
+    text, document = found.to_markdown(), found.to_json()
+    names = [name.strip() for name in text.splitlines()[2].strip("| ").split("|")]
+    assert names[:6] == ["row", "model", "technique", "pods", "duration (s)", "inference result"]
+    assert "| logical form 0.600 (test) " in text and "| C ddp x1x2 " in text and "| A           | 3 on 1 " in text
+    assert "MFU" not in text and document["groups"][0]["cost"] == 1.5
+    assert {row["model"] for row in document["reference"]} == {"t5-small", "t5-large"} and len(document["groups"]) == 3
