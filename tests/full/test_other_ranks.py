@@ -67,6 +67,7 @@ def test_other_rows_per_step_and_another_technique_are_refused_with_what_fits(ru
         f"zeropods: {run}: holds a run of 12 rows per step, this call has 8 rows x 1 passes x 1 processes = 8; "
         "give --per_device_train_batch_size 6 --gradient_accumulation_steps 2"
     )
+    run = runs.killed("zero1", 2, "technique")
     said = runs.train("none", 1, run, status=1)
     assert f"{run}: holds a run of technique zero1, this call is of none; give the run's own --deepspeed" in said
 
