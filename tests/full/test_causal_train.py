@@ -137,12 +137,6 @@ def test_the_perplexity_is_that_of_every_token_of_dev_and_test(text_run: Path) -
         assert counted == splits[split]["target"]["total"]
 
 
-def test_the_trained_model_goes_on_from_the_prompt(text_run: Path) -> None:
-    generated = json.loads((text_run / "generated.json").read_text())
-    assert generated["prompt"] == "The town"
-    assert generated["new_tokens"] > 0
-
-
 def test_the_model_can_be_loaded_by_anyone(text_run: Path, squad_run: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -196,11 +190,6 @@ def test_an_evaluation_of_a_part_claims_no_perplexity(text_run: Path, tmp_path: 
     record = train(tmp_path / "run", data, *WHOLE, "--max_train_steps", 1, *some)
     assert (record.dev_rows, record.train_rows) == (3, 8)
     assert not list((tmp_path / "run").glob("score.*"))
-
-
-def test_bf16_over_fp32_masters_follows_fp32(squad_run: Path, questions: Path, tmp_path: Path) -> None:
-    record = train(tmp_path / "run", questions, *WHOLE, "--precision", "bf16")
-    assert losses(record) == pytest.approx(losses(read_record(squad_run)), rel=0.02)
 
 
 @pytest.fixture(scope="module")

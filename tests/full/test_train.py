@@ -108,14 +108,6 @@ def test_accumulation_gives_the_losses_of_one_large_batch(prepared: Path, tmp_pa
     assert parts.eval_losses[-1].loss == pytest.approx(whole.eval_losses[-1].loss, rel=1e-5)
 
 
-def test_gradient_checkpointing_false_is_false_and_true_changes_no_loss(prepared: Path, tmp_path: Path) -> None:
-    common = ("--max_steps", 3, "--eval_steps", 0)
-    plain = train(tmp_path / "plain", prepared, *common, "--gradient_checkpointing", "False")
-    saving = train(tmp_path / "saving", prepared, *common, "--gradient_checkpointing", "True")
-    assert (plain.gradient_checkpointing, saving.gradient_checkpointing) == (False, True)
-    assert losses(saving) == pytest.approx(losses(plain), rel=1e-5)
-
-
 @pytest.fixture(scope="module")
 def two(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two processes by torch's launcher, with a checkpoint in its second epoch."""
@@ -180,15 +172,6 @@ def wait_for(path: Path, child: subprocess.Popen[bytes], seconds: float = 120) -
         assert child.poll() is None, f"the run ended with {child.returncode} before {path} was there"
         assert time.monotonic() < deadline, f"{path} was not there within {seconds} s"
         time.sleep(0.05)
-
-
-def test_a_later_attempt_goes_on_in_the_file_of_its_memory(prepared: Path, tmp_path: Path) -> None:
-    steps = ("--max_steps", 2, "--eval_steps", 0)
-    train(tmp_path / "run", prepared, *steps)
-    first = (tmp_path / "run" / "memory" / "0.csv").read_text()
-    (tmp_path / "run" / "record.json").unlink()
-    train(tmp_path / "run", prepared, *steps)
-    assert (tmp_path / "run" / "memory" / "0.csv").read_text().startswith(first)
 
 
 def test_a_run_whose_loss_is_no_number_fails_and_says_at_which_step(
