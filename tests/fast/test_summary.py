@@ -92,7 +92,7 @@ def test_unseen_tables_have_a_line_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ("{", "damaged"),
+        ("{", "broken JSON"),
         (json.dumps({"schema_version": 1}), "schema_version 1; this version reads 2"),
         (json.dumps(a_record() | {"schema_version": 9}), "schema_version 9"),
         (json.dumps(a_record(steps="20")), "steps is '20'"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -23,6 +22,7 @@ T = TypeVar("T")
 
 PHASES = ("load", "first_step", "steady", "evaluate", "save")
 """What a rank is doing: until its first step, in that one (allocators warm up), in later ones, and between them."""
+REMEDY = "put the run folder aside"
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads these dataclasses: nothing unknown, nothing converted, no NaN."""
 
@@ -270,21 +270,21 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a run folder; `UserError` if the file is damaged."""
-    return _parsed(path, _text(path))
+    return files.read_object(path, REMEDY)
 
 
 def _read_as(kind: type[T], path: Path) -> T:
     """A document of a run folder, validated strictly."""
     from pydantic import ValidationError
 
-    text = _text(path)
-    document = _parsed(path, text)
+    content = path.read_bytes()
+    document = files.json_object(str(path), content, REMEDY)
     version = document.get("schema_version")
     if issubclass(kind, RunConfig) and version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: run it again")
     try:
         # JSON, since a strict dataclass takes no dictionary from Python.
-        found: T = _adapter(kind).validate_json(text)  # type: ignore[arg-type]
+        found: T = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -320,23 +320,6 @@ def _adapter(kind: type[object]) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: damaged: {error}; put the run folder aside") from None
-
-
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: damaged: {error}; put the run folder aside") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{path}: {type(document).__name__}; expected a JSON object: put the run folder aside")
-    return document
 
 
 # How a record is composed, from config.json and ranks/N.json.
