@@ -18,7 +18,7 @@ from zeropods.errors import UserError, guarded
 
 ARGUMENTS = "JOB_ARGUMENTS"
 GRACE_SECONDS = 30.0
-"""From SIGINT to SIGKILL."""
+"""Time from SIGINT to SIGKILL."""
 
 
 class TaskError(UserError):

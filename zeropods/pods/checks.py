@@ -40,7 +40,7 @@ DISK_BYTES = GIB
 TEMPORARY_BYTES = GIB // 4
 MEMORY_BYTES = 2 * GIB
 GPU_FREE_FRACTION = 0.9
-"""Of a GPU's memory; less is free where somebody else uses it."""
+"""Share of a GPU's memory; less is free where somebody else uses it."""
 CLOCK_WARNING_SECONDS, CLOCK_FAILED_SECONDS = 5.0, 60.0
 
 Gpus = Sequence[tuple[int, int]]
@@ -72,7 +72,7 @@ class Expectation:
     """The master's SHA-256 of files that all pods must see the same, by path relative to the project or absolute."""
     slots: int = 1
     address: str | None = None
-    """None for this machine itself."""
+    """The pod's address; None for this machine itself."""
     master_port: int | None = None
     """Must be free, on the first pod."""
     offload: bool | None = None
@@ -82,7 +82,7 @@ class Expectation:
 
     @classmethod
     def of_this_machine(cls, project: Path, files: tuple[str, ...] = (), **run: Any) -> Expectation:
-        """That the pods be like this machine.
+        """What pods need to be like this machine.
 
         Args:
             files: such as the training script, relative to the project or absolute.
@@ -92,7 +92,7 @@ class Expectation:
         return cls(project=folder, versions=versions(), digests={f: _digest(folder / f) for f in files}, **run)
 
     def to_json(self) -> str:
-        """As `main` reads it on the pod."""
+        """The document that `main` reads on the pod."""
         return json.dumps({**asdict(self), "project": str(self.project)})
 
 

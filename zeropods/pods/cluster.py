@@ -57,7 +57,7 @@ class PodStatus:
     runs: dict[str, int] = field(default_factory=dict)
     """Number of processes by run."""
     lease_seconds_left: float | None = None
-    """None where it does not answer."""
+    """Seconds until its lease runs out; None where it does not answer."""
 
     @property
     def is_ready(self) -> bool:
@@ -93,12 +93,12 @@ class Cluster(State):
 
     @property
     def hostfile(self) -> Path:
-        """In DeepSpeed's format."""
+        """The hostfile, in DeepSpeed's format."""
         return self.folder / HOSTFILE
 
     @property
     def ssh_config(self) -> Path:
-        """For ssh and for pdsh's ssh: port, key and pinned host keys."""
+        """The configuration of ssh and of pdsh's ssh: port, key and pinned host keys."""
         return self.folder / SSH_CONFIG
 
     @property
@@ -193,7 +193,7 @@ def workers_of(folder: Path, settings: Settings) -> LocalWorkers:
 
 
 def expected_here() -> Expectation:
-    """That pods be like this machine: its versions, and the training script where the working folder has it."""
+    """What pods need to be like this machine: its versions, and the training script of the working folder, if any."""
     here = Path.cwd()
     scripts = (SCRIPT,) if (here / SCRIPT).is_file() else ()
     return Expectation.of_this_machine(here, scripts, cml="CDSW_ENGINE_ID" in os.environ)
@@ -292,7 +292,7 @@ class Keeper:
 
 
 _keepers: dict[str, Keeper] = {}
-"""Of the clusters whose lease this process renews, by name."""
+"""The clusters whose lease this process renews, by name."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:

@@ -33,7 +33,7 @@ LOGIN_SECONDS = 2.7
 """A dead pod is named after this time; a living one logs us in within a fraction of a second."""
 POLL_SECONDS = 0.05
 MAX_OUTPUT_BYTES = 1_048_576
-"""Of each stream; what comes after that is not read."""
+"""Bytes that are read of each stream; what comes after them is not."""
 SSH_STATUS = 255
 """ssh's own exit status where the connection failed; any other is the command's."""
 LOGGED_IN = "Authenticated to "
@@ -180,7 +180,7 @@ def check_table(found: Preflight, title: str = "") -> CheckTable:
 
 
 def remedies(found: Preflight) -> list[str]:
-    """For each check that is not ok: pod, check, value, remedy."""
+    """A line for each check that is not ok: pod, check, value, remedy."""
     return [_line(pod, check) for pod in found.pods for check in pod.not_ok()]
 
 
@@ -199,7 +199,7 @@ class ProbeEnd:
     status: int | None
     """Its exit status, negative for a signal; None where it was killed by us."""
     login_seconds: float | None
-    """From the start to the login; None where there was none."""
+    """Seconds from the start to the login; None where there was none."""
     output: str
     errors: str
 
@@ -270,7 +270,7 @@ def _examine(
 
 
 def _probe_command(expected: Expectation) -> str:
-    """For a shell; as DeepSpeed starts its ranks: in the project folder, with this interpreter."""
+    """The command for a shell: in the project folder and with this interpreter, as DeepSpeed starts its ranks."""
     argv = [sys.executable, "-m", "zeropods.pods.checks", expected.to_json()]
     return f"cd {shlex.quote(str(expected.project))} 2>/dev/null; exec {shlex.join(argv)}"
 

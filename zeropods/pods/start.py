@@ -34,8 +34,12 @@ LEASES = {"kernel": 25.0, "idle": 7200.0}
 after its last use."""
 GPU_DEVICES = Path("/dev/nvidiactl")
 OTHER_SSH_PORTS = 7
-LIST_SECONDS, PENDING_SECONDS, BAR_SECONDS = 1.0, 5.0, 2.0
-"""Between two questions to the backend; until a worker that is still to start is mentioned; until a bar is shown."""
+LIST_SECONDS = 1.0
+"""Time between two questions to the backend."""
+PENDING_SECONDS = 5.0
+"""A worker that has still to start is named on stderr after that time."""
+BAR_SECONDS = 2.0
+"""A bar of the pods that are there is shown after that time."""
 
 Number = TypeVar("Number", int, float)
 

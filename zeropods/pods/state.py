@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,9 +49,9 @@ class Settings:
     memory: float
     nvidia_gpu: int
     hosts: tuple[str, ...] = ()
-    """Hosts of the user's own: their lines of the hostfile."""
+    """Lines of the user's hostfile, where the hosts are the user's own."""
     ssh_config: str | None = None
-    """By which ssh reaches them; None for the user's usual one."""
+    """The ssh configuration by which they are reached; None for the user's usual one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +134,16 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 
 def _try_lock(folder: Path) -> int | None:
+    """The locked folder's descriptor; None where another process holds the lock or has just removed the folder."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    try:
+    held = None
+    with suppress(BlockingIOError, FileNotFoundError):
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return None
-    try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Whoever held it before may have removed it: then this is the lock of a folder that is gone.
         if os.path.samestat(os.fstat(held), os.stat(folder)):
             return held
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(held)
+    if held is not None:
+        os.close(held)
     return None

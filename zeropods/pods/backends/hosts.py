@@ -36,8 +36,10 @@ TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
 """How the names of the variables begin that a worker is told."""
 KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """A host that is cut off is given up after a minute; the worker there ends with its lease."""
-END_SECONDS, THERE_SECONDS = 13.5, 12.0
-"""For the other side to end its worker: less than this process is given itself. A worker takes up to 10."""
+END_SECONDS = 13.5
+"""Time for the other side to end its worker: less than this process is given itself."""
+THERE_SECONDS = 12.0
+"""From SIGTERM to SIGKILL of a worker there, which takes up to 10 to end."""
 SSH_FAILED = 255
 THERE = "; ".join(
     [
@@ -49,7 +51,7 @@ THERE = "; ".join(
         'exec "$@"',
     ]
 )
-"""For sh, told host, folder, program and arguments. One line: not every login shell takes more in quotes."""
+"""A script for sh, whose arguments are host, folder and command. One line: not every login shell quotes more."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class OwnHosts(LocalWorkers):
 
     @cached_property
     def _found(self) -> dict[str, OwnHost]:
-        """By address, looked up when it is first needed: for the end of a cluster it is not."""
+        """The hosts by address, looked up when they are first needed, which they are not for the end of a cluster."""
         hosts = parse_hostfile("\n".join(self.settings.hosts), "hostfile")
         with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
             found = list(threads.map(partial(_look_up, self.settings.ssh_config), hosts))

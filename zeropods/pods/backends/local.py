@@ -25,7 +25,7 @@ SSH_PORT = 2222
 WORKER_SCRIPT = ROOT / "worker_p.py"
 RECORDS, LOGS = "workers", "logs"
 STOP_SECONDS = 15.0
-"""From SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
+"""Time from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,11 @@ class Worker:
 
     id: str
     status: str
-    """In small letters; the words are the backend's."""
+    """The backend's word, in small letters."""
     has_ended: bool
     address: str = ""
     exit_code: int | None = None
-    """None where it is not known: another process started the worker."""
+    """The worker's exit code; None where it is not known because another process started it."""
     last_line: str = ""
     """The last line of its log, where that can be read from here."""
     app_url: str = ""
@@ -58,7 +58,7 @@ class WorkerProcess:
     id: str
     address: str
     process: list[object]
-    """As `processes.to_record` has it."""
+    """The process, as `processes.to_record` writes it."""
 
     def find(self) -> Process | None:
         """The process; None where it has ended."""
