@@ -50,9 +50,17 @@ class Vocabulary:
             normalizer: what the tokenizer does to a text first; NFKC by default.
         """
         self.eos, self.unk, self.pad = eos, unk, pad
+        silent = {eos, unk, pad, *special}
         self.pieces = [piece.replace(SPACE, " ") for piece in pieces]
         self._normalizer = normalizer or (lambda text: unicodedata.normalize("NFKC", text))
-        self._index = self._indexed({eos, unk, pad, *special})
+        self._index: dict[str, tuple[int, ...]] = {}
+        """Ids by folded piece; no ids for a text that only begins longer pieces."""
+        for id_, piece in enumerate(self.pieces):
+            if id_ not in silent and piece and " " not in piece[1:]:
+                folded = fold(piece)
+                self._index[folded] = (*self._index.get(folded, ()), id_)
+                for end in range(1, len(folded)):
+                    self._index.setdefault(folded[:end], ())
         self._known = {self.pieces[id_] for ids in self._index.values() for id_ in ids}
         self.longest = max(map(len, self._index), default=0)
         if " " not in self._known:
@@ -93,18 +101,6 @@ class Vocabulary:
             if len(variant) == 1 and variant not in self._known:
                 return variant
         return None
-
-    def _indexed(self, special: set[int]) -> dict[str, tuple[int, ...]]:
-        """Folded piece -> ids; a text that only begins longer pieces -> no ids."""
-        index: dict[str, tuple[int, ...]] = {}
-        for id_, piece in enumerate(self.pieces):
-            if id_ in special or not piece or " " in piece[1:]:
-                continue
-            folded = fold(piece)
-            index[folded] = (*index.get(folded, ()), id_)
-            for end in range(1, len(folded)):
-                index.setdefault(folded[:end], ())
-        return index
 
 
 def fold(text: str) -> str:
@@ -160,20 +156,26 @@ class Spelling:
         return character if self.vocabulary.unknown(character) == character else None
 
     def _found(self, offset: int) -> Steps:
-        pieces, text = self.vocabulary.pieces, self.text
+        return self._at(offset)
+
+    def _at(self, offset: int) -> Steps:
+        """The pieces that stand at an offset of the text, and `<unk>` where it may.
+
+        T5's tokenizer makes one `<unk>` of neighbouring unknown characters, so it may cover several.
+        """
         steps: Steps = {}
         for ids, end in self.vocabulary.prefixes(self.folded, offset):
-            steps.update((id_, (end,)) for id_ in ids if pieces[id_] == text[offset:end])
-        return self._with_unknown(steps, offset)
-
-    def _with_unknown(self, steps: Steps, offset: int) -> Steps:
-        """T5's tokenizer makes one `<unk>` of neighbouring unknown characters, so it may cover several."""
+            steps.update((id_, (end,)) for id_ in ids if self._fits(id_, offset, end))
         end = offset
         while end < len(self.text) and self.unknown(end) is not None:
             end += 1
         if end > offset:
             steps[self.vocabulary.unk] = tuple(range(offset + 1, end + 1))
         return steps
+
+    def _fits(self, id_: int, offset: int, end: int) -> bool:
+        """Whether a piece that stands there in some letter case may be written."""
+        return self.vocabulary.pieces[id_] == self.text[offset:end]
 
 
 class ValueSpelling(Spelling):
@@ -213,27 +215,17 @@ class ValueSpelling(Spelling):
             return _merged(map(self._at, self.starts))
         return self._at(offset)
 
-    def _at(self, offset: int) -> Steps:
-        steps: Steps = {}
-        for ids, end in self.vocabulary.prefixes(self.folded, offset):
-            steps.update(dict.fromkeys(ids, (end,)))
-        return self._with_unknown(steps, offset)
+    def _fits(self, id_: int, offset: int, end: int) -> bool:
+        return True
 
     def _entered(self) -> Steps:
-        """`▁` alone, and pieces such as `▁New` wherever a value can start."""
-        steps = _merged(map(self._after_space, self.starts))
-        for ids, _ in self.vocabulary.prefixes(" ", 0):
-            steps.update(dict.fromkeys(ids, (AFTER_SPACE,)))
-        return steps
-
-    def _after_space(self, start: int) -> Steps:
-        """Pieces such as `▁New` at `start`, where the question need not have a space."""
-        folded = " " + self.folded[start : start + self.vocabulary.longest]
-        steps: Steps = {}
-        for ids, end in self.vocabulary.prefixes(folded, 0):
-            if end > 1:
-                steps.update(dict.fromkeys(ids, (start + end - 1,)))
-        return steps
+        """`▁` alone, and pieces such as `▁New` wherever a value can start: the question need not have a space there."""
+        entered: list[Steps] = [dict.fromkeys(ids, (AFTER_SPACE,)) for ids, _ in self.vocabulary.prefixes(" ", 0)]
+        for start in self.starts:
+            folded = " " + self.folded[start : start + self.vocabulary.longest]
+            pieces = self.vocabulary.prefixes(folded, 0)
+            entered += [dict.fromkeys(ids, (start + end - 1,)) for ids, end in pieces if end > 1]
+        return _merged(entered)
 
 
 @lru_cache(REMEMBERED)
