@@ -100,7 +100,11 @@ def _score(arguments: argparse.Namespace) -> Result:
 
     metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
-    return score(*call, rouge=arguments.rouge, metrics=metrics).to_json()
+    # Most of the time goes into the import of `evaluate`, which loads torch and transformers.
+    with progress("score", "predictions") as bar:
+        found = score(*call, rouge=arguments.rouge, metrics=metrics)
+        bar.update(found.examples)
+    return found.to_json()
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:

@@ -52,16 +52,11 @@ def message_html(text: str) -> str:
 
 def spans(query: Query, header: Sequence[str]) -> list[Span]:
     """A query's readable text by parts; joined with spaces they are `format_query`."""
-    aggregate = AGGREGATES[query.agg]
-    parts: list[Span] = [
-        ("SELECT", None),
-        (aggregate, "aggregate"),
-        (header[query.sel], "column"),
-        ("FROM table", None),
-    ]
-    for number, (column, operator, value) in enumerate(query.conds):
-        parts.append(("AND" if number else "WHERE", None))
-        parts.append((f"{header[column]} {OPERATORS[operator]} {value}", "condition"))
+    column = (header[query.sel], "column")
+    parts: list[Span] = [("SELECT", None), (AGGREGATES[query.agg], "aggregate"), column, ("FROM table", None)]
+    for number, condition in enumerate(query.conds):
+        name, operator = header[condition.column], OPERATORS[condition.operator]
+        parts += [("AND" if number else "WHERE", None), (f"{name} {operator} {condition.value}", "condition")]
     return [part for part in parts if part[0]]
 
 
@@ -70,18 +65,19 @@ def query_html(query: Query, header: Sequence[str]) -> str:
     return f'<code class="zp-sql">{" ".join(_span(*part) for part in spans(query, header))}</code>'
 
 
-def legend_html() -> str:
-    """What the marks mean."""
-    return f'<p class="zp-legend">{" ".join(_span(words, kind) for kind, words in KINDS.items())}</p>'
-
-
 def table_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], most: int, query: Query | None = None) -> str:
     """The first rows of a table that scrolls sideways; the query's columns are marked."""
     kinds: dict[int, str] = {condition.column: "condition" for condition in query.conds} if query else {}
     if query:
         kinds[query.sel] = "column"
     head = "".join(f'<th scope="col"{_class(kinds.get(n))}>{escape(name)}</th>' for n, name in enumerate(header))
-    body = "".join(_row_html(row, kinds) for row in rows[:most])
+    cells = (
+        "".join(
+            f"<td{_class(kinds.get(n))}>{'' if cell is None else escape(str(cell))}</td>" for n, cell in enumerate(row)
+        )
+        for row in rows[:most]
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         f'<div class="zp-scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
@@ -99,8 +95,12 @@ def preview_html(table: SQLTable, name: str) -> str:
 
 def answers_html(question: str, answers: Iterable[tuple[str, ModelAnswer | str]], header: Sequence[str]) -> str:
     """Cards side by side, one for each model: its answer, or why there is none."""
+    legend = " ".join(_span(words, kind) for kind, words in KINDS.items())
     cards = "".join(_card(label, answer, header) for label, answer in answers)
-    return f'<p class="zp-question">{escape(question)}</p>{legend_html()}<div class="zp-cards">{cards}</div>'
+    return (
+        f'<p class="zp-question">{escape(question)}</p><p class="zp-legend">{legend}</p>'
+        f'<div class="zp-cards">{cards}</div>'
+    )
 
 
 def answer_text(found: QueryResult) -> str:
@@ -147,11 +147,6 @@ def _rows_html(found: QueryResult) -> str:
         return "<p>No row meets the conditions.</p>"
     count = first_of(len(found.rows.rows), SHOWN_ROWS)
     return f"<p>Rows that meet the conditions: {count}</p>" + table_html(*found.rows, SHOWN_ROWS, found.query)
-
-
-def _row_html(row: Sequence[Cell], kinds: dict[int, str]) -> str:
-    cells = (f"<td{_class(kinds.get(n))}>{'' if c is None else escape(str(c))}</td>" for n, c in enumerate(row))
-    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _span(text: str, kind: str | None) -> str:
