@@ -68,37 +68,23 @@ def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return folder, alone(["-m", "tests.full.misbehaving", *flags, *runs], folder)
 
 
-def test_a_rank_that_skips_a_collective_ends_the_run_and_both_places_are_named(
-    skipped: tuple[Path, CommandEnd],
-) -> None:
-    _, done = skipped
+def test_a_rank_that_skips_a_collective_ends_the_run_with_places_and_stacks(skipped: tuple[Path, CommandEnd]) -> None:
+    folder, done = skipped
     assert done.record is not None and done.record.status == "timeout"
     assert "distributed_c10d.py" in done.reason and "barrier" in done.reason
     assert "called from tests/full/misbehaving.py" in done.reason
     assert "rank 0 waits" in done.reason and "rank 1 waits" in done.reason
-
-
-def test_the_stacks_of_both_ranks_are_kept(skipped: tuple[Path, CommandEnd]) -> None:
-    folder, _ = skipped
     assert "in of_its_own" in (folder / "stacks" / "0.txt").read_text()
     assert "in _run_epoch" in (folder / "stacks" / "1.txt").read_text()
-
-
-def test_what_both_ranks_measured_is_in_the_record(skipped: tuple[Path, CommandEnd]) -> None:
-    folder, _ = skipped
-    assert [rank["step"] for rank in record(folder)["ranks"]] == [3, 3]
-    assert not left(folder)
+    assert [rank["step"] for rank in record(folder)["ranks"]] == [3, 3] and not left(folder)
 
 
 def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: tuple[Path, CommandEnd]) -> None:
-    folder, _ = skipped
-    found = record(folder.with_name("full"))
+    folder = skipped[0].with_name("full")
+    found = record(folder)
     assert found["status"] == "oom" and "can't allocate memory" in found["reason"]
     assert re.search(r"; phase steady, 3 steps done, peak resident 0\.\d\d GiB$", found["reason"])
-
-
-def test_a_rank_that_ends_in_order_leaves_neither_beat_nor_stacks(skipped: tuple[Path, CommandEnd]) -> None:
-    folder = skipped[0].with_name("full")
+    # A rank that ends in order leaves neither heartbeat nor stacks.
     assert [path.name for path in (folder / "ranks").iterdir()] == ["0.json"]
     assert not (folder / "stacks").exists()
 

@@ -64,7 +64,7 @@ def plan_launch(
     if threads is not None:
         fixed["OMP_NUM_THREADS"] = threads
     over_ssh = {"ssh_config": cluster.ssh_config, "ssh_port": cluster.ssh_port, "export": tuple(export)}
-    return _planned(script, arguments, hosts, exported=exported_variables(export, fixed), **over_ssh)
+    return plan_on(hosts, script, arguments, exported=exported_variables(export, fixed), **over_ssh)
 
 
 def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
@@ -73,10 +73,11 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     Args:
         processes: each slot of this machine has one if not given.
     """
-    return _planned(script, arguments, (Host(socket.gethostname(), processes or slots()),), launcher="none")
+    return plan_on((Host(socket.gethostname(), processes or slots()),), script, arguments, launcher="none")
 
 
-def _planned(script: str | Path, arguments: Sequence[str], hosts: tuple[Host, ...], **more: Any) -> Launch:
+def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], **more: Any) -> Launch:
+    """A launch on these hosts as data, with its arguments checked; `more`: further fields of `Launch`."""
     found = find_script(script, Path.cwd(), PROJECT)
     planned = Launch(
         script=found,
@@ -115,24 +116,19 @@ def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
     from zeropods.pods.checks import Expectation
     from zeropods.pods.preflight import preflight, require
+    from zeropods.train.deepspeed import read_config
 
     config = flag_values(planned.arguments).get("deepspeed")
     expected = Expectation.of_this_machine(
         Path.cwd(),
         (str(planned.script), *([config] if config else [])),
         master_port=planned.master_port,
-        offload=uses_offload(config),
+        # What lies in main memory is stepped by CPU Adam, which has to be compiled.
+        offload=config is not None and technique_of(read_config(Path(config)), 1).endswith("_offload"),
         cml=cluster.backend == "cml",
     )
     names = [pod.name for pod in cluster.pods[: len(planned.hosts)]]
     require(preflight(planned.hosts, expected, names=names, ssh_config=cluster.ssh_config, port=cluster.ssh_port))
-
-
-def uses_offload(config: str | None) -> bool:
-    """Whether a DeepSpeed configuration keeps something in main memory, for which CPU Adam is needed."""
-    from zeropods.train.deepspeed import read_config
-
-    return config is not None and technique_of(read_config(Path(config)), 1).endswith("_offload")
 
 
 # Whether a launch has been run to its end before: known without starting anything

@@ -15,11 +15,11 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import planning
 from zeropods.launch.child import child_environment, overdue
-from zeropods.launch.command import Launch, find_script, run_folder_of
+from zeropods.launch.command import Launch
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.log import LOG, GrowingFile, RunLog, following
 from zeropods.launch.outcome import Ending, Ranks, UnopenedError, record_run, verdict_of_ranks
-from zeropods.launch.planning import PROJECT, check_arguments
+from zeropods.launch.planning import PROJECT
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
@@ -143,20 +143,11 @@ def plan_slurm(
         has_gpus: whether the partition's nodes have GPUs; SLURM is asked where it is None.
         asked: further fields of `Submission`.
     """
-    here = Path.cwd()
     if min(pods, slots, asked.get("cpus_per_slot", 1)) < 1:
         raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
-    found = find_script(script, here, PROJECT)
-    launch = Launch(
-        script=found,
-        arguments=tuple(arguments),
-        folder=run_folder_of(arguments, here, found),
-        hosts=tuple(Host(f"node{number}", slots) for number in range(pods)),
-        # `slurm/job.sh` chooses it from the job's number.
-        master_port=0,
-        launcher="slurm",
-    )
-    check_arguments(launch)
+    # `slurm/job.sh` chooses rank 0's port from the job's number.
+    hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
+    launch = planning.plan_on(hosts, script, arguments, launcher="slurm")
     if has_gpus is None:
         nodes, has_gpus = offer(partition)
         if 0 < nodes < pods:
