@@ -88,11 +88,7 @@ def test_scores_of_all_tasks_are_values_of_their_rows(three: Summary) -> None:
 def test_f1_and_perplexity_are_shown(three: Summary) -> None:
     accuracy = section(three, "Accuracy")
     assert "| 0.500 [0.400, 0.600] |" in accuracy
-    assert "| 7.39 " in accuracy
-
-
-def test_a_metric_of_ones_own_has_a_column(three: Summary) -> None:
-    assert "| short " in section(three, "Accuracy") and "| 0.750 " in section(three, "Accuracy")
+    assert "| 7.39 " in accuracy and "| short " in accuracy and "| 0.750 " in accuracy
 
 
 def test_the_inference_result_is_that_of_the_task(three: Summary) -> None:
@@ -123,18 +119,6 @@ def test_another_task_or_length_is_not_compared_even_where_differences_are_allow
     causal(tmp_path / "a")
     causal(tmp_path / "b", pods=2, **other)
     assert [row["base"] for row in rows(read_runs([tmp_path], allow_differences=True))] == [None, None]
-
-
-def test_another_precision_is_compared_where_that_is_allowed(tmp_path: Path) -> None:
-    causal(tmp_path / "a")
-    causal(tmp_path / "b", pods=2, seconds=0.4, precision="bf16")
-    assert [row["speed_up"] for row in rows(read_runs([tmp_path], allow_differences=True))] == [1.0, pytest.approx(2)]
-
-
-def test_another_length_is_spelled_out(tmp_path: Path) -> None:
-    causal(tmp_path / "a")
-    causal(tmp_path / "b", length=128)
-    assert read_runs([tmp_path]).differences() == ["max_seq_length: 512 (A); 128 (B)"]
 
 
 def test_perplexity_of_repeats_is_that_of_their_mean_loss(tmp_path: Path) -> None:
@@ -168,13 +152,6 @@ def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
     old = read_rows(Path(__file__).parent / "data" / "summary-before-causal.json")
     verdict = compare(old, old)
     assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and old[0].f1 is None
-
-
-def test_a_shape_that_no_model_has_breaks_its_run(tmp_path: Path) -> None:
-    shape = asdict(causal_shape("gpt-tiny")) | {"heads": 0}
-    causal(tmp_path / "a", rank={"shape": shape})
-    (run,) = read_runs([tmp_path]).to_json()["runs"]
-    assert (run["status"], "ranks.0.shape: heads 0" in run["reason"]) == ("broken", True)
 
 
 def test_a_run_in_a_notebook_lists_its_f1(tmp_path: Path) -> None:
