@@ -111,24 +111,15 @@ def test_every_line_of_a_summary_is_a_plain_number() -> None:
     }
 
 
-def test_the_top_classes_of_each_depth_are_read() -> None:
-    depths = real(ZERO1).depths
+def test_depths_and_modules_have_their_figures_and_sizes() -> None:
+    depths, modules = real(ZERO1).depths, dict(root(real(ZERO1)).walk())
     assert [each.depth for each in depths] == list(range(7))
     assert (depths[5].parameters, depths[5].seconds) == ({"T5LayerFF": 524_800.0}, {"T5LayerSelfAttention": 0.02069})
-
-
-def test_a_module_has_its_figures_and_its_size() -> None:
-    wi = dict(root(real(ZERO1)).walk())["encoder.block.0.layer.1.DenseReluDense.wi"]
+    wi, block = modules["encoder.block.0.layer.1.DenseReluDense.wi"], modules["encoder.block"]
     assert (wi.class_name, wi.parameters, wi.macs, wi.latency_seconds) == ("Linear", 65_540.0, 54_530_000.0, 0.00141)
     assert wi.details == {"in_features": 128, "out_features": 512, "bias": False}
-
-
-def test_an_embedding_has_rows_and_a_dimension() -> None:
-    assert dict(root(real(ZERO1)).walk())["shared"].details == {"rows": 1_024, "dimension": 128}
-
-
-def test_a_list_of_modules_has_no_figures() -> None:
-    block = dict(root(real(ZERO1)).walk())["encoder.block"]
+    assert modules["shared"].details == {"rows": 1_024, "dimension": 128}
+    # A list of modules has none.
     assert (block.parameters, block.macs, block.latency_seconds) == (None, None, None)
 
 
@@ -136,15 +127,6 @@ def test_a_list_of_modules_has_no_figures() -> None:
 def test_every_module_of_the_tree_is_read(path: Path) -> None:
     lists = path.read_text().count("ModuleList(")
     assert len(list(root(real(path)).walk())) == path.read_text().count("% Params") + lists
-
-
-def test_a_run_folder_is_read_by_its_report(tmp_path: Path) -> None:
-    (tmp_path / "profile.txt").write_text(Model().report())
-    assert read_report(tmp_path).summary.forward_macs == 7_680.0
-
-
-def test_a_report_without_its_detailed_part_has_no_tree() -> None:
-    assert read(Model().report(detailed=False)).root is None
 
 
 def test_the_last_of_several_reports_is_read() -> None:
@@ -179,7 +161,7 @@ def test_details_keep_what_stands_in_parentheses_together() -> None:
     assert dict(root(read(text)).walk())["blocks.0.attention.q"].details["kernel_size"] == (3, 3)
 
 
-@pytest.mark.parametrize("cut", range(4, 60, 5))
+@pytest.mark.parametrize("cut", range(4, 60, 10))
 def test_a_report_that_is_cut_off_is_refused_with_its_last_line(cut: int) -> None:
     lines = Model().report().splitlines()[:cut]
     with pytest.raises(UserError, match=rf"^a/profile\.txt:{cut}: the report ends without its closing line"):
@@ -221,16 +203,10 @@ def test_a_summary_without_a_line_that_must_be_there_is_refused() -> None:
         read(Model(lines={"fwd latency": ""}).report())
 
 
-def test_a_foreign_file_is_refused() -> None:
+def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^a/profile\.txt:1: no '--- DeepSpeed Flops Profiler ---' in 2 lines; "):
         read("hello\nworld\n")
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: not there; give a report's file or a run folder"):
         read_report(tmp_path / "nowhere")
-
-
-def test_a_run_without_a_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"profile\.txt: not there; train with a profiled configuration"):
         read_report(tmp_path)

@@ -13,7 +13,6 @@ from tests.fast.test_profile_read import ZERO1, ZERO3
 from tests.made_profile import Model
 from zeropods.cli import profile as cli_profile
 from zeropods.errors import UserError
-from zeropods.measure.profile import Module
 from zeropods.report.profile import MEANING, ProfileReport, cells, scaled, written
 from zeropods.report.run import Run
 
@@ -28,11 +27,6 @@ def zero1() -> ProfileReport:
 @cache
 def zero3() -> ProfileReport:
     return ProfileReport.read(ZERO3)
-
-
-def root_of(report: ProfileReport) -> Module:
-    assert report.checked.mended.root is not None
-    return report.checked.mended.root
 
 
 def profile(*arguments: str | Path) -> tuple[dict[str, Any], str]:
@@ -76,59 +70,40 @@ def test_every_figure_of_a_summary_has_a_meaning() -> None:
     assert set(MEANING) == set(vars(zero1().checked.report.summary))
 
 
-def test_the_summary_is_explained_line_by_line() -> None:
+def test_the_summary_is_explained_line_by_line_and_what_is_right_has_nothing_beside_it() -> None:
     rows = zero3().line_by_line().rows
     assert len(rows) == len(zero3().checked.report.lines) + 1  # and the heading
     assert {row[0]: row[3] for row in rows}["fwd MACs per GPU"] == "602.27 MMACs"
+    assert {row[2] for row in zero1().summary().rows} == {""}
 
 
-def test_a_line_that_is_right_has_nothing_beside_it() -> None:
-    rows = {row[0]: row[2] for row in zero1().summary().rows}
-    assert set(rows.values()) == {""}
-
-
-def test_classes_with_most_macs_and_with_most_time_are_shown() -> None:
-    names = [row[0] for row in zero3().classes(top=2).rows]
-    assert names == ["Linear", "T5Attention"]
-
-
-def test_the_tree_goes_down_to_its_depth() -> None:
-    modules = [row[0] for row in zero1().tree(1).rows]
-    assert modules == ["(root)", "shared", "encoder", "decoder", "lm_head"]
+def test_tables_of_classes_and_of_the_tree() -> None:
+    assert [row[0] for row in zero3().classes(top=2).rows] == ["Linear", "T5Attention"]
+    assert [row[0] for row in zero1().tree(1).rows] == ["(root)", "shared", "encoder", "decoder", "lm_head"]
 
 
 def test_cells_of_children_are_as_wide_as_their_shares_and_lie_in_their_parent() -> None:
-    root = root_of(zero1())
+    root = zero1().checked.mended.root
+    assert root is not None
     first, *others = cells(root, "macs")
     level = [cell for cell in others if cell.depth == 1]
     assert (first.left, first.width) == (0.0, 1.0)
     assert [cell.label for cell in level] == ["encoder", "decoder", "lm_head"]
     assert level[0].width == pytest.approx(349.31 / 602.28) and level[1].left == pytest.approx(level[0].width)
+    # A list of modules has no cell of its own.
+    assert [cell.label for cell in others if cell.depth == 2][:2] == ["block.0", "block.1"]
 
 
-def test_a_list_of_modules_has_no_cell_of_its_own() -> None:
-    root = root_of(zero1())
-    assert [cell.label for cell in cells(root, "macs") if cell.depth == 2][:2] == ["block.0", "block.1"]
+def test_plots_say_in_words_what_they_show() -> None:
+    tree, pair = zero3().icicle(), zero1().against(zero3()).plot()
+    assert tree.png.startswith(PNG) and pair.png.startswith(PNG)
+    assert "MACs: encoder 58 %, decoder 35 %, lm_head 7 %; latency: encoder 46 %" in tree.text
+    assert "forward 364.2 ms" in pair.text and pair.text.startswith("zero1.txt: ")
 
 
-def test_the_icicle_says_in_words_what_it_shows() -> None:
-    plot = zero3().icicle()
-    assert plot.png.startswith(PNG)
-    assert "MACs: encoder 58 %, decoder 35 %, lm_head 7 %; latency: encoder 46 %" in plot.text
-
-
-def test_two_reports_are_drawn_beside_one_another() -> None:
-    plot = zero1().against(zero3()).plot()
-    assert plot.png.startswith(PNG) and "forward 364.2 ms" in plot.text
-
-
-def test_a_ratio_is_of_corrected_figures() -> None:
-    table = zero1().against(zero3()).table()
-    ratios = {row[0]: row[3] for row in table.rows}
+def test_a_ratio_is_of_corrected_figures_and_other_settings_have_none(tmp_path: Path) -> None:
+    ratios = {row[0]: row[3] for row in zero1().against(zero3()).table().rows}
     assert (ratios["forward MACs"], ratios["iteration seconds"]) == ("1", "4.72")  # 714.12 / 151.45
-
-
-def test_reports_of_other_settings_say_why_there_is_no_ratio(tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text(Model().report())
     table = zero1().against(ProfileReport.read(other)).table()
@@ -140,15 +115,11 @@ def test_a_run_has_its_profile_and_the_text_of_it(tmp_path: Path) -> None:
     assert Run(tmp_path).profile.text.splitlines()[1] == "Profile Summary at step 2:"
 
 
-def test_the_verb_answers_plain_numbers() -> None:
-    result, _ = profile(ZERO3)
+def test_the_verb_answers_plain_numbers_and_names_each_fault() -> None:
+    result, text = profile(ZERO3, "--top", 3, "--depth", 1)
     assert result["summary"]["forward_macs"] == 1.17e9
     assert result["corrected"]["forward_macs"] == pytest.approx(602_276_000, rel=1e-5)
     assert result["tree"]["children"][1]["name"] == "encoder"
-
-
-def test_the_verb_shows_tables_and_names_each_fault() -> None:
-    _, text = profile(ZERO3, "--top", 3, "--depth", 1)
     assert "| fwd MACs per GPU        | 1170   | 602.27    | MMACs        |" in text
     assert "linear counted twice, line 17:" in text and "| encoder | T5Stack" in text
 

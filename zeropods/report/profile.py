@@ -324,13 +324,13 @@ def _milliseconds(figures: dict[str, Any], part: str) -> float:
 
 def _iteration_bars(axes: Axes, reports: Named) -> None:
     """Forward, backward and step of each report as one bar in milliseconds, with their shares of that report."""
-    for row, (_, report) in enumerate(reports):
+    totals = [sum(_milliseconds(report.checked.mended.figures, part) for part in PARTS) for _, report in reports]
+    for row, ((_, report), whole) in enumerate(zip(reports, totals, strict=True)):
         end, figures = 0.0, report.checked.mended.figures
-        whole = sum(_milliseconds(figures, part) for part in PARTS)
         for part, colour in PARTS.items():
             width = _milliseconds(figures, part)
             bar = axes.barh([row], [width], left=end, height=0.6, color=colour, label=part if row == 0 else None)
-            share = f"{100 * width / whole:.0f} %" if width > LABELLED * whole else ""
+            share = f"{100 * width / whole:.0f} %" if width > LABELLED * max(totals) else ""
             axes.bar_label(bar, [share], label_type="center", color="white", fontsize=9)
             end += width
     _across(axes, [name for name, _ in reports], "ms")
