@@ -182,6 +182,12 @@ def test_a_tensor_of_another_size_is_refused(saved: Path, tokenizer: PreTrainedT
     assert "its tensor 'transformer.ln_f.weight' is of size [3], its config.json says [64]" in line
 
 
+def test_half_a_file_of_weights_is_refused(saved: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    whole = (saved / WEIGHTS).read_bytes()
+    (saved / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+    assert "cannot be loaded" in said(saved, tokenizer)
+
+
 def test_pickled_weights_are_refused(saved: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     (saved / WEIGHTS).rename(saved / "pytorch_model.bin")
     assert "no weights (*.safetensors) in this folder" in said(saved, tokenizer)

@@ -376,7 +376,7 @@ NARROWEST = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Box:
     """A rectangle; the whole is 1 wide."""
 
     label: str
@@ -386,7 +386,7 @@ class Cell:
     width: float
 
 
-def cells(root: Module, figure: str) -> Iterator[Cell]:
+def cells(root: Module, figure: str) -> Iterator[Box]:
     """The rectangles of a tree by `macs` or `latency_seconds`, a parent before its parts.
 
     A list of modules is left out: its modules stand below what holds it, as `block.0`. What a module has beyond its
@@ -397,11 +397,11 @@ def cells(root: Module, figure: str) -> Iterator[Cell]:
         yield from _cells(root, root.class_name, figure, whole, 0, 0.0)
 
 
-def _cells(module: Module, label: str, figure: str, whole: float, depth: int, left: float) -> Iterator[Cell]:
+def _cells(module: Module, label: str, figure: str, whole: float, depth: int, left: float) -> Iterator[Box]:
     width = module.total(figure) / whole
     if width < NARROWEST:
         return
-    yield Cell(label=label, class_name=module.class_name, depth=depth, left=left, width=width)
+    yield Box(label=label, class_name=module.class_name, depth=depth, left=left, width=width)
     for name, child in _parts(module):
         yield from _cells(child, name, figure, whole, depth + 1, left)
         left += child.total(figure) / whole
@@ -438,7 +438,7 @@ def icicle_plot(root: Module) -> Plot:
     return drawn(figure, f"tree of modules; MACs: {wide}; latency: {slow}")
 
 
-def _icicle(axes: Axes, drawn_cells: Sequence[Cell], colours: dict[str, str]) -> None:
+def _icicle(axes: Axes, drawn_cells: Sequence[Box], colours: dict[str, str]) -> None:
     from matplotlib.patches import Rectangle
 
     for cell in drawn_cells:
