@@ -42,7 +42,8 @@ def check_timeout(seconds: float | None) -> None:
 
 def overdue(seconds: float) -> str:
     """The reason of a run that was ended because it took too long."""
-    return f"took longer than {seconds:g} s"
+    # What is left for an attempt is less by the moment that was spent on beginning it.
+    return f"took longer than {round(seconds, 2):g} s"
 
 
 def run_child(
