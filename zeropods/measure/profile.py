@@ -21,8 +21,8 @@ WHOLE = "give a report as it was written, whole"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary:
-    """The figures of `Profile Summary`; None where this report has no such line.
+class ReportSummary:
+    """The figures of `Profile ReportSummary`; None where this report has no such line.
 
     Seconds are of rank 0, one forward pass, one backward pass and one step of the optimizer.
     """
@@ -65,7 +65,7 @@ class Line:
     label: str
     text: str
     keys: tuple[str, ...]
-    """What it gives of `Summary`."""
+    """What it gives of `ReportSummary`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class Report:
     """How many the file holds; this is the last."""
     text: str
     """This report alone, as it was printed."""
-    summary: Summary
+    summary: ReportSummary
     lines: tuple[Line, ...]
     """Lines of the summary."""
     depths: tuple[Depth, ...]
@@ -175,7 +175,7 @@ class Report:
 
 HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
 """Before it what pdsh or a logger puts before every line (`pod1: `)."""
-STEP = re.compile(r"Profile Summary at step (.*):")
+STEP = re.compile(r"Profile ReportSummary at step (.*):")
 AGGREGATED = re.compile(r"-+ Aggregated Profile per GPU -+", re.IGNORECASE)
 DETAILED = re.compile(r"-+ Detailed Profile per GPU -+", re.IGNORECASE)
 END = re.compile(r"-{40,}")
@@ -340,7 +340,7 @@ The forward pass's FLOPs and FLOP/s differ only in that formula."""
 FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency", re.IGNORECASE)
 
 
-def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int) -> tuple[Summary, list[Line]]:
+def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int) -> tuple[ReportSummary, list[Line]]:
     """The figures of the summary's lines.
 
     Args:
@@ -353,7 +353,7 @@ def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int
     number, text = heading
     match = STEP.fullmatch(text.strip())
     if match is None:
-        raise UserError(f"{path}:{number}: {text.strip()!r:.60}; expected 'Profile Summary at step N:'")
+        raise UserError(f"{path}:{number}: {text.strip()!r:.60}; expected 'Profile ReportSummary at step N:'")
     values: dict[str, Any] = {"step": _whole(match[1], f"{path}:{number}")}
     found = []
     for number, text in lines:
@@ -364,12 +364,12 @@ def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int
             raise UserError(f"{path}:{number}: a second {line.label!r}; give a report as it was written")
         values |= read
         found.append(line)
-    needed = [field.name for field in fields(Summary) if field.default is MISSING]
+    needed = [field.name for field in fields(ReportSummary) if field.default is MISSING]
     missing = next((name for name in needed if name not in values), None)
     if missing:
         wanted = next(label for label, (key, _) in LABELS.items() if key == missing)
         raise UserError(f"{path}:{end}: the summary ends without {wanted!r}; {WHOLE}")
-    return Summary(**values), found
+    return ReportSummary(**values), found
 
 
 def _read_line(place: str, number: int, line: str) -> tuple[Line, dict[str, Any]]:

@@ -99,7 +99,7 @@ class ProfileReport:
     def _lines(self) -> Iterator[tuple[str, str, str, str, str]]:
         """(label, key, what was said, what is right if that is another, unit) of each line, the heading first."""
         said, right = vars(self.checked.report.summary), self.checked.mended.figures
-        labels = [("step", "Profile Summary at step")]
+        labels = [("step", "Profile ReportSummary at step")]
         labels += [(line.keys[0], line.label.split(" = ")[0]) for line in self.checked.report.lines]
         for key, label in labels:
             is_same = (
@@ -277,7 +277,7 @@ class ReportPair:
 
 
 def unit_of(name: str) -> str:
-    """The unit of a figure by its name in `Summary`; empty for a count."""
+    """The unit of a figure by its name in `ReportSummary`; empty for a count."""
     return next((unit for ending, unit in UNITS if name.endswith(ending)), "")
 
 
