@@ -22,7 +22,7 @@ WHOLE = "give a report as it was written, whole"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSummary:
-    """The figures of `Profile ReportSummary`; None where this report has no such line.
+    """The figures of `Profile Summary`; None where this report has no such line.
 
     Seconds are of rank 0, one forward pass, one backward pass and one step of the optimizer.
     """
@@ -175,7 +175,7 @@ class Report:
 
 HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
 """Before it what pdsh or a logger puts before every line (`pod1: `)."""
-STEP = re.compile(r"Profile ReportSummary at step (.*):")
+STEP = re.compile(r"Profile Summary at step (.*):")
 AGGREGATED = re.compile(r"-+ Aggregated Profile per GPU -+", re.IGNORECASE)
 DETAILED = re.compile(r"-+ Detailed Profile per GPU -+", re.IGNORECASE)
 END = re.compile(r"-{40,}")
@@ -353,7 +353,7 @@ def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int
     number, text = heading
     match = STEP.fullmatch(text.strip())
     if match is None:
-        raise UserError(f"{path}:{number}: {text.strip()!r:.60}; expected 'Profile ReportSummary at step N:'")
+        raise UserError(f"{path}:{number}: {text.strip()!r:.60}; expected 'Profile Summary at step N:'")
     values: dict[str, Any] = {"step": _whole(match[1], f"{path}:{number}")}
     found = []
     for number, text in lines:

@@ -541,7 +541,7 @@ def _reading_faults(report: Report) -> Iterator[Fault]:
             f"this is step {step} counted from 1, and 'profile_step: {step - 1}' asked for it: "
             "DeepSpeed profiles the step after that many"
         )
-        yield Fault("profiled_step", report.number + 1, "Profile ReportSummary at step", step, None, "", reason)
+        yield Fault("profiled_step", report.number + 1, "Profile Summary at step", step, None, "", reason)
     if report.reports > 1:
         reason = "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
         yield Fault("several_reports", report.number, "the file", report.reports, None, "", reason)

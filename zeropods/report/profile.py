@@ -99,7 +99,7 @@ class ProfileReport:
     def _lines(self) -> Iterator[tuple[str, str, str, str, str]]:
         """(label, key, what was said, what is right if that is another, unit) of each line, the heading first."""
         said, right = vars(self.checked.report.summary), self.checked.mended.figures
-        labels = [("step", "Profile ReportSummary at step")]
+        labels = [("step", "Profile Summary at step")]
         labels += [(line.keys[0], line.label.split(" = ")[0]) for line in self.checked.report.lines]
         for key, label in labels:
             is_same = (
