@@ -21,42 +21,30 @@ FIND_SECONDS, RESUME_SECONDS = 10, 60
 ABOUT = f"""\
 # What was broken, and what came of it
 
-A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}. The run is broken
-at a random moment, again and again, until it is done. No fault is simulated: processes get signals, cables are pulled,
-bits flip on the disk. What is broken is drawn from a seed. `results/reliability.json` keeps it with all that was
-measured, trial by trial; this page is made of it.
+A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}, and is broken at
+random moments until it is done. No fault is simulated: processes get signals, network cables are pulled, bits flip on
+the disk. `results/reliability.json` has every trial; this page is made of it.
 
     python -m benchmarks.reliability --trials 200     # adds the trials that are missing, then makes this page
     python -m benchmarks.reliability --page           # only makes this page
 """
-COLUMNS = {
-    "tried": "trials of this fault",
-    "survived": "training went on, with the losses of a run that nothing disturbed (1); a damaged file was named",
-    "by itself": "of the survived, those that `--restarts` took up; else the same command was called again",
-    "steps lost": "optimizer steps that had to be done again: median, and most",
-    "to find (s)": f"until the supervisor, a pod or a rank knew: median, and longest; asked for: {FIND_SECONDS}",
-    "to resume (s)": f"from then, or from the second call, to the end of the first step: median, and longest; asked "
-    f"for: {RESUME_SECONDS}",
-    "left over": f"processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later",
-}
 REMARKS = f"""\
-1. FP32, dropout 0: {VERIFIED_STEPS} steps after each restart, and all steps of a finished run, within 1e-5 relative.
-2. A supervisor that is killed is found by the pods, when the run's lease of {LEASE_SECONDS:.0f} s has run out:
-   "to find" is then the time until the first rank was told to end.
-3. A rank that is stopped, and ranks that do not reach each other, are found by `--step-timeout {STEP_TIMEOUT}`;
-   a full disk and a read-only folder by the rank that saves next. The same command called again goes on.
-4. A pod that is lost is replaced by a spare one. Fewer pods: `tests/full/test_fewer_pods.py`. A notebook's kernel
-   that is killed: `tests/full/test_killed_kernel.py`.
+* survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
+  after each restart, and all steps of a finished run, within 1e-5 relative); a damaged file was named
+* by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
+* steps lost, to find, to resume: median, and most
+* to find (asked for: {FIND_SECONDS}): until the supervisor, a pod or a rank knew. A killed supervisor is found when the
+  run's lease of {LEASE_SECONDS:.0f} s has run out, ranks that hang by `--step-timeout {STEP_TIMEOUT}`
+* to resume (asked for: {RESUME_SECONDS}): from then, or from the second call, to the end of the first step
+* left over: processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later
 """
 
 
 def page(results: dict[str, Any]) -> str:
     """The page as Markdown."""
     rows = [_row(name, [one for one in results["trials"] if one["fault"] == name]) for name in FAULTS]
-    columns = [{"column": name, "meaning": meaning} for name, meaning in COLUMNS.items()]
-    tables = [Table.of(lines).to_markdown() for lines in (rows, columns)]
     faults = "".join(f"* {name}: {fault.means}\n" for name, fault in FAULTS.items())
-    return f"{ABOUT}\n{_told(results)}\n{tables[0]}\n{tables[1]}\n{REMARKS}\n## The faults\n{faults}"
+    return f"{ABOUT}\n{_told(results)}\n{Table.of(rows).to_markdown()}\n{REMARKS}\n## The faults\n{faults}"
 
 
 def _told(results: dict[str, Any]) -> str:
@@ -74,8 +62,8 @@ def _told(results: dict[str, Any]) -> str:
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
         f"{len(runs)} runs came to their end, through {faults} faults.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
-        f"{launchers['deepspeed']} trials were launched by DeepSpeed's launcher as in use, {launchers['pdsh']} by pdsh "
-        "itself, which takes half as long to start.",
+        f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
+        f"{launchers['pdsh']}.",
         f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.",
     )
     return "\n".join(lines) + "\n"
