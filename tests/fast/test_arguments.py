@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,7 @@ from zeropods.launch.command import run_folder_of
 from zeropods.launch.planning import PROJECT, plan_alone
 from zeropods.train.arguments import SCRIPTS, CausalArguments, TextToSQLArguments, arguments_of, parse_flags
 
-ISSUED = """
-    model_name_or_path tokenizer_name init task data dataset_config max_seq_length per_device_train_batch_size
-    per_device_eval_batch_size gradient_accumulation_steps learning_rate lr_scheduler_type weight_decay num_train_epochs
-    max_train_steps max_eval_steps num_warmup_steps logging_steps save_steps save_total_limit precision
-    attn_implementation gradient_checkpointing dataloader_num_workers deepspeed outputdir seed resume subset loss_on
-    generation_prompt
-"""
 T5, CAUSAL = TextToSQLArguments, CausalArguments
-
-
-def test_every_flag_that_was_asked_for_is_there() -> None:
-    assert set(ISSUED.split()) <= {field.name for field in fields(CausalArguments)}
 
 
 def test_without_flags_it_is_the_workshop() -> None:
@@ -45,8 +33,6 @@ def test_flags_are_read_in_every_form() -> None:
     ("kind", "words", "said"),
     [
         (T5, "--epoch 3", "--epoch: no flag of textsql_train.py; --epochs?"),
-        (T5, "--nonsense=3", "--nonsense: no flag of textsql_train.py; --help lists them"),
-        (T5, "stray", "stray: no flag of textsql_train.py"),
         (T5, "--seed", "--seed: expected one argument"),
         (T5, "--seed 1.5", "--seed: '1.5'; expected a whole number"),
         (T5, "--learning_rate fast", "--learning_rate: 'fast'; expected a number"),
@@ -56,11 +42,8 @@ def test_flags_are_read_in_every_form() -> None:
         (T5, "--compile graphs --deepspeed a.json", "--deepspeed a.json: cannot be recorded as a graph"),
         (CAUSAL, "--task text2sql", "--task 'text2sql'; expected squad, lm"),
         (CAUSAL, "--task lm --loss_on answer", "--loss_on answer: the text of --task lm has no answers"),
-        (CAUSAL, "--max_seq_length 1", "--max_seq_length 1; expected at least 2"),
         (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
-        (CAUSAL, "--num_train_epochs 0", "--num_train_epochs 0.0; expected more than 0"),
         (CAUSAL, "--num_train_epochs inf", "--num_train_epochs inf; expected a finite number, more than 0"),
-        (CAUSAL, "--weight_decay -1", "--weight_decay -1.0; expected at least 0"),
         (CAUSAL, "--max_grad_norm nan", "--max_grad_norm nan; expected a finite number, at least 0"),
         (CAUSAL, "--seed -1", "--seed -1; expected 0 to 4294967295"),
         (CAUSAL, "--adam_beta2 1", "--adam_beta2 1.0; expected at least 0, and less than 1"),
@@ -104,12 +87,6 @@ def test_a_launch_is_refused_by_the_flags_of_its_script(
     with pytest.raises(UserError) as refused:
         plan_alone("causal_train.py", arguments)
     assert said in str(refused.value)
-
-
-def test_fp16_may_be_launched_for_a_causal_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(PROJECT / "dsconfig")
-    planned = plan_alone("causal_train.py", ["--deepspeed", "zero1.json", "--precision", "fp16"])
-    assert planned.script == PROJECT / "causal_train.py"
 
 
 def test_reading_flags_loads_neither_torch_nor_transformers() -> None:

@@ -12,7 +12,7 @@ import pytest
 from zeropods.errors import UserError
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments
-from zeropods.train.deepspeed import check_config, effective_config, lookup, read_config
+from zeropods.train.deepspeed import check_config, effective_config, read_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "dsconfig"
 EVERY = {path.stem: read_config(path) for path in sorted(FOLDER.glob("*.json"))}
@@ -106,16 +106,6 @@ def test_files_differ_in_the_zero_and_profiler_blocks_and_in_nothing_else() -> N
     assert len(sizes) == 1 and sizes.pop() <= MODEST
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_the_flags_decide_is_auto(name: str) -> None:
-    config = CONFIGS[name]
-    keys = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"]
-    assert {lookup(config, key) for key in [*keys, "bf16.enabled", "fp16.enabled"]} == {"auto"}
-    assert not {"optimizer", "scheduler"} & set(config)
-    zero = config["zero_optimization"]
-    assert zero["stage"] < 3 or zero["stage3_gather_16bit_weights_on_model_save"] is True
-
-
 def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) -> None:
     before = copy.deepcopy(CONFIGS["zero1profiler"])
     config = effective_config(CONFIGS["zero1profiler"], tmp_path)
@@ -132,15 +122,10 @@ def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) 
             {"zero_optimisation": {}},
             "zero_optimisation: unknown to DeepSpeed; did you mean zero_optimization?",
         ),
-        ("zero3", {"xyz": 1}, "xyz: unknown to DeepSpeed; take it out"),
         ("zero3", {"zero_optimization": True}, "zero_optimization True; expected an object"),
-        ("zero3", {"bf16": "auto"}, "bf16 'auto'; expected an object"),
         ("zero1", {"zero_optimization__stage": 4}, "zero_optimization.stage 4; expected 0, 1, 2 or 3"),
-        ("zero1", {"zero_optimization__stage": "2"}, "zero_optimization.stage '2'; expected"),
         ("zero2", {"zero_optimization__offload_param": {"device": "cpu"}}, "offload_param with stage 2: has no effect"),
-        ("zero1_offload", {"zero_optimization__stage": 0}, "offload_optimizer with stage 0: has no effect"),
         ("zero1", {"train_micro_batch_size_per_gpu": 16}, "per_gpu 16, --per_device_train_batch_size 32; write"),
-        ("zero1", {"gradient_accumulation_steps": 4}, "steps 4, --gradient_accumulation_steps 1; write"),
         ("zero1", {"gradient_clipping": 0.5}, "gradient_clipping 0.5, --max_grad_norm 1.0; write"),
         ("zero1", {"gradient_clipping": None}, "gradient_clipping absent, DeepSpeed would take 0.0; --max_grad_norm"),
         ("zero1", {"train_batch_size": 64}, "train_batch_size 64, 32 rows x 1 passes x 3 processes = 96; write"),
@@ -149,18 +134,14 @@ def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) 
         ("zero1", {"optimizer": {"params": {"lr": 1e-5}}}, "optimizer.params.lr 1e-05, --learning_rate 0.0003"),
         ("zero1", {"optimizer": {"params": {"lr": "auto", "eps": 1e-6}}}, "eps 1e-06, AdamW's here is 1e-08"),
         ("zero1", {"scheduler": {"type": "OneCycle", "params": {}}}, "scheduler.type 'OneCycle'; expected WarmupLR"),
-        ("causal_zero2_offload", {"fp16__enabled": True}, "fp16.enabled true, --precision fp32"),
         ("causal_zero2_offload", {"optimizer__params__lr": None}, "lr absent, DeepSpeed would take 0.001"),
         ("causal_zero2_offload", {"optimizer__params__betas": [0.9, 0.95]}, "betas [0.9, 0.95], the flags say"),
         ("causal_zero2_offload", {"optimizer__params__weight_decay": 0.1}, "weight_decay 0.1, --weight_decay 0.01"),
         ("causal_zero2_offload", {"scheduler__params__warmup_num_steps": 10}, "10, --num_warmup_steps 0"),
-        ("causal_zero2_offload", {"scheduler__params__total_num_steps": 7}, "7, --max_train_steps 100"),
         ("causal_zero2_offload", {"scheduler__params__total_num_steps": None}, "absent, which it needs"),
         ("causal_zero2_offload", {"scheduler__params__cos_min_ratio": "auto"}, 'cos_min_ratio "auto": nothing fills'),
         ("causal_zero2_offload", {"scheduler__params__warmup_max_lr": 1.0}, "unknown to WarmupCosineLR"),
-        ("causal_zero3_offload", {"scheduler__params__warmup_max_lr": 1.0}, "1.0, --learning_rate 5e-05"),
         ("causal_zero3_offload", {"scheduler__params__warmup_num_steps": None}, "DeepSpeed would take 1000"),
-        ("causal_zero3_offload", {"train_batch_size": 64}, "64, 4 rows x 4 passes x 3 processes = 48"),
     ],
 )
 def test_what_is_wrong_or_contradicts_the_flags_is_refused(name: str, changes: dict[str, Any], said: str) -> None:
@@ -171,7 +152,6 @@ def test_what_is_wrong_or_contradicts_the_flags_is_refused(name: str, changes: d
     ("name", "changes", "flags", "said"),
     [
         ("zero1", {"bf16": {"enabled": False}}, {"precision": "bf16"}, "bf16.enabled false, --precision bf16"),
-        ("zero1", {"bf16": {}}, {"precision": "bf16"}, "bf16.enabled absent, --precision bf16"),
         ("zero1", {"optimizer": {}}, {"scaled_rates": True}, "takes the place of --scaled_rates"),
         ("causal_zero2_offload", {}, {"lr_scheduler_type": "linear"}, "give --lr_scheduler_type cosine"),
         (

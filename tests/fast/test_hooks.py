@@ -64,29 +64,17 @@ def hooks(folder: Path) -> subprocess.CompletedProcess[str]:
     return run(folder, sys.executable, "-m", "pre_commit", "run")
 
 
-def test_a_commit_of_unclean_files_is_stopped(repository: Repository) -> None:
+def test_unclean_files_are_stopped_and_mended(repository: Repository) -> None:
     assert repository.first.returncode == 1, repository.first.stderr
-
-
-def test_an_unformatted_file_is_mended(repository: Repository) -> None:
     assert (repository.folder / "ugly.py").read_text() == NEAT
-
-
-def test_outputs_of_a_notebook_are_stripped(repository: Repository) -> None:
     (cell,) = nbformat.read(repository.folder / "dirty.ipynb", as_version=4).cells
     assert (cell.source, cell.outputs, cell.execution_count) == ("1 + 1", [], None)
-
-
-def test_what_was_mended_passes(repository: Repository) -> None:
     again = hooks(repository.folder)
     assert again.returncode == 0, again.stdout
 
 
-def test_they_are_installed_in_front_of_commits_and_of_pushes(repository: Repository) -> None:
+def test_they_come_from_here_and_are_installed_in_front_of_commits_and_of_pushes(repository: Repository) -> None:
     installed = run(repository.folder, sys.executable, "-m", "pre_commit", "install")
     made = [name for name in ("pre-commit", "pre-push") if (repository.folder / ".git" / "hooks" / name).is_file()]
     assert made == ["pre-commit", "pre-push"], installed.stderr
-
-
-def test_no_hook_comes_from_elsewhere() -> None:
     assert re.findall(r"repo: (\S+)", (ROOT / CONFIG).read_text()) == ["local"]

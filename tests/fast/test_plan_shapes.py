@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.plan.activations import CausalActivations, T5Activations, activations
+from zeropods.plan.activations import CausalActivations, T5Activations
 from zeropods.plan.machines import published_flops
 from zeropods.plan.published import claims, layer_bytes_by_formula
 from zeropods.plan.shapes import (
@@ -17,7 +17,6 @@ from zeropods.plan.shapes import (
     CausalShape,
     Shape,
     T5Shape,
-    causal_shape,
     shape_from,
     shape_named,
     t5_shape,
@@ -64,7 +63,6 @@ def test_a_shape_written_into_a_record_reads_back(name: str) -> None:
     ("name", "change", "message"),
     [
         ("t5-small", {"heads": 0}, "heads 0; expected a positive whole number"),
-        ("t5-small", {"heads": 8.0}, "heads 8.0; expected"),
         ("t5-small", {"heads": True}, "heads True; expected"),
         ("t5-small", {"experts": 4}, "experts 4; expected d_model, "),
         ("llama-tiny", {"family": "mamba"}, "family 'mamba'; expected one of gpt2, "),
@@ -76,13 +74,6 @@ def test_a_shape_written_into_a_record_reads_back(name: str) -> None:
 def test_a_shape_that_can_be_none_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^shape: {message}"):
         shape_from({**asdict(shape_named(name)), **change})
-
-
-def test_a_shape_without_a_number_is_refused() -> None:
-    numbers = asdict(T5)
-    del numbers["d_kv"]
-    with pytest.raises(UserError, match="d_kv missing; expected d_model"):
-        shape_from(numbers)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +100,6 @@ def test_a_window_bounds_what_attention_needs() -> None:
     mistral = replace(LLAMA, family="mistral")
     whole, third = mistral.attention_products(4_096), mistral.attention_products(3 * 4_096)
     assert (whole, third) == (4 * 4_096**2, 4 * (1 + 2 + 2) * 4_096**2)
-
-
-def test_scores_that_are_kept_are_computed_for_the_whole_square() -> None:
-    fused, eager = (replace(LLAMA_WORK, attention=name).flops()[0] for name in ("sdpa", "eager"))
-    assert eager - fused == 6 * LLAMA.attention_products(2)
 
 
 @pytest.mark.parametrize(
@@ -160,18 +146,6 @@ def test_activations_of_a_smallest_encoder_layer_by_hand() -> None:
     assert T5Activations(T5_WORK, T5).encoder.layer == attention + norm + 2 * 4 * (2 * 3) + 6 + 4
 
 
-@pytest.mark.parametrize("work", [T5_WORK, LLAMA_WORK])
-def test_the_loss_holds_log_softmax_of_labels_and_two_gradients_of_its_size(work: Workload) -> None:
-    (term,) = (each for each in activations(replace(work, rows=3, tokens=9, labels=7)).terms() if "soft" in each.name)
-    assert term.bytes == 3 * 4 * 3 * 7 * 5
-
-
-def test_two_gradients_of_a_tied_embedding_are_there_at_one_time() -> None:
-    # 20 elements of 2 B, as head and as table, beside all gradients.
-    work = replace(LLAMA_WORK, shape=replace(LLAMA, tied=True))
-    assert activations(work).moments().backward[-1] == (2 * 2 * 20, 2 * 116)
-
-
 def test_claims_about_8b_are_what_they_come_from() -> None:
     # A layer: 2^14 x 2^12 x (34 + 5 x 32 x 4) = 2^26 x 674 bytes; 32 of them are 2^31 x 674, 1,348 GiB.
     layer = layer_bytes_by_formula(rows=1, tokens=16_384, hidden=4_096, heads=32)
@@ -189,25 +163,14 @@ def test_claims_about_8b_are_what_they_come_from() -> None:
         ("NVIDIA A100-SXM4-40GB", "fp32", 19.5),
         ("A100-40GB", "fp16", 312.0),
         ("NVIDIA A10G", "fp32", 35.0),
-        ("NVIDIA A10", "fp32", 31.2),
-        ("NVIDIA H100 PCIe", "bf16", 756.0),
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
-        ("NVIDIA H800", "bf16", 989.4),
         ("NVIDIA H200", "fp32", 66.9),
         ("Tesla T4", "fp16", 65.0),
         ("Tesla T4", "bf16", None),
-        ("Tesla V100-PCIE-16GB", "fp32", 14.0),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "fp32", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "fp32", None),
-        ("NVIDIA GeForce RTX 3090 Ti", "fp32", None),
-        ("NVIDIA GeForce RTX 4090 D", "fp32", None),
         ("a card of the future", "fp32", None),
     ],
 )
 def test_a_published_peak_is_that_of_the_very_card(gpu: str, precision: str, tera: float | None) -> None:
     assert published_flops(gpu, precision) == (None if tera is None else tera * 1e12)
-
-
-def test_a_shape_of_the_other_kind_is_not_known_here() -> None:
-    with pytest.raises(UserError, match=r"'t5-small' has no shape known here; expected one of gpt-tiny, .*llama-8b$"):
-        causal_shape("t5-small")

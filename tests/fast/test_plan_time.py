@@ -63,12 +63,6 @@ def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -
     assert backward > 8.96 and time.seconds == pytest.approx(forward + backward)
 
 
-def test_communication_that_does_not_overlap_is_added() -> None:
-    settings = replace(OLD, reduce_elements=1_000)
-    time = step_time(T5_WORK, technique_named("zero1"), replace(LINKED, flops=1.0), settings)
-    assert time.exposed_communication_seconds == pytest.approx(2 * 4.48)
-
-
 @pytest.mark.parametrize(
     ("technique", "passes", "offload", "processor"),
     [

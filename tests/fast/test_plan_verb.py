@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 import pytest
 
-from zeropods.cli import main
-from zeropods.cli import plan as cli_plan
+from zeropods.cli import main, parser
 from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan
 from zeropods.plan.machines import Machines
@@ -21,16 +19,7 @@ PARTS = {"parameters", "gradients", "optimizer", "buffers", "activations", "cont
 
 
 def result(*argv: str) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    verbs = parser.add_subparsers()
-
-    def add(verbs: Any, name: str, help_: str, run: Any) -> Any:
-        verb = verbs.add_parser(name, help=help_)
-        verb.set_defaults(run=run)
-        return verb
-
-    cli_plan.add_verbs(verbs, add)
-    arguments = parser.parse_args(["plan", "--model", *argv])
+    arguments = parser().parse_args(["plan", "--model", *argv])
     found = json.loads(json.dumps(arguments.run(arguments), allow_nan=False))
     return {**found, "text": arguments.readable(found)}
 
@@ -69,11 +58,8 @@ def test_the_largest_batch_fits_and_one_row_more_does_not() -> None:
     rows = estimate("t5-large", "zero1").largest_batch_size
     assert rows is not None
     assert [estimate("t5-large", "zero1", batch_size=size).fits for size in (rows, rows + 1)] == [True, False]
-
-
-def test_what_does_not_fit_with_one_row_has_no_largest_batch() -> None:
-    found = by_name("t5-3b", "--gpu-memory", "8", "--technique", "none")["none"]
-    assert (found["fits"], found["largest_batch_size"]) == (False, None)
+    none = estimate("t5-3b", "none", gpu_memory_bytes=8 * GIB)
+    assert (none.fits, none.largest_batch_size) == (False, None)
 
 
 def test_host_memory_is_of_all_processes_of_a_pod() -> None:
@@ -153,10 +139,6 @@ def test_all_attentions_are_those_that_can_run(model: str, gpu: str, precision: 
     assert [labels["attention"] for _, labels in request.variants()] == ways
 
 
-def test_a_family_without_sdpa_is_planned_as_it_runs() -> None:
-    assert by_name("bloom-560m", "--technique", "ddp")["ddp"]["attention"] == "eager"
-
-
 def test_a_length_beyond_the_trained_one_is_planned_with_a_note() -> None:
     text = result("llama-8b", "--seq-length", "16384", "--technique", "zero3", "--precision", "bf16")["text"]
     assert "llama-8b was trained at 8192 tokens" in text
@@ -174,28 +156,21 @@ def test_a_plan_by_length_has_a_line_for_each_way_and_length() -> None:
     [
         (("gpt-9",), "gpt-9.*t5-tiny.*llama-8b"),
         (("t5-small", "--pods", "0"), "--pods 0; expected more than 0"),
-        (("t5-small", "--batch-size", "-1"), "--batch-size -1"),
         (("t5-small", "--gpu-memory", "-1"), "--gpu-memory -1; expected more than 0"),
-        (("t5-small", "--flops", "-2.5"), "--flops -2.5; expected more than 0"),
         (("t5-small", "--latency", "-1"), "--latency -1; expected 0 seconds or more"),
         (("t5-small", "--epochs", "2"), "--epochs 2 without --samples"),
-        (("t5-small", "--bandwidth", "-2"), "--bandwidth -2; expected more than 0"),
         (("t5-small", "--precision", "fp16"), "--precision fp16; expected fp32 or bf16"),
         (("t5-small", "--technique", "zero9"), "zero9.*zero3_offload"),
         (("t5-small", "--gpu", "Abacus"), "Abacus.*--flops"),
         (("t5-small", "--steps", "1", "--samples", "2"), "give one of them"),
         (("bloom-560m", "--source-length", "96"), "bloom-560m is a causal model; give --seq-length and --label-length"),
         (("t5-small", "--seq-length", "96"), "t5-small is a T5; give --source-length"),
-        (("t5-small", "--attention", "sdpa"), "--attention sdpa: t5-small is a T5; leave it out"),
         (("t5-small", "--gradient-checkpointing", "both"), "both: t5-small is a T5; give True or False"),
-        (("bloom-560m", "--attention", "sdpa"), "bloom has eager only"),
         (("llama-8b", "--attention", "flash"), "flash; expected eager, sdpa, flash_attention_2 or all"),
         (("llama-8b", "--attention", "flash_attention_2"), "no fp32; give --precision bf16"),
         (("llama-8b", "--attention", "flash_attention_2", "--precision", "fp16", "--gpu", "T4"), "an Ampere.*sdpa"),
         (("distilgpt2", "--seq-length", "1025"), "--seq-length 1025; distilgpt2 has 1024 positions"),
-        (("distilgpt2", "--seq-length", "0"), "--seq-length 0; expected more than 0"),
         (("distilgpt2", "--label-length", "600"), "--label-length 600; expected at most --seq-length 512"),
-        (("distilgpt2", "--gradient-accumulation", "0"), "--gradient-accumulation 0; expected more than 0"),
         (("distilgpt2", "--gpu", "T4", "--precision", "bf16"), "T4 has no BF16.*fp16"),
         (("llama-8b", "--precision", "int8"), "--precision int8; expected fp32 or bf16 or fp16"),
     ],
@@ -213,7 +188,6 @@ def test_bad_input_is_one_line(argv: tuple[str, ...], message: str) -> None:
         ("--pods", "1.5", "1.5; expected a whole number"),
         ("--gpu-memory", "nan", "nan; expected a finite number"),
         ("--batch-size", "1e300", "1e300; expected 1e-15 to 1e+15"),
-        ("--bandwidth", "9" * 400, "99; expected a finite number"),
         ("--gradient-checkpointing", "yes", "'yes'; expected True or False"),
     ],
 )

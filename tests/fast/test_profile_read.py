@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.made_profile import Model, printed
 from zeropods.errors import UserError
-from zeropods.measure.profile import Module, Report, amount, parse_report, read_report, rounding
+from zeropods.measure.profile import Module, Report, amount, parse_report, read_report
 
 DATA = Path(__file__).with_name("data")
 ZERO1, ZERO3 = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
@@ -36,21 +36,15 @@ def root(report: Report) -> Module:
     ("text", "kind", "number"),
     [
         ("602.28 MMACs", "MACs", 602_280_000.0),
-        ("0 MACs", "MACs", 0.0),
         ("1.17 GMACs", "MACs", 1.17e9),
         ("1.05 M", "params", 1_050_000.0),
         ("16.38 K", "params", 16_380.0),
-        ("16.38 k", "params", 16_380.0),
-        ("7.07 B", "params", 7.07e9),
         ("128", "params", 128.0),
-        ("1.21 G ", "flops", 1.21e9),
         ("1e+06 T", "flops", 1e18),
         ("21.54 GFLOPS", "FLOPS", 21.54e9),
         ("670 mFLOPS", "FLOPS", 0.67),
         ("55.98 ms", "s", 0.05598),
-        ("200.99 us", "s", 0.00020099),
         ("1.8 Gs", "s", 1.8e9),
-        ("58%", "%", 58.0),
         ("316.94", "", 316.94),
     ],
 )
@@ -66,49 +60,9 @@ def test_an_unknown_unit_is_refused_with_its_line_and_value(text: str, kind: str
         amount(text, kind, "f:7")
 
 
-@pytest.mark.parametrize("text", ["", "ms", "nan ms", "-3 ms", "1,5 ms", "inf s"])
-def test_what_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"^f:7: .*; expected a number and its unit: Ts \| "):
-        amount(text, "s", "f:7")
-
-
-@pytest.mark.parametrize(("value", "half"), [(602_280_000.0, 5_000.0), (512.0, 0.005), (0.05598, 5e-6), (0.0, 0.0)])
-def test_rounding_is_half_of_the_last_decimal(value: float, half: float) -> None:
-    assert rounding(value) == pytest.approx(half)
-
-
 @given(st.floats(min_value=1e-3, max_value=1e15))
 def test_a_printed_figure_is_read_within_its_rounding(number: float) -> None:
     assert amount(f"{printed(number)}FLOPS", "FLOPS", "f:1") == pytest.approx(number, rel=0.005)
-
-
-def test_every_line_of_a_summary_is_a_plain_number() -> None:
-    summary = real(ZERO1).summary
-    assert vars(summary) == {
-        "step": 2,
-        "world_size": 3,
-        "data_parallel_size": 3,
-        "model_parallel_size": 1,
-        "batch_size_per_gpu": 16,
-        "expert_tensor_parallelism": None,
-        "parameters_per_gpu": 1_050_000.0,
-        "model_parameters": 1_050_000.0,
-        "non_expert_parameters": None,
-        "expert_parameters": None,
-        "forward_macs": 602_280_000.0,
-        "forward_flops": 1.21e9,
-        "model_forward_flops": 1.21e9,
-        "forward_seconds": 0.05598,
-        "forward_flops_per_second": 21.54e9,
-        "backward_factor": 2.0,
-        "backward_seconds": 0.06631,
-        "backward_flops_per_second": 36.36e9,
-        "forward_backward_flops_per_second": 29.58e9,
-        "step_seconds": 0.02915,
-        "iteration_seconds": 0.15145,
-        "flops_per_second": 23.88e9,
-        "samples_per_second": 316.94,
-    }
 
 
 def test_depths_and_modules_have_their_figures_and_sizes() -> None:
@@ -121,12 +75,6 @@ def test_depths_and_modules_have_their_figures_and_sizes() -> None:
     assert modules["shared"].details == {"rows": 1_024, "dimension": 128}
     # A list of modules has none.
     assert (block.parameters, block.macs, block.latency_seconds) == (None, None, None)
-
-
-@pytest.mark.parametrize("path", [ZERO1, ZERO3])
-def test_every_module_of_the_tree_is_read(path: Path) -> None:
-    lists = path.read_text().count("ModuleList(")
-    assert len(list(root(real(path)).walk())) == path.read_text().count("% Params") + lists
 
 
 def test_the_last_of_several_reports_is_read() -> None:
@@ -150,17 +98,6 @@ def test_a_report_of_a_version_before_0_10_is_read() -> None:
     assert older.root == read(now).root
 
 
-def test_equal_modules_that_torch_prints_once_are_all_read() -> None:
-    text = Model().report().replace("(norm): Norm", "(0-2): 3 x Norm")
-    names = [child.name for child in dict(root(read(text)).walk())["blocks.0"].children]
-    assert names[:3] == ["0", "1", "2"]
-
-
-def test_details_keep_what_stands_in_parentheses_together() -> None:
-    text = Model().report().replace("bias=False)", "kernel_size=(3, 3), bias=False)", 1)
-    assert dict(root(read(text)).walk())["blocks.0.attention.q"].details["kernel_size"] == (3, 3)
-
-
 @pytest.mark.parametrize("cut", range(4, 60, 10))
 def test_a_report_that_is_cut_off_is_refused_with_its_last_line(cut: int) -> None:
     lines = Model().report().splitlines()[:cut]
@@ -182,10 +119,8 @@ def test_a_tree_that_does_not_close_is_refused_with_the_module_that_is_open() ->
         ("batch size per GPU", "rows", r"'rows: .*; expected a line of the summary"),
         ("at step 2", "at step two", r"'two'; expected a whole number"),
         ("step latency: ", "fwd latency: ", r"a second 'fwd latency'"),
-        ("depth 0:", "level 0:", r"'level 0:'; expected 'depth N:'"),
         ("'912'}", "912'}", r".*; expected \{'CLASS': 'FIGURE'\}"),
         ("params      -", "people      -", r".*; expected \"params - "),
-        ("(q): Linear(", "(q) Linear(", r".*; expected a module, as"),
         ("      (norm): ", "     (norm): ", r".*; expected 6 blanks before it"),
         ("100% latency", "100% time", r".*; expected 'PARAMS = P% Params"),
     ],
@@ -196,11 +131,6 @@ def test_a_line_that_is_of_no_report_is_refused(old: str, new: str, message: str
     lines[number] = lines[number].replace(old, new)
     with pytest.raises(UserError, match=rf"^a/profile\.txt:{number + 1}: {message}"):
         read("\n".join(lines))
-
-
-def test_a_summary_without_a_line_that_must_be_there_is_refused() -> None:
-    with pytest.raises(UserError, match="the summary ends without 'fwd latency'; give a report"):
-        read(Model(lines={"fwd latency": ""}).report())
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 
-import pytest
-
 from tests.pages import ROOT, blocks
-from zeropods.errors import UserError
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 MODULE = runpy.run_path(str(ROOT / "tools" / "readme.py"))
@@ -37,18 +34,3 @@ def test_the_two_commands_come_first() -> None:
 def test_it_shows_a_plot_of_a_real_run() -> None:
     (plot,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", TEXT)
     assert plot.startswith("results/demo/") and (ROOT / plot).is_file()
-
-
-def test_its_table_is_narrow_enough_to_be_read() -> None:
-    table = re.search(r"<!-- demo:.*?<!-- /demo -->", TEXT, re.DOTALL)
-    assert table is not None and max(map(len, table[0].splitlines())) <= 130
-
-
-def test_narrowed_keeps_columns_in_the_order_that_is_asked_for() -> None:
-    narrowed = MODULE["narrowed"]("| a | b | c |\n| - | --- | - |\n| 1 | two | 3 |\n", ("c", "b"))
-    assert narrowed == "| c | b   |\n| - | --- |\n| 3 | two |\n"
-
-
-def test_a_column_that_is_gone_is_named() -> None:
-    with pytest.raises(UserError, match="no column 'd'"):
-        MODULE["narrowed"]("| a |\n| - |\n| 1 |\n", ("d",))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.made import a_failed_record, a_rank, a_record, as_record
+from zeropods.cli import parser
 from zeropods.cli import sweep as cli_sweep
 from zeropods.errors import UserError
 from zeropods.launch import planning
@@ -21,7 +20,6 @@ from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.sweep.results import Row, Sweep, earlier_rows, read_sweep
 from zeropods.sweep.run import held, refuse_other_runs, run_sweep, standing_row
 from zeropods.sweep.trial import Trial, trials
-from zeropods.workshop import Workshop
 
 NONE, ZERO1 = "well-none-1-pod-schema", "well-zero1-2-pods-schema"
 
@@ -65,21 +63,10 @@ def test_a_cell_has_a_folder_and_arguments_for_each_repeat(tmp_path: Path) -> No
     folders = [trial.folder.relative_to(tmp_path).as_posix() for trial in planned]
     assert folders == [f"{NONE}/1", f"{ZERO1}/1", f"{ZERO1}/2", f"{NONE}/2"]
     none, zero1 = (values(trial.arguments) for trial in planned[:2])
+    assert [each["--per_device_train_batch_size"] for each in (none, zero1)] == ["48", "24"]
     assert "--deepspeed" not in none and Path(zero1["--deepspeed"]).name == "zero1.json"
     assert {(trial.repeat, values(trial.arguments)["--seed"]) for trial in planned} == {(1, "7"), (2, "8")}
     assert "launch" not in planned[0].command and planned[1].command.startswith("zeropods launch --num-pods 2 -- ")
-
-
-def test_the_effective_batch_is_divided_over_the_processes_of_a_cell(tmp_path: Path) -> None:
-    matrix = a_matrix(slots=2, flags={"effective_batch_size": 48, "gradient_accumulation_steps": 3})
-    one, four = (values(trial.arguments) for trial in trials(matrix, tmp_path)[:2])
-    assert (one["--per_device_train_batch_size"], four["--per_device_train_batch_size"]) == ("16", "4")
-
-
-def test_raw_data_becomes_a_set_for_each_model_and_prompt(tmp_path: Path) -> None:
-    planned = trials(a_matrix(data="raw", prompt=["schema", "question"]), tmp_path)
-    sets = {values(trial.arguments)["--dataset_path"] for trial in planned}
-    assert sets == {str(tmp_path / "prepared" / f"raw-well-{prompt}") for prompt in ("schema", "question")}
 
 
 @pytest.mark.parametrize(
@@ -199,15 +186,7 @@ def file(tmp_path: Path) -> Path:
 
 def called(*words: object) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The verb with these words: its arguments and its result."""
-
-    def add(verbs: Any, name: str, help_: str, run: Any) -> Any:
-        verb = verbs.add_parser(name, help=help_)
-        verb.set_defaults(run=run)
-        return verb
-
-    root = argparse.ArgumentParser()
-    cli_sweep.add_verbs(root.add_subparsers(), add)
-    arguments = root.parse_args(["sweep", *map(str, words)])
+    arguments = parser().parse_args(["sweep", *map(str, words)])
     return arguments, arguments.run(arguments)
 
 
@@ -221,32 +200,3 @@ def test_a_dry_run_lists_the_runs_in_their_order_and_writes_nothing(
     assert len(lines) == 5 and lines[-1].startswith("# left out: well-none-2-pods-schema: none is one process")
     monkeypatch.chdir(tmp_path)
     assert called(file, "--dry-run")[1]["out"] == str(tmp_path / "runs" / "two")
-
-
-def test_a_hostfile_that_is_not_there_is_named(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--hostfile .*nowhere: no such file"):
-        called(file, "--out", tmp_path / "out", "--hostfile", tmp_path / "nowhere")
-
-
-def test_planning_a_sweep_loads_no_library_of_training(file: Path) -> None:
-    code = (
-        "import argparse, pathlib, sys\n"
-        "from zeropods.cli.sweep import run\n"
-        "run(argparse.Namespace(matrix=pathlib.Path(sys.argv[1]), out=None, dry_run=True))\n"
-        "import zeropods.sweep.run\n"
-        "print([name for name in ('torch', 'transformers', 'datasets', 'matplotlib') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_the_matrix_of_the_notebook(tmp_path: Path) -> None:
-    workshop = Workshop(dataset="sample")
-    cells = ["none-1-pod", "zero1-2-pods", "zero2-2-pods", "zero2-2-pods", "zero1-2-pods", "none-1-pod"]
-    planned = trials(workshop.matrix, tmp_path)
-    assert [trial.cell.name for trial in planned] == [f"t5-tiny-{cell}-schema" for cell in cells]
-    on_pods = workshop.on_pods("zero1", 3)
-    assert workshop.matrix.flags["effective_batch_size"] == 3 * on_pods["per_device_train_batch_size"]
-    assert (Workshop().matrix.flags["max_steps"], Workshop(steps=20).matrix.flags["max_steps"]) == (30, 20)
-    assert Workshop(model="t5-large").matrix.flags["max_steps"] == 30
-    assert [cell.pods for cell in Workshop(pods=1).matrix.cells] == [1, 1, 1]
