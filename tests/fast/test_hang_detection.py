@@ -137,10 +137,3 @@ def test_a_time_out_in_which_no_rank_could_speak_is_refused(seconds: float) -> N
 )
 def test_who_holds_up_the_others(beats: list[Beat], rank: int) -> None:
     assert culprit({each.rank: each for each in beats}) == rank
-
-
-def test_the_stack_of_a_rank_that_does_not_answer_is_that_of_its_last_heartbeat(watched: Watched) -> None:
-    watched.alive(12, beat(1, stack=BARRIER))
-    watched.hangs.save_stacks(lambda: None)
-    text = (watched.folder / "stacks" / "1.txt").read_text()
-    assert "rank 1, process 1001: does not answer" in text and "  train.py:9 step" in text

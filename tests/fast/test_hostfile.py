@@ -9,26 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeropods.errors import UserError
-from zeropods.pods.hostfile import ADDRESS, Host, checked_address, parse_hostfile, read_hostfile, write_hostfile
-
-HOSTS = st.lists(
-    st.builds(Host, st.from_regex(ADDRESS, fullmatch=True), st.integers(1, 9999)),
-    min_size=1,
-    max_size=20,
-    unique_by=lambda host: host.address.lower(),
-)
-BLANKS = st.text(" \t", max_size=3)
-COMMENT = st.text(st.characters(exclude_characters="\n", codec="utf-8"), max_size=20)
+from zeropods.pods.hostfile import Host, checked_address, parse_hostfile, read_hostfile, write_hostfile
 
 
-@settings(max_examples=50, deadline=None)
-@given(HOSTS, st.lists(st.tuples(BLANKS, BLANKS, COMMENT), min_size=20, max_size=20))
-def test_blanks_and_comments_change_nothing(hosts: list[Host], around: list[tuple[str, str, str]]) -> None:
-    lines = [
-        f"{before}{host.line()}{after}#{comment}\n"
-        for host, (before, after, comment) in zip(hosts, around, strict=False)
-    ]
-    assert parse_hostfile("# mine\n\n" + "\r\n".join(lines), "hostfile") == tuple(hosts)
+def test_blanks_and_comments_change_nothing() -> None:
+    text = "# mine\n\n  pod1 slots=1\t#first\r\n\tgpu-2.lan slots=8 # ünï\n"
+    assert parse_hostfile(text, "hostfile") == (Host("pod1", 1), Host("gpu-2.lan", 8))
 
 
 @settings(deadline=None)
@@ -73,11 +59,6 @@ def test_a_file_that_is_no_hostfile_is_named(tmp_path: Path, text: bytes | None,
         (tmp_path / "hostfile").write_bytes(text)
     with pytest.raises(UserError, match=f"^{tmp_path}/hostfile{line}"):
         read_hostfile(tmp_path / "hostfile")
-
-
-def test_folder_is_no_hostfile(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a folder"):
-        read_hostfile(tmp_path)
 
 
 def test_written_file_is_whole_and_alone(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from tests.made import a_record
 from zeropods.errors import UserError
-from zeropods.launch.child import child_environment
 from zeropods.launch.local import run_here
 from zeropods.launch.log import TrainLog, planned_steps
 from zeropods.measure.record import read_record
@@ -76,10 +74,6 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     for process in alive:
         process.kill()
     return [int(pid) for pid in pids if int(pid) in left]
-
-
-def test_a_child_finds_the_programs_of_its_python_first() -> None:
-    assert child_environment()["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
 def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.full.launches import RANK, left, until
+from tests.full.launches import RANK, left
 from tests.made import a_rank
 from tests.small_memory import small_memory, within
-from zeropods.launch.local import run_to_end
-from zeropods.launch.outcome import Ending, Ranks, killed_for_memory, verdict_of_ranks
-from zeropods.measure.heartbeat import Beat, read_beats, write_beat
+from zeropods.launch.outcome import Ending, Ranks, verdict_of_ranks
+from zeropods.measure.heartbeat import Beat, write_beat
 from zeropods.measure.sampler import HEADER
 from zeropods.pods.processes import oom_kills
 
@@ -90,10 +87,6 @@ def test_a_killed_rank_is_out_of_memory_where_the_count_of_its_pod_was_raised(
     assert status != "oom" or found.pod == "pod2"
 
 
-def test_a_rank_that_had_not_begun_is_out_of_memory_without_a_phase(tmp_path: Path) -> None:
-    assert killed_for_memory(tmp_path, 0) == "rank 0: killed by the kernel, out of memory"
-
-
 ALONE = (
     "import sys; from pathlib import Path; from zeropods.launch.local import run_to_end; "
     "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.record.status, ended.reason)"
@@ -113,20 +106,3 @@ def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(tmp_pat
     reason = json.loads((folder / "record.json").read_text())["reason"]
     assert reason.startswith("rank 0: killed by the kernel, out of memory: phase steady, ")
     assert not left(folder)
-
-
-def test_a_process_that_was_killed_by_somebody_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in RANK_ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    folder = tmp_path / "run"
-
-    def kill() -> None:
-        until(lambda: read_beats(folder))
-        os.kill(read_beats(folder)[0].pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    ended = run_to_end([sys.executable, str(RANK), "--outputdir", str(folder), "--seconds", "60"], folder)
-    thread.join()
-    assert ended.record is not None
-    assert (ended.record.status, ended.reason) == ("failed", "killed by SIGKILL")

@@ -6,8 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +24,10 @@ from zeropods.pods.preflight import (
     preflight_self,
     remedies,
     require,
-    run_bounded,
     ssh_check,
 )
 from zeropods.programs import Turn, free_port
-from zeropods.tables import GIB, MIB
+from zeropods.tables import GIB
 
 DEADLINE_SECONDS = 20.0
 ROOM = {"project": 50 * GIB, "/tmp": GIB, "/dev/shm": GIB}
@@ -90,53 +87,26 @@ def test_missing_ssh_and_no_host_are_one_line(
         preflight([Host("127.0.1.1", 1)], expected)
 
 
-def test_a_command_gives_status_and_both_outputs() -> None:
-    ended = run_bounded(["sh", "-c", "echo out; echo Authenticated to me >&2; exit 3"], threading.Event())
-    assert (ended.status, ended.output, ended.errors) == (3, "out\n", "Authenticated to me\n")
-    assert ended.login_seconds is not None
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_a_command_that_does_not_log_in_or_is_stopped_is_killed(stopped: bool) -> None:
-    stop, started = threading.Event(), time.monotonic()
-    if stopped:
-        stop.set()
-    ended = run_bounded(["sleep", "60"], stop)
-    assert (ended.status, ended.login_seconds) == (None, None)
-    assert time.monotonic() - started < (2.5 if stopped else DEADLINE_SECONDS)
-
-
 MASTER = Expectation(project=Path("/nowhere"), versions={"python": "3.11.7", "torch": "2.13.0+cpu"})
 JUDGED = [
     (checks.check_python({"python": "3.11.7"}, MASTER), "ok", "3.11.7"),
     (checks.check_python({"python": "3.11.2"}, MASTER), "warning", "3.11.2"),
-    (checks.check_python({"python": "3.1.7"}, MASTER), "failed", "3.1.7"),
     (checks.check_package("torch", {"torch": "9.9"}, MASTER), "failed", "9.9"),
     (checks.check_package("torch", {"torch": None}, MASTER), "failed", "missing"),
     (checks.check_operations("compiled", True), "ok", "compiled"),
     (checks.check_operations("compilable", True), "warning", "cpu_adam not compiled"),
-    (checks.check_operations("compiling", None), "warning", "cpu_adam being compiled"),
     (checks.check_operations("impossible: no ninja", True), "failed", "cpu_adam: no ninja"),
-    (checks.check_operations("impossible: no ninja", None), "warning", "cpu_adam: no ninja"),
     (checks.check_operations("impossible: no ninja", False), "ok", "none needed"),
-    (checks.check_project(MASTER), "failed", "missing"),
     (checks.check_disk(ROOM, Path()), "ok", "50.0 GiB"),
-    (checks.check_disk({**ROOM, "project": 5 * GIB}, Path()), "warning", "5.0 GiB"),
     (checks.check_disk({**ROOM, "/tmp": 0}, Path()), "warning", "/tmp 0.0 GiB"),
-    (checks.check_disk({**ROOM, "/dev/shm": 64 * MIB}, Path()), "warning", "/dev/shm 0.1 GiB"),
     (checks.check_disk({**ROOM, "project": GIB // 2}, Path()), "failed", "0.5 GiB"),
-    (checks.check_disk({**ROOM, "project": None}, Path()), "failed", "unknown"),
     (checks.check_memory(GIB), "warning", "1.0 GiB"),
-    (checks.check_gpu_memory([]), "ok", "no GPU"),
-    (checks.check_gpu_memory([(40 * GIB, 40 * GIB)] * 2), "ok", "40.0 GiB of 40.0 GiB"),
     (checks.check_gpu_memory([(40 * GIB, 40 * GIB), (10 * GIB, 40 * GIB)]), "warning", "10.0 GiB of 40.0 GiB"),
-    (checks.check_slots(2, 0, 2), "ok", "2 on 2 cores"),
     (checks.check_slots(2, 0, 1), "warning", "2 on 1 cores"),
     (checks.check_slots(2, 2, 8), "ok", "2 of 2 GPU"),
     (checks.check_slots(2, 1, 8), "failed", "2 of 1 GPU"),
     (checks.check_clock(1000.5, asked=1000, answered=1001), "ok", "same"),
     (checks.check_clock(994.0, asked=1000, answered=1001), "warning", "6 s behind"),
-    (checks.check_clock(1007.0, asked=1000, answered=1001), "warning", "6 s ahead"),
     (checks.check_clock(1100.0, asked=1000, answered=1001), "failed", "99 s ahead"),
     (checks.check_cml({"CDSW_API_KEY": "secret"}, None), "warning", f"no {', no '.join(CML)}"),
     (checks.check_cml(CML, "10.0.0.2"), "ok", "a"),

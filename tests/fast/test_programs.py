@@ -80,7 +80,3 @@ def test_a_second_process_waits_for_the_first_and_no_longer(
     assert not waiting.is_alive()
     turn.release()
     assert not is_taken(tmp_path)
-
-
-def test_an_extension_that_nobody_has_loaded_is_not_taken(tmp_path: Path) -> None:
-    assert not is_taken(tmp_path)

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.made import a_rank, a_record, as_record
 from zeropods.batch import PASSES, ROWS, Batch, batch_on
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import planning
-from zeropods.launch.command import Launch, batch_of, with_flags
+from zeropods.launch.command import Launch, batch_of
 from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.launch.planning import PROJECT, plan_launch
 from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
@@ -24,17 +22,6 @@ from zeropods.pods.cluster import Cluster
 from zeropods.pods.state import Pod, Settings, State
 
 TRAIN = PROJECT / "textsql_train.py"
-NUMBERS = st.integers(1, 48)
-
-
-@given(NUMBERS, NUMBERS, st.integers(1, 16), st.integers(1, 16))
-def test_the_effective_batch_stays_and_no_pass_grows(rows: int, passes: int, ranks: int, fewer: int) -> None:
-    effective = rows * passes * ranks
-    same = batch_on(fewer, effective, rows)
-    if same is None:
-        assert effective % fewer
-    else:
-        assert same.rows * same.passes * fewer == effective and same.rows <= rows
 
 
 @pytest.mark.parametrize(
@@ -68,12 +55,6 @@ def test_a_batch_is_read_with_our_scripts_own_defaults(
     script: Path, arguments: tuple[str, ...], batch: Batch | None
 ) -> None:
     assert batch_of(script, arguments) == batch
-
-
-def test_flags_take_the_place_of_those_of_their_name() -> None:
-    before = ("--outputdir", "r", "--gradient-accumulation-steps", "2", "--resume=never", "--seed", "1")
-    changed = with_flags(before, {"gradient_accumulation_steps": "3", "resume": "auto"})
-    assert changed == ("--outputdir", "r", "--seed", "1", "--gradient_accumulation_steps", "3", "--resume", "auto")
 
 
 @pytest.fixture

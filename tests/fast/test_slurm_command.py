@@ -77,15 +77,6 @@ def test_a_state_has_a_status(state: str, exit_status: int, status: str | None) 
     assert verdict_of(replace(JOB, state=state, exit_status=exit_status)).status == status
 
 
-def test_a_time_limit_is_named() -> None:
-    assert verdict_of(replace(JOB, state="TIMEOUT")).reason == "SLURM's job 17: TIMEOUT: its time limit was 00:10:00"
-
-
-@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "REQUEUED", "SUSPENDED"])
-def test_a_job_that_may_go_on_has_not_ended(state: str) -> None:
-    assert not replace(JOB, state=state).has_ended
-
-
 def test_a_log_is_read_as_it_grows_with_its_nodes_names(tmp_path: Path) -> None:
     path, shown = tmp_path / "log", list[str]()
     path.write_text("of an earlier job\n")
