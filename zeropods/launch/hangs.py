@@ -1,6 +1,6 @@
 """Hang detection: whether a run hangs, by the heartbeats of its ranks, which rank holds the others up, and all stacks.
 
-Each rank writes its heartbeat by `train/beating.py` in the form of `measure/heartbeat.py`.
+Each rank writes its heartbeat by `measure/heartbeat.py`.
 """
 
 from __future__ import annotations

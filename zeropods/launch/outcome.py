@@ -1,4 +1,4 @@
-"""How a run ended: the ranks' own word, or what its supervisor saw, as a status with a reason and a pod."""
+"""How a run ends: when a pod counts as lost, whose fault an end is, and what is recorded of it."""
 
 from __future__ import annotations
 

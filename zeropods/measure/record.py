@@ -122,7 +122,7 @@ class RankMeasurement:
     source_tokens: int = 0
     """Real tokens that were read, over the steps that were timed."""
     target_tokens: int = 0
-    """Tokens that carry a loss; in the tasks of `measure.tokens.ONE_TEXT` they are among those that were read."""
+    """Tokens that carry a loss; in the tasks of `ONE_TEXT` they are among those that were read."""
     padded_tokens: int = 0
     """Tokens of both sides with padding, over the same steps."""
     largest_batch: BatchShape | None = None
@@ -133,8 +133,7 @@ class RankMeasurement:
     parameters: int | None = None
     """Of the whole model, each counted once."""
     shape: dict[str, int | str | bool] | None = None
-    """Its architecture as `plan.shapes` has it, or with a `family` `plan.causal_shapes`; None for one that the project
-    does not know."""
+    """Its architecture as `plan.shapes` has it; None for one that the project does not know."""
     matmul_flops_per_second: float | None = None
     """The best matrix multiplication of this rank's machine at the run's precision, measured before training by
     rank 0; None on other ranks."""
