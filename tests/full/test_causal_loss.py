@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from zeropods.plan.shapes import CausalShape
 from zeropods.train.causal import collate_causal
-from zeropods.train.causal_models import predicting_positions, random_causal, with_causal_loss
+from zeropods.train.causal_models import random_causal, with_causal_loss
 from zeropods.train.sampler import Row
 
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -100,15 +99,6 @@ def test_rows_are_padded_on_the_right_and_predicting_positions_precede_their_lab
     assert batch["label_positions"].tolist() == [0, 3, 4]
 
 
-def test_a_batch_without_padding_has_no_mask() -> None:
-    assert "attention_mask" not in collate_causal(rows((8, 8), (8, 2)), pad=0)
-
-
-def test_positions_are_those_of_the_collator() -> None:
-    batch = collate_causal(rows(), pad=0)
-    assert torch.equal(predicting_positions(batch["labels"]), batch["label_positions"])
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_gradients_are_those_of_transformers(family: str) -> None:
     ours, theirs = pair(family)
@@ -120,20 +110,6 @@ def test_loss_and_gradients_are_those_of_transformers(family: str) -> None:
     expected.backward()
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
-
-
-def test_losses_of_parts_sum_to_the_loss_of_the_whole() -> None:
-    model, all_rows = tiny(), rows()
-    whole = model(**collate_causal(all_rows, 0)).loss
-    parts = [model(**collate_causal([row], 0), num_items_in_batch=15).loss for row in all_rows]
-    torch.testing.assert_close(sum(parts), whole)
-
-
-def test_the_head_sees_no_other_positions_than_those_that_predict_a_label() -> None:
-    model, seen = tiny(), []
-    model.lm_head.register_forward_hook(lambda *passed: seen.append(passed[2].shape))
-    model(**collate_causal(rows(), 0))
-    assert seen == [(1, 15, 64)]
 
 
 def test_without_positions_rows_may_be_padded_on_the_left() -> None:
@@ -181,12 +157,3 @@ def test_generation_is_that_of_the_plain_model_with_padding_on_the_left() -> Non
         "do_sample": False,
     }
     assert torch.equal(ours.generate(**asked), theirs.generate(**asked))
-
-
-def test_a_saved_model_is_a_plain_one_of_transformers(tmp_path: Path) -> None:
-    ours = tiny().eval()
-    ours.save_pretrained(tmp_path)
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert saved.config.architectures == ["GPT2LMHeadModel"]
-    ids = torch.tensor([[5, 6, 7]])
-    torch.testing.assert_close(saved(input_ids=ids).logits, ours(input_ids=ids).logits)

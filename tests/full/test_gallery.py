@@ -96,62 +96,36 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-@pytest.fixture(params=[1280, 480])
-def page(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A tab of a wide and of a narrow window."""
-    opened = browser.new_page(viewport={"width": request.param, "height": 800})
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A tab of a wide window."""
+    opened = browser.new_page(viewport={"width": 1280, "height": 800})
     yield opened
     opened.close()
-
-
-def is_fit(page: Any) -> bool:
-    """Whether nothing sticks out to the right of the window."""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
 def test_the_index_leads_to_each_executed_notebook(page: Any, gallery: Path) -> None:
     page.goto((gallery / "index.html").as_uri())
     assert page.locator("h2").all_inner_texts() == ["0. A plot", "1. <i>Hostile</i>", "2. Failed"]
+    assert page.locator(".fault").count() == 1
     page.get_by_text("0. A plot").click()
     page.wait_for_url("**/00_plot.html", timeout=10_000)
     assert page.locator("h1").inner_text().startswith("0. A plot")
 
 
-def test_the_index_shows_the_plot_of_a_notebook(page: Any, gallery: Path) -> None:
-    page.goto((gallery / "index.html").as_uri())
-    assert page.locator("img").evaluate_all("all => all.map(img => img.naturalWidth > 0)") == [True]
-
-
-def test_the_index_says_which_notebook_failed(page: Any, gallery: Path) -> None:
-    page.goto((gallery / "index.html").as_uri())
-    assert page.locator(".fault").count() == 1
-
-
 @pytest.mark.parametrize("name", ["index", "00_plot"])
-def test_a_page_fits_its_window(page: Any, gallery: Path, name: str) -> None:
+def test_a_page_fits_a_narrow_window_and_its_plot_is_drawn(page: Any, gallery: Path, name: str) -> None:
+    page.set_viewport_size({"width": 480, "height": 800})
     page.goto((gallery / f"{name}.html").as_uri())
-    assert is_fit(page)
-
-
-def test_a_plot_of_a_notebook_is_drawn(page: Any, gallery: Path) -> None:
-    page.goto((gallery / "00_plot.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.locator("img").evaluate_all("all => all.map(img => img.naturalWidth > 0)") == [True]
 
 
-def test_a_page_asks_no_server_whatever_an_output_holds(page: Any, gallery: Path, server: Server) -> None:
+def test_an_output_runs_no_script_and_asks_no_server(page: Any, gallery: Path, server: Server) -> None:
     page.goto((gallery / "01_hostile.html").as_uri())
     page.wait_for_load_state("networkidle", timeout=10_000)
-    assert server.asked == []
-
-
-def test_no_script_of_an_output_runs(page: Any, gallery: Path) -> None:
-    page.goto((gallery / "01_hostile.html").as_uri())
-    assert page.title() != "taken"
-
-
-def test_the_pages_name_no_server_of_scripts(gallery: Path) -> None:
-    text = (gallery / "00_plot.html").read_text(encoding="utf-8")
-    assert re.findall(r"<script|cdn", text) == []
+    assert server.asked == [] and page.title() != "taken"
+    assert not re.search("<script|cdn", (gallery / "00_plot.html").read_text(encoding="utf-8"))
 
 
 def test_without_an_executed_notebook_there_is_one_line(tmp_path: Path) -> None:
