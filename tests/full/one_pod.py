@@ -9,14 +9,14 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.full.launches import ROOT, until
 from zeropods.pods.control import AgentError, ask_all
 from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
 from zeropods.pods.rendezvous import Answer, Registration, Rendezvous
@@ -24,7 +24,6 @@ from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
 from zeropods.pods.sshd import account, make_key
 from zeropods.programs import free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 WAIT_SECONDS = 30.0
 
 
@@ -156,14 +155,6 @@ class OnePod:
             return self.address.encode() in (PROC / str(process.pid) / "environ").read_bytes()
         except OSError:
             return False
-
-
-def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def all_gone(processes: set[Process]) -> bool:

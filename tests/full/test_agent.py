@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.one_pod import ROOT, WAIT_SECONDS, OnePod, all_gone, process_in, until
+from tests.full.launches import ROOT, until
+from tests.full.one_pod import WAIT_SECONDS, OnePod, all_gone, process_in
 from zeropods import programs
 from zeropods.errors import UserError
 from zeropods.pods import sshd
