@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -21,7 +20,8 @@ import nbformat
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.full.launches import ROOT, until
+
 SECONDS = 120.0
 WHEEL = {
     "METADATA": "Metadata-Version: 2.1\nName: madeup\nVersion: 1.0\n",
@@ -174,9 +174,7 @@ def test_an_application_is_served_until_its_kernel_is_interrupted(kernels: Start
     kernel = kernels(CDSW_APP_PORT=port)
     running = threading.Thread(target=kernel.run, args=("cml/start_tensorboard.py",), daemon=True)
     running.start()
-    deadline = time.monotonic() + SECONDS
-    while not is_served(port) and running.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: is_served(port) or not running.is_alive(), SECONDS)
     assert is_served(port), kernel.said
     kernel.manager.interrupt_kernel()
     running.join(SECONDS)

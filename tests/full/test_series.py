@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.full.conftest import ROOT
+from tests.full.launches import until
 from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.prepare import prepare
 from zeropods.data.prepare_causal import CausalPreparation
@@ -65,13 +65,9 @@ def flags(folder: Path, name: str, length: int, **more: int) -> dict[str, Any]:
 
 def rank_that_trains(run: Path) -> int:
     """The process that holds a run's lock, once it has trained some steps."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        log = run / "train.log"
-        if log.is_file() and " loss " in log.read_text():
-            return int((run / "run.lock").read_text().split()[1])
-        time.sleep(0.1)
-    raise AssertionError(f"{run.name} has not begun to train in time")
+    log = run / "train.log"
+    until(lambda: log.is_file() and " loss " in log.read_text(), DEADLINE_SECONDS)
+    return int((run / "run.lock").read_text().split()[1])
 
 
 def test_a_run_that_fails_leaves_its_record_and_its_words(series: tuple[Path, int]) -> None:
