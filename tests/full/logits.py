@@ -36,7 +36,7 @@ def main() -> None:
     trainer = make_trainer(job, settings, measured, Meter(job.folder, measured, interval=0.0, age_seconds=0.0))
     trainer.train()
     trainer.save_model(str(job.folder / "model"))
-    batch = collate([job.train[index] for index in range(ROWS)])
+    batch = collate([job.prepared.train[index] for index in range(ROWS)])
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     inputs["decoder_input_ids"] = batch["labels"].clamp(min=0)
     with torch.no_grad():
