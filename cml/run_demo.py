@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 
 from zeropods.demo.serving import ANY_NAME, OWN_NAMES, serve
-from zeropods.errors import UserError, guarded
+from zeropods.errors import UserError, guarded, terminable
 from zeropods.programs import wait_passively
-from zeropods.train.signals import terminable
 
 
 def main() -> int:

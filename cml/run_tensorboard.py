@@ -14,9 +14,8 @@ import socket
 import sys
 from pathlib import Path
 
-from zeropods.errors import UserError, guarded
+from zeropods.errors import UserError, guarded, terminable
 from zeropods.launch.child import run_child
-from zeropods.train.signals import terminable
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 5.0

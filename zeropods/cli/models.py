@@ -129,7 +129,7 @@ def _export(arguments: argparse.Namespace) -> Result:
 
 def _demo(arguments: argparse.Namespace) -> Result:
     from zeropods.demo.serving import serve
-    from zeropods.train.signals import terminable
+    from zeropods.errors import terminable
 
     def announce(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import torch
 from transformers import IntervalStrategy, SchedulerType, TrainingArguments
 
 from zeropods import files
-from zeropods.errors import UserError
+from zeropods.errors import UserError, terminable
 from zeropods.measure import environment
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
 from zeropods.programs import compile_in_turns
@@ -21,7 +21,7 @@ from zeropods.train.attempt import attempt
 from zeropods.train.compiled import spare_compiler, spare_shared_memory
 from zeropods.train.device import choose_tf32
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config
-from zeropods.train.signals import SaveSignal, terminable
+from zeropods.train.signals import SaveSignal
 from zeropods.train.tasks import Task
 
 WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")

@@ -31,27 +31,6 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def terminable(*, saving: signal.Signals | None = None) -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that its record is written.
-
-    Args:
-        saving: the signal that asks for a save instead; where it is SIGTERM, that stays as it is.
-    """
-    if saving == signal.SIGTERM:
-        yield
-        return
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
 def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | None = None) -> Iterator[None]:
     """Call `act` with a signal's name, in a thread, where the main thread does not leave this block on it.
 
