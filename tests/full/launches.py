@@ -48,8 +48,10 @@ def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> floa
 
 def train(folder: Path) -> list[int]:
     """The processes of the three ranks, once all of them train."""
-    until(lambda: all((folder / f"pid.{rank}").is_file() for rank in range(3)))
-    return [int((folder / f"pid.{rank}").read_text()) for rank in range(3)]
+    files = [folder / f"pid.{rank}" for rank in range(3)]
+    # A file is there a moment before its number.
+    until(lambda: all(file.is_file() and file.read_text() for file in files))
+    return [int(file.read_text()) for file in files]
 
 
 def processes(*words: object) -> list[int]:
