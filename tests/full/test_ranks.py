@@ -44,7 +44,7 @@ def two_ranks(server: ForkServer, tmp_path: Path) -> TwoRanks:
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment,
                 }  # fmt: skip
                 argv = [*TINY, *map(str, arguments)]
-                ranks.append(server.start(argv, child_environment() | given, tmp_path / f"said.{rank}"))
+                ranks.append(server.start(argv, child_environment() | given, tmp_path / f"said.{port}.{rank}"))
             yield ranks
         finally:
             for rank in ranks:
