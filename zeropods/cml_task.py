@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
+from zeropods.programs import in_kernel
 
 ARGUMENTS = "JOB_ARGUMENTS"
 GRACE_SECONDS = 30.0
@@ -27,11 +28,6 @@ class TaskError(UserError):
     def __init__(self, words: Sequence[str], status: int) -> None:
         super().__init__(f"{shlex.join(words)}: ended with status {status}; what it said is above")
         self.exit_status = status if status > 0 else 128 - status
-
-
-def in_kernel() -> bool:
-    """Whether a kernel runs this, as in a job or an application of CML."""
-    return "ipykernel" in sys.modules
 
 
 def task_arguments() -> list[str]:

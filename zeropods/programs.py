@@ -44,6 +44,12 @@ def find_program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS))
 
 
+def in_kernel() -> bool:
+    """Whether this process is a Jupyter kernel. That `ipykernel` has been imported does not say so: others load it."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
 def wait_passively() -> None:
     """Let OpenMP threads sleep while they wait; call it before torch is loaded.
 

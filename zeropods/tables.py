@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zeropods.programs import in_kernel
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -93,7 +95,7 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
     """
     from tqdm import tqdm
 
-    in_notebook = "ipykernel" in sys.modules
+    in_notebook = in_kernel()
     return tqdm(
         desc=what,
         unit=f" {unit}",

@@ -22,7 +22,7 @@ from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Answer, MissingPods, Registration, Rendezvous
 from zeropods.pods.sshd import make_key
 from zeropods.pods.state import Pod, Settings, State, folder_of, locked, read_state, write_state
-from zeropods.programs import LISTENED, find_program
+from zeropods.programs import LISTENED, find_program, in_kernel
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -269,7 +269,7 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, state: State, seconds
     """Wait until all pods have registered; `UserError` names a worker that has ended, or those that are missing."""
     from tqdm import tqdm
 
-    shown = sys.stderr.isatty() or "ipykernel" in sys.modules
+    shown = sys.stderr.isatty() or in_kernel()
     bar = tqdm(
         desc="pods", unit=" pods", total=state.settings.count, file=sys.stderr, delay=BAR_SECONDS, leave=False,
         disable=not shown,

@@ -7,7 +7,6 @@ environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.programs import wait_passively
+from zeropods.programs import in_kernel, wait_passively
 
 ROOT = Path(__file__).resolve().parents[2]
 Flags = dict[str, Any]
@@ -51,7 +50,7 @@ class WorkshopSettings:
     def __post_init__(self) -> None:
         # Threads sleep while they wait, and other libraries' progress bars stay out of a notebook: ours is enough.
         wait_passively()
-        if "ipykernel" in sys.modules:
+        if in_kernel():
             for library in ("HF_HUB", "HF_DATASETS"):
                 os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
             warnings.filterwarnings("ignore", message="IProgress not found")
