@@ -12,7 +12,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${MODEL:=mistralai/Mistral-7B-v0.1}"
 : "${QUICK_MODEL:=distilbert/distilgpt2}"
 : "${DSCONFIG:=dsconfig/zero3.json}"
-: "${ATTENTION:=flash_attention_2}"     # needs the package flash-attn; sdpa does without
+: "${ATTENTION:=}"     # flash_attention_2 where the package flash-attn is installed, else sdpa
+
+best_attention() {
+    if has_module flash_attn; then
+        echo flash_attention_2
+    else
+        echo "a100x8.sh: flash-attn is not installed: --attn_implementation sdpa; see docs/cloud.md" >&2
+        echo sdpa
+    fi
+}
 
 main() {
     local what flags
@@ -28,6 +37,7 @@ main() {
                 --max_eval_steps 5)
             ;;
         full)
+            if [ -z "$ATTENTION" ]; then ATTENTION=$(best_attention); fi
             if [ "$DATA" = "$WIKITEXT" ]; then
                 DATA=allenai/c4
                 flags+=(--dataset_config en --subset 200000)

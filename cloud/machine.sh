@@ -25,6 +25,7 @@ kind() {
 # need_gpus COUNT: what the settings were chosen for; a run on fewer takes memory and time that nobody planned.
 need_gpus() {
     local listed='' count
+    if [ "$DRY_RUN" ]; then return; fi
     if command -v nvidia-smi >/dev/null; then listed=$(nvidia-smi --list-gpus); fi
     count=$(grep -c '^GPU' <<<"$listed" || true)
     [ "$count" = "$1" ] || fail "$count GPUs here; expected $1: rent another machine, or see docs/cloud.md"
@@ -35,6 +36,9 @@ set_up() {
     tools/setup
     if [ "$DATA" = "$WIKITEXT" ] && [ ! -e "$DATA" ]; then "$PYTHON" -m zeropods data get wikitext-2 --out "$DATA"; fi
 }
+
+# has_module NAME: whether the interpreter has a Python package.
+has_module() { "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' "$1"; }
 
 # train NAME FLAG ...: causal_train.py on every GPU of this machine, into runs/NAME.
 train() {

@@ -1,10 +1,13 @@
-"""Install what zeropods needs into this Python, and compile DeepSpeed's operations; what is there already stays.
+"""Install what zeropods needs and this user can install, without root; what is there already stays.
+
+Packages of requirements.txt, DeepSpeed's compiled operations, and the programs for several pods (pdsh, sshd).
 
     python cml/install_dependencies.py
     python cml/install_dependencies.py --no-operations
 
 In CML packages go to ~/.local, which the project's sessions, jobs, applications and workers share. The image of
-docker/ has them all. Elsewhere `make setup` is the way: it makes an environment of its own.
+docker/ has them all; Cloudera's own editions lack pdsh, which is unpacked there from Debian's or Ubuntu's archive.
+Elsewhere `make setup` is the way: it makes an environment of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,8 +24,15 @@ sys.path.insert(0, os.getcwd())
 
 from zeropods.cml_task import TaskError, conclude, project, run_task, task_arguments
 from zeropods.errors import UserError
+from zeropods.programs import find_program
 
 PIP = ("-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+PROGRAMS = {"pdsh": ("pdsh", "usr/bin/pdsh.bin"), "sshd": ("openssh-server", "usr/sbin/sshd")}
+"""What several pods need beside Python packages: the Debian package of each, and the program in it."""
+WRAPPER = """#!/bin/sh
+export LD_LIBRARY_PATH={libraries}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}} PDSH_MODULE_DIR={libraries}/pdsh
+exec {program} "$@"
+"""
 
 
 def main() -> None:
@@ -38,6 +49,8 @@ def main() -> None:
         run_task(*PIP, "-r", "requirements.txt")
     print(f"{len(pinned)} packages of requirements.txt are there", flush=True)
     install_project()
+    for program in PROGRAMS:
+        install_program(program, Path.home() / ".local")
     if not arguments.no_operations:
         compile_operations()
 
@@ -68,6 +81,49 @@ def install_project() -> None:
         print("zeropods is there", flush=True)
         return
     run_task(*PIP, "--no-deps", "--no-build-isolation", "--editable", ".")
+
+
+def install_program(name: str, prefix: Path) -> None:
+    """Unpack a program of the distribution's archive below `prefix`, without root, and make `prefix/bin/NAME` start it.
+
+    apt-get verifies what it fetches by the archive's signed index, as for root.
+    """
+    if find_program(name) is not None:
+        print(f"{name} is there", flush=True)
+        return
+    package, program = PROGRAMS[name]
+    folder = prefix / "share" / "zeropods" / package
+    try:
+        unpack_package(package, folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        told = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        print(f"{name}: cannot be installed without root ({told}); training on several pods will not run", flush=True)
+        return
+    libraries = next(folder.glob("usr/lib/*-linux-gnu*"), folder / "usr/lib")
+    script = prefix / "bin" / name
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(WRAPPER.format(libraries=libraries, program=folder / program), encoding="utf-8")
+    script.chmod(0o755)
+    print(f"{name} is installed as {script}", flush=True)
+
+
+def unpack_package(package: str, folder: Path) -> None:
+    """Fetch a Debian package and those it needs that are not installed, and unpack them into a folder."""
+    lists, cache = folder / "apt/lists", folder / "apt/cache"
+    for each in (lists / "partial", cache / "archives/partial"):
+        each.mkdir(parents=True, exist_ok=True)
+    own = ("-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={cache}", "-o", "Debug::NoLocking=1")
+
+    def call(*words: str) -> str:
+        told = subprocess.run(words, cwd=cache, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        return told.stdout
+
+    call("apt-get", *own, "-qq", "update")
+    simulated = call("apt-get", *own, "--simulate", "--no-install-recommends", "install", package)
+    needed = {package, *re.findall(r"^Inst (\S+)", simulated, re.MULTILINE)}
+    call("apt-get", *own, "-qq", "download", *sorted(needed))
+    for archive in sorted(cache.glob("*.deb")):
+        call("dpkg", "--extract", str(archive), str(folder))
 
 
 def compile_operations() -> None:

@@ -11,6 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${BASE_IMAGE:=python:3.11-bookworm}"  # nothing of CML is needed under SLURM
 : "${CUDA_VERSION:=13.0}"
 : "${TORCH_CUDA_ARCH_LIST:=8.0 8.6 8.9 9.0 10.0 10.3}"
+: "${EFA_VERSION:=}"                     # AWS's fast network: a version of its installer, such as 1.51.0
 : "${DOCKERFILE:=docker/Dockerfile}"
 : "${TAG:=zeropods:cuda$CUDA_VERSION}"
 
@@ -30,7 +31,8 @@ main() {
     done
     [ -f "$DOCKERFILE" ] || fail "DOCKERFILE $DOCKERFILE: not there"
     docker build --file "$DOCKERFILE" --build-arg "CUDA_VERSION=$CUDA_VERSION" \
-        --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --build-arg "BASE_IMAGE=$BASE_IMAGE" --tag "$TAG" .
+        --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --build-arg "BASE_IMAGE=$BASE_IMAGE" \
+        --build-arg "EFA_VERSION=$EFA_VERSION" --tag "$TAG" .
     # Beside it first: a job that starts meanwhile finds the old image or the new one.
     rm -f "$out.new"
     enroot import --output "$out.new" "dockerd://$TAG"

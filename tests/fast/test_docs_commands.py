@@ -24,7 +24,7 @@ OTHERS = {
     *("--dataset_config_name", "--dataset_name", "--deepspeed_config", "--output_dir", "--max_length", "--model_name"),
     *("--batch_size", "--num_epochs", "--save_checkpoint", "--resume_from_checkpoint", "--tokenizer_name"),
     *("--hostfile", "--num_nodes", "--num_gpus", "--master_addr", "--master_port", "--no_ssh_check", "--ssh_port"),
-    *("--dataset_config", "--shm-size"),
+    *("--dataset_config", "--shm-size", "--build-arg", "--exclude"),
 }
 """Flags of other programs, and of the systems that this project replaces."""
 

@@ -114,11 +114,18 @@ def cloud(script: str, *arguments: str, **variables: str) -> subprocess.Complete
 def test_a_cloud_script_is_told_what_to_do_and_counts_the_gpus(script: str, gpus: int, tmp_path: Path) -> None:
     for arguments in ((), ("3",), ("quick", "full")):
         assert f"{script}: expected quick (1) or full (2)" in cloud(script, *arguments).stderr
-    done = cloud(script, "full", PATH="/usr/bin:/bin")
-    assert done.returncode == 1 and f"GPUs here; expected {gpus}" in done.stderr
     counted = tmp_path / "nvidia-smi"
-    counted.write_text("#!/bin/sh\n" + "echo 'GPU 0: of a test'\n" * gpus)
+    counted.write_text("#!/bin/sh\n" + "echo 'GPU 0: of a test'\n" * (gpus + 1))
     counted.chmod(0o755)
+    done = cloud(script, "full", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1 and f"{gpus + 1} GPUs here; expected {gpus}" in done.stderr
     for what in ("1", "full"):
-        done = cloud(script, what, PATH=f"{tmp_path}:{os.environ['PATH']}", DRY_RUN="1", PYTHON=sys.executable)
+        done = cloud(script, what, DRY_RUN="1", PYTHON=sys.executable)
         assert done.returncode == 0 and "causal_train.py --task lm --data" in done.stdout, done.stderr
+
+
+def test_without_flash_attention_the_full_training_says_so_and_takes_sdpa(tmp_path: Path) -> None:
+    (tmp_path / "flash_attn.py").touch()
+    for path, attention, said in (("", "sdpa", 1), (str(tmp_path), "flash_attention_2", 0)):
+        done = cloud("a100x8.sh", "full", DRY_RUN="1", PYTHON=sys.executable, PYTHONPATH=path, ATTENTION="")
+        assert f"--attn_implementation {attention} " in done.stdout and done.stderr.count("flash-attn") == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import shutil
 import socket
@@ -28,6 +29,10 @@ WHEEL = {
     "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     "RECORD": "",
 }
+
+CONTROL = (
+    "Package: pdsh\nVersion: 9.9\nArchitecture: all\nMaintainer: nobody <nobody@localhost>\nDescription: made up\n"
+)
 
 
 class Kernel:
@@ -120,7 +125,9 @@ def test_an_error_cell_fails_the_job(kernels: Start) -> None:
 def test_where_all_is_there_the_first_job_installs_nothing(kernels: Start, project: Path) -> None:
     kernel = kernels(JOB_ARGUMENTS="--no-operations")
     assert kernel.run("cml/install_dependencies.py"), kernel.error
-    assert kernel.said.endswith("packages of requirements.txt are there\nzeropods is there\n")
+    assert kernel.said.endswith(
+        "packages of requirements.txt are there\nzeropods is there\npdsh is there\nsshd is there\n"
+    )
     assert "to install" not in kernel.said
 
 
@@ -150,6 +157,52 @@ def test_a_missing_package_is_installed_or_ends_the_job(project: Path, tmp_path:
     else:
         assert done.returncode == 1 and "No matching distribution found for madeup==1.0" in done.stdout
         assert done.stderr.startswith("zeropods: -m pip install") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_root_pdsh_is_unpacked_from_the_archive_of_packages(
+    project: Path, tmp_path: Path, is_there: bool
+) -> None:
+    """An archive of one package, and a PATH on which there is no pdsh."""
+    content = tmp_path / "content"
+    for name, text in {
+        "usr/bin/pdsh.bin": "#!/bin/sh\necho modules $PDSH_MODULE_DIR $*\n",
+        "DEBIAN/control": CONTROL,
+    }.items():
+        (content / name).parent.mkdir(parents=True, exist_ok=True)
+        (content / name).write_text(text)
+    (content / "usr/bin/pdsh.bin").chmod(0o755)
+    (tmp_path / "archive").mkdir()
+    package = tmp_path / "archive" / "pdsh_9.9_all.deb"
+    subprocess.run(["dpkg-deb", "--build", content, package], check=True, capture_output=True)
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()
+    index = f"{CONTROL}Filename: ./{package.name}\nSize: {package.stat().st_size}\nSHA256: {digest}\n"
+    (package.parent / "Packages").write_text(index if is_there else "")
+    (tmp_path / "sources.list").write_text(f"deb [trusted=yes] file:{package.parent} ./\n")
+    (tmp_path / "apt.conf").write_text(
+        f'Dir::Etc::SourceList "{tmp_path}/sources.list"; Dir::Etc::SourceParts "-"; APT::Sandbox::User "root";'
+        f'Dir::State::status "{tmp_path}/status";'
+    )
+    (tmp_path / "status").touch()
+    path = tmp_path / "bin"
+    path.mkdir()
+    for program in ("apt-get", "dpkg", "dpkg-deb", "tar", "sh"):
+        (path / program).symlink_to(str(shutil.which(program)))
+    environment = {
+        **os.environ, "PATH": str(path), "HOME": str(tmp_path / "home"), "APT_CONFIG": str(tmp_path / "apt.conf"),
+    }  # fmt: skip
+    argv = [sys.executable, "cml/install_dependencies.py", "--no-operations"]
+    done = subprocess.run(
+        argv, cwd=project, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "home/.local/bin/pdsh"
+    if is_there:
+        assert f"pdsh is installed as {script}\n" in done.stdout
+        said = subprocess.run([script, "-w", "a b"], capture_output=True, text=True, check=True).stdout
+        assert said == f"modules {tmp_path}/home/.local/share/zeropods/pdsh/usr/lib/pdsh -w a b\n"
+    else:
+        assert "pdsh: cannot be installed without root (E: " in done.stdout and not script.exists()
 
 
 def test_a_task_outside_the_project_s_folder_is_one_line(project: Path, tmp_path: Path) -> None:

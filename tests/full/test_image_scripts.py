@@ -137,3 +137,33 @@ def test_the_image_s_debian_packages_are_known_to_apt() -> None:
     argv = ["apt-get", "install", "--simulate", "--no-install-recommends", *packages]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+EFA_VERSION = "9.8.7"
+INSTALLER = "#!/bin/sh\necho installs $*\n"
+
+
+@pytest.mark.parametrize("fault", ["", "another key", "changed", "not there"])
+def test_aws_s_installer_runs_only_if_its_key_has_signed_it(fault: str, repository: Repository, tmp_path: Path) -> None:
+    server, installer = tmp_path / "server", tmp_path / "aws-efa-installer"
+    for folder in (server, installer):
+        folder.mkdir()
+    (installer / "efa_installer.sh").write_text(INSTALLER)
+    (installer / "efa_installer.sh").chmod(0o755)
+    archive = server / f"aws-efa-installer-{EFA_VERSION}.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", tmp_path, installer.name], check=True)
+    repository.gpg("--detach-sign", "--output", f"{archive}.sig", str(archive))
+    (server / "aws-efa-installer.key").write_bytes(repository.gpg("--armor", "--export"))
+    if fault == "changed":
+        archive.write_bytes(archive.read_bytes() + b"\0")
+    elif fault == "not there":
+        archive.unlink()
+    given = {
+        "INSTALLERS": f"file://{server}", "APT_CONFIG": repository.root / "apt.conf", "ROOT": repository.root,
+        "KEY_FINGERPRINT": "0" * 40 if fault == "another key" else repository.fingerprint,
+    }  # fmt: skip
+    done = run(ROOT / "docker" / "install-efa.sh", EFA_VERSION, **given)
+    assert (done.returncode == 0) == (not fault), done.stderr
+    assert ("installs --yes --skip-kmod --skip-limit-conf --no-verify" in done.stdout) == (not fault)
+    if fault:
+        assert done.stderr.splitlines()[-1].startswith("install-efa: ")

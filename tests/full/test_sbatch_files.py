@@ -189,14 +189,15 @@ def test_the_baseline_trains_a_causal_model_without_deepspeed(ended: dict[str, t
     assert "take train-singlenode.sbatch" in jobs.end(jobs.rank("baseline.sbatch", "run", "--deepspeed=x"), "FAILED")
 
 
-def test_container_flags_stand_on_srun(jobs: Jobs) -> None:
+@pytest.mark.parametrize(("file", "ranks"), [("train-pyxis.sbatch", 2), ("train-singlenode-pyxis.sbatch", 1)])
+def test_container_flags_stand_on_srun(jobs: Jobs, file: str, ranks: int) -> None:
     log = jobs.program("srun", SRUN.format(srun=shutil.which("srun")))
-    jobs.end(jobs.rank("train-pyxis.sbatch", "run", "--seconds", 2, IMAGE="docker://a/b:c", MOUNT="/tmp"))
+    jobs.end(jobs.rank(file, "run", "--seconds", 2, IMAGE="docker://a/b:c", MOUNT="/tmp"))
     assert set(log.read_text().split()) == {
         "--container-image=docker://a/b:c", f"--container-workdir={jobs.folder}", "--no-container-mount-home",
         f"--container-mounts={ROOT}:{ROOT},{jobs.folder}:{jobs.folder},/tmp:/tmp",
     }  # fmt: skip
-    assert record(jobs.folder / "run")["world_size"] == 2
+    assert record(jobs.folder / "run")["world_size"] == ranks
 
 
 def test_gpu_memory_is_logged_while_it_trains_and_no_longer(jobs: Jobs) -> None:
