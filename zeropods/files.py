@@ -67,7 +67,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     try:
         built = staging / "new"
         built.mkdir()
-        yield built
+        with writing(out):
+            yield built
         old = staging / "old"
         if out.exists():
             os.rename(out, old)

@@ -145,7 +145,7 @@ def test_the_samples_articles_are_found(tmp_path: Path) -> None:
 
 
 def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
-    (archive,) = DATASETS["wikitext-2"].sources
+    (archive,) = DATASETS["wikitext-2"]
     for name in (*archive.members.values(), RECORD):
         (tmp_path / name).write_text("{}")
     assert FolderCorpus(tmp_path, "text").splits == ["train", "dev", "test"]

@@ -108,7 +108,7 @@ def test_a_missing_file_says_where_it_comes_from(tmp_path: Path) -> None:
 
 
 def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
-    for source in DATASETS["squad"].sources:
+    for source in DATASETS["squad"]:
         write(tmp_path, DOCUMENT, source.filename)
     assert squad_splits(write(tmp_path, {}, RECORD)) == ["train", "dev"]
 
