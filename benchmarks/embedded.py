@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
@@ -53,9 +54,8 @@ def _fresh(work: Path, name: str) -> Figure:
     examples = [e for e in drawn if e.table.id in known and _words(e) not in seen]
     answers = QueryAnswerer.load(work / "run").answer(examples, Generation())
     pairs = zip(answers, examples, strict=True)
-    right = sum(a.query is not None and execute(a.query, e.table) == execute(e.query, e.table) for a, e in pairs)
-    share = right / len(examples)
-    return Figure(name=name, value=share, unit="", asked="-", interval=interval(right, len(examples)))
+    right = [a.query is not None and execute(a.query, e.table) == execute(e.query, e.table) for a, e in pairs]
+    return Figure(name=name, value=fmean(right), unit="", asked="-", interval=interval(right))
 
 
 def _words(example: Example) -> str:

@@ -106,12 +106,12 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: Path, remedy: str = "fetch the file again") -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number, from 1, and object of every line; an empty file raises `UserError` too."""
     number = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            yield number, json_object(f"{path}:{number}", line)
+            yield number, json_object(f"{path}:{number}", line, remedy)
     if number == 0:
         raise UserError(f"{path}: the file is empty; expected one JSON object a line")
 

@@ -101,7 +101,7 @@ def test_the_official_form_is_read_in_the_order_of_the_split(tmp_path: Path) -> 
         ([{"query": None}, GOOD], "2: .*expected 'query' or 'error'"),
         ([GOOD, {"query": None}], "2: index, question, prediction missing"),
         ([{"answer": 42}], "1: .*expected 'query' or 'error'"),
-        ([3], "1: 3; expected a JSON object"),
+        ([3], "1: int; expected a JSON object"),
     ],
 )  # fmt: skip
 def test_the_first_fault_is_named_with_its_line(tmp_path: Path, lines: list[object], said: str) -> None:
@@ -109,11 +109,11 @@ def test_the_first_fault_is_named_with_its_line(tmp_path: Path, lines: list[obje
         read_predictions(written(tmp_path, *lines))
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"\xff{}", b"[" * 100_000, b'{"index": ' + b"9" * 5_000 + b"}"])
+@pytest.mark.parametrize("line", [b"", b"{", b"[" * 100_000, b'{"index": ' + b"9" * 5_000 + b"}"])
 def test_broken_json_is_named_with_its_line(tmp_path: Path, line: bytes) -> None:
     path = written(tmp_path, GOOD)
     path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(UserError, match=r"jsonl:2: .* is broken JSON"):
+    with pytest.raises(UserError, match=r"jsonl:2: .*; predict again"):
         read_predictions(path)
 
 

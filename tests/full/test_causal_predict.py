@@ -18,8 +18,8 @@ from zeropods.data.prepare_causal import CausalPreparation
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QuestionAnswerer, sample_text
-from zeropods.evaluate.models import load_causal_lm, task_of
-from zeropods.evaluate.perplexity import TextToScore, text_perplexity
+from zeropods.evaluate.models import load_model, task_of
+from zeropods.evaluate.tasks import text_perplexity
 from zeropods.train.sampler import load_split
 
 QUESTIONS, LENGTH, BLOCK = 12, 96, 64
@@ -172,7 +172,7 @@ def test_a_model_that_lacks_a_tensor_is_refused(run: Path, tmp_path: Path) -> No
         (tmp_path / path.name).write_bytes(path.read_bytes())
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"h\.0\.attn\.c_attn\.weight is missing"):
-        load_causal_lm(tmp_path)
+        load_model(tmp_path, causal=True)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_perplexity_is_that_of_transformers_own_loss(language: tuple[Path, Path]
         with torch.no_grad():
             loss_sum += float(model(input_ids=ids, labels=labels).loss) * count
         tokens += count
-    score = text_perplexity(folder, TextToScore(data=str(prepared), split="dev"), batch_size=3)
+    score = text_perplexity(folder, prepared, "dev", batch_size=3)
     assert (score.tokens, score.loss) == (tokens, pytest.approx(loss_sum / tokens, rel=1e-5))
     assert score.perplexity == pytest.approx(math.exp(score.loss))
 
@@ -225,7 +225,7 @@ def test_perplexity_of_what_the_model_cannot_read_is_refused(
         (folder, text, "dev", LENGTH + 1, f"blocks of {LENGTH + 1} tokens, the model has {LENGTH} positions"),
     ):
         with pytest.raises(UserError, match=said):
-            text_perplexity(source, TextToScore(data=str(data), split=split, max_seq_length=length))
+            text_perplexity(source, data, split, max_seq_length=length)
 
 
 def test_a_sample_is_the_likeliest_text_and_ends_with_the_models_positions(language: tuple[Path, Path]) -> None:

@@ -147,9 +147,3 @@ def test_only_allowed_scores_remain_until_a_row_has_ended(tokenizer: Any, vocabu
     assert scores[0].isfinite().nonzero().flatten().tolist() == sorted(machine.start.allowed.tolist())
     ended = torch.tensor([[*start, *end, vocabulary.pad]])
     assert ConstrainedSQL([machine])(ended, torch.zeros(1, 200)).isfinite().all()  # type: ignore[arg-type]
-
-
-def test_rows_that_do_not_fit_the_questions_are_refused(vocabulary: Vocabulary) -> None:
-    processor = ConstrainedSQL(automata(vocabulary, [0, 1]))
-    with pytest.raises(ValueError, match="3 rows for 2 questions"):
-        processor(torch.zeros(3, 1, dtype=torch.long), torch.zeros(3, 200))  # type: ignore[arg-type]

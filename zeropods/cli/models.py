@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,15 @@ def _perplexity_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.tasks import ANSWER_TASKS, answer_task, predict
+    from zeropods.evaluate.tasks import TASKS, answer_task, predict
 
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
-    how = ANSWER_TASKS[task].generation(
-        arguments.max_new_tokens, arguments.batch_size,
-        num_beams=arguments.num_beams, constrained=not arguments.unconstrained,
-    )  # fmt: skip
+    asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}
+    how = replace(
+        TASKS[task].usual,
+        constrained=not arguments.unconstrained,
+        **{name: value for name, value in asked.items() if value is not None},
+    )
     given = {name: getattr(arguments, name) for name in ("precision", "limit", "prompt", "max_seq_length")}
     call = (arguments.model, arguments.data, arguments.split, arguments.out, how)
     with progress("predict", "questions") as bar:
@@ -100,7 +102,6 @@ def _score(arguments: argparse.Namespace) -> Result:
 
     metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
-    # Most of the time goes into the import of `evaluate`, which loads torch and transformers.
     with progress("score", "predictions") as bar:
         found = score(*call, rouge=arguments.rouge, metrics=metrics)
         bar.update(found.examples)
@@ -108,22 +109,22 @@ def _score(arguments: argparse.Namespace) -> Result:
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.perplexity import TextToScore, text_perplexity
+    from zeropods.evaluate.tasks import text_perplexity
 
-    text = TextToScore(**{field.name: getattr(arguments, field.name) for field in fields(TextToScore)})
-    how = {"batch_size": arguments.batch_size, "precision": arguments.precision}
+    names = ("limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")
+    how = {name: getattr(arguments, name) for name in names}
     with progress("perplexity", "blocks") as bar:
-        score = text_perplexity(arguments.model, text, progress=bar.update, **how)
+        score = text_perplexity(arguments.model, arguments.data, arguments.split, progress=bar.update, **how)
     if arguments.out is not None:
         score.write(arguments.out, arguments.split)
     return score.to_json()
 
 
 def _export(arguments: argparse.Namespace) -> Result:
-    from zeropods.export import export
+    from zeropods.export import PARTS, export
 
     how = {"checkpoint": arguments.checkpoint, "dtype": arguments.dtype}
-    with progress("export", "tensors") as bar:
+    with progress("export", "parts", PARTS) as bar:
         return asdict(export(arguments.run_folder, arguments.out, progress=bar.update, **how))
 
 

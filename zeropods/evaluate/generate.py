@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from zeropods.data.prompts import PROMPTS, answer_in, source_text
-from zeropods.data.squad import SquadEncoder, SquadExample
+from zeropods.data.squad import SquadEncoder, SquadExample, read_squad
 from zeropods.data.tokenizers import first_tokens
-from zeropods.data.wikisql import Example
+from zeropods.data.wikisql import Example, read_split
 from zeropods.errors import UserError
-from zeropods.evaluate.models import SavedModel, load_causal_lm, load_t5, model_folder, trained_length
+from zeropods.evaluate.models import SavedModel, load_model, model_folder, trained_length
 from zeropods.evaluate.predictions import Prediction
 from zeropods.measure.record import read_json
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
@@ -31,7 +32,7 @@ Answered = TypeVar("Answered")
 Progress = Callable[[int], object]
 """Takes how many examples were answered since its last call."""
 DEFAULT_LENGTH = 512
-"""Tokens of a prompt and its answer, for a model that does not say what it was trained on."""
+"""Tokens of a prompt and its answer, or of a block of text, for a model that does not say what it was trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +54,10 @@ class Generation:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}; expected at least 1")
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, int]:
         """What transformers' `generate` is given."""
         shortest = {"min_new_tokens": self.max_new_tokens} if self.fixed_length else {}
-        lengths = {"max_new_tokens": self.max_new_tokens, **shortest}
-        return {**lengths, "num_beams": self.num_beams, "do_sample": False}
+        return {"max_new_tokens": self.max_new_tokens, "num_beams": self.num_beams, **shortest}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Speed:
     examples: int
     seconds: float
 
-    def to_json(self) -> dict[str, float | int | None]:
+    def to_json(self) -> dict[str, float | None]:
         """The keys that `zeropods predict --json` prints."""
         rate = self.examples / self.seconds if self.seconds else None
         return {"examples": self.examples, "seconds": self.seconds, "questions_per_second": rate}
@@ -75,7 +75,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Answerer(Generic[Asked, Answered]):
-    """A trained model that answers the questions of one task."""
+    """A trained model that answers the examples of one task; each task is a class of this."""
+
+    usual: ClassVar[Generation]
+    """How answers are generated where nothing else is asked for."""
+    own_options: ClassVar[tuple[str, ...]]
+    """Names of the arguments of `load` that are this task's own."""
 
     saved: SavedModel
 
@@ -87,28 +92,38 @@ class Answerer(Generic[Asked, Answered]):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.saved.tokenizer
 
+    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Asked]:
+        """The first `limit` examples of a split; `UserError` where they cannot be read."""
+        if limit is not None and limit < 1:
+            raise UserError(f"--limit {limit}; expected at least 1")
+        return list(self._read(data, split, limit))
+
     def answer(
-        self, examples: Sequence[Asked], how: Generation, progress: Progress = lambda rows: None
+        self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
     ) -> list[Answered]:
         """An answer to each example, in their order; batches are of similar length."""
+        how = how or self.usual
         ids = self._encoded(examples, how)
         order = sorted(range(len(examples)), key=lambda i: len(ids[i]))
         answers: dict[int, Answered] = {}
         for start in range(0, len(order), how.batch_size):
             rows = order[start : start + how.batch_size]
-            with torch.inference_mode():
-                batch = self._batch([examples[i] for i in rows], [ids[i] for i in rows], how)
+            batch = self._batch([examples[i] for i in rows], [ids[i] for i in rows], how)
             answers.update(zip(rows, batch, strict=True))
             progress(len(rows))
         return [answers[i] for i in range(len(examples))]
 
     def timed(
-        self, examples: Sequence[Asked], how: Generation, progress: Progress = lambda rows: None
+        self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
     ) -> tuple[list[Answered], Speed]:
         """Answers, and the wall time from the first question to the last answer."""
         began = time.perf_counter()
         answers = self.answer(examples, how, progress)
         return answers, Speed(len(examples), time.perf_counter() - began)
+
+    @abstractmethod
+    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[Asked]:
+        """Streams the examples."""
 
     @abstractmethod
     def _encoded(self, examples: Sequence[Asked], how: Generation) -> Sequence[Any]:
@@ -126,6 +141,9 @@ class Answerer(Generic[Asked, Answered]):
 class QueryAnswerer(Answerer[Example, Prediction]):
     """A T5 that writes queries on tables."""
 
+    usual = Generation()
+    own_options = ("prompt",)
+
     prompt: str
 
     @classmethod
@@ -135,12 +153,15 @@ class QueryAnswerer(Answerer[Example, Prediction]):
         prompt = prompt or read_json(within / "config.json").get("prompt")
         if prompt not in PROMPTS:
             raise UserError(f"{within}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}")
-        return cls(load_t5(folder, precision), prompt)
+        return cls(load_model(folder, precision, causal=False), prompt)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's pieces, as the grammar reads them."""
         return Vocabulary.of(self.tokenizer)
+
+    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[Example]:
+        return islice(read_split(Path(data), split), limit)
 
     def _encoded(self, examples: Sequence[Example], how: Generation) -> list[list[int]]:
         sources = [source_text(self.prompt, e.question, e.table.header, e.table.types) for e in examples]
@@ -148,13 +169,10 @@ class QueryAnswerer(Answerer[Example, Prediction]):
 
     def _batch(self, examples: list[Example], ids: list[Any], how: Generation) -> list[Prediction]:
         automata = [QueryAutomaton(self.vocabulary, e.table.header, e.question) for e in examples]
-        constraint = [ConstrainedSQL(automata)] if how.constrained else []
-        batch = self.tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self.model.device)
-        generated: torch.Tensor = self.model.generate(
-            **batch, logits_processor=LogitsProcessorList(constraint), **how.options
-        )
+        constraint = LogitsProcessorList([ConstrainedSQL(automata)] if how.constrained else [])
         predictions = []
-        for example, automaton, row in zip(examples, automata, generated[:, 1:].tolist(), strict=True):
+        rows = self.saved.generated(ids, logits_processor=constraint, **how.options)
+        for example, automaton, row in zip(examples, automata, rows, strict=True):
             query: Query | None
             if how.constrained:
                 query = automaton.finish(row)
@@ -174,15 +192,9 @@ class ConstrainedSQL(LogitsProcessor):
     search keeps such where fewer tokens than beams are allowed, at a score that never wins.
     """
 
-    def __init__(self, automata: Sequence[QueryAutomaton], begin: int = 1) -> None:
-        """Constrain one batch.
-
-        Args:
-            automata: one per question; all have the same number of neighbouring rows (beams).
-            begin: how many ids of a row come before the generated text (T5: `<pad>`).
-        """
+    def __init__(self, automata: Sequence[QueryAutomaton]) -> None:
+        """Constrain one batch, with an automaton per question; all have as many neighbouring rows (beams)."""
         self._automata = automata
-        self._begin = begin
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Mask scores [rows, vocabulary] after ids [rows, length], in place.
@@ -190,7 +202,8 @@ class ConstrainedSQL(LogitsProcessor):
         In place, because another tensor of this size costs more than the rest: `generate(output_logits=True)`
         would show masked logits.
         """
-        states = self._states(input_ids[:, self._begin :].tolist())
+        # A row begins with T5's `<pad>`.
+        states = self._states(input_ids[:, 1:].tolist())
         rows = [row for row, state in enumerate(states) if state is not None]
         if not rows:
             return scores
@@ -206,9 +219,7 @@ class ConstrainedSQL(LogitsProcessor):
 
     def _states(self, rows: list[list[int]]) -> list[GrammarState | None]:
         """The state of each row; None where it has ended or left the grammar."""
-        beams, rest = divmod(len(rows), len(self._automata))
-        if rest:
-            raise ValueError(f"{len(rows)} rows for {len(self._automata)} questions; expected a multiple")
+        beams = len(rows) // len(self._automata)
         states = [self._automata[number // beams].follow(ids) for number, ids in enumerate(rows)]
         return [None if state is None or state.ended else state for state in states]
 
@@ -220,6 +231,10 @@ class ConstrainedSQL(LogitsProcessor):
 class QuestionAnswerer(Answerer[SquadExample, Prediction]):
     """A causal model that answers questions about a text."""
 
+    # Batches are smaller because a causal model keeps keys and values of a whole context.
+    usual = Generation(max_new_tokens=32, batch_size=16)
+    own_options = ("max_seq_length",)
+
     max_seq_length: int
     """The most tokens of prompt and answer together: no more than the model was trained on."""
 
@@ -228,8 +243,8 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
         cls, source: str | Path, precision: str = "fp32", max_seq_length: int | None = None
     ) -> QuestionAnswerer:  # fmt: skip
         """From a run folder, a model folder or a hub id; the length is what the run was trained on, else 512."""
-        saved = load_causal_lm(source, precision)
-        length = max_seq_length or trained_length(Path(source)) or DEFAULT_LENGTH
+        saved = load_model(source, precision, causal=True)
+        length = max_seq_length or trained_length(source) or DEFAULT_LENGTH
         return cls(saved, min(length, saved.positions or length))
 
     @cached_property
@@ -237,6 +252,9 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
         """Tokens that end an answer: the end token, and every one with a line break in it."""
         pieces = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(len(self.tokenizer))])
         return sorted({self.tokenizer.eos_token_id, *(i for i, piece in enumerate(pieces) if "\n" in piece)})
+
+    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[SquadExample]:
+        return islice(read_squad(Path(data), split), limit)
 
     def _encoded(self, examples: Sequence[SquadExample], how: Generation) -> Sequence[Any]:
         """As in training: a context that is too long is cut, question and room for the answer stay."""
@@ -249,7 +267,7 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
         return SquadEncoder(self.tokenizer, room).prompts(examples)
 
     def _batch(self, examples: list[SquadExample], ids: list[Any], how: Generation) -> list[Prediction]:
-        new = self.saved.continued(ids, eos_token_id=self.ends, **how.options)
+        new = self.saved.generated(ids, eos_token_id=self.ends, **how.options)
         texts = self.tokenizer.batch_decode(new, skip_special_tokens=True)
         return [
             Prediction(index=example.index, id=example.id, question=example.question, text=answer_in(text))
@@ -262,7 +280,7 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledText:
-    """A prompt and what a model wrote after it."""
+    """A prompt and what a model wrote after it: what `generated.json` of a run holds."""
 
     prompt: str
     text: str
@@ -270,10 +288,6 @@ class SampledText:
     new_tokens: int
     seconds: float
     """Time of generation; loading left out."""
-
-    def to_json(self) -> dict[str, Any]:
-        """What `generated.json` of a run holds."""
-        return asdict(self)
 
 
 def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) -> SampledText:
@@ -286,16 +300,15 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
     Raises:
         UserError: a prompt of no tokens or of more than the model has positions, or a model that cannot be loaded.
     """
-    saved = load_causal_lm(source)
+    saved = load_model(source, causal=True)
     words = saved.tokenizer(prompt, add_special_tokens=False).input_ids
     ids = [*first_tokens(saved.tokenizer), *words]
+    room = max_new_tokens if saved.positions is None else min(max_new_tokens, saved.positions - len(ids))
     if not words:
         raise UserError(f"prompt {prompt!r}: no tokens; give some words to go on from")
-    if saved.positions is not None and len(ids) >= saved.positions:
+    if room < 1:
         raise UserError(f"prompt of {len(ids)} tokens, the model has {saved.positions} positions; give a shorter one")
-    room = max_new_tokens if saved.positions is None else min(max_new_tokens, saved.positions - len(ids))
     began = time.perf_counter()
-    with torch.inference_mode():
-        new = saved.continued([ids], max_new_tokens=room, do_sample=False, eos_token_id=saved.tokenizer.eos_token_id)[0]
+    (new,) = saved.generated([ids], max_new_tokens=room, eos_token_id=saved.tokenizer.eos_token_id)
     text = saved.tokenizer.decode(new, skip_special_tokens=True)
     return SampledText(prompt=prompt, text=text, new_tokens=len(new), seconds=time.perf_counter() - began)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 from zeropods.data.prompts import PROMPTS
 from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
-from zeropods.files import has_weights, refuse_other_weights
+from zeropods.evaluate.score_file import SCORES, SQUAD, TEXT2SQL
+from zeropods.files import first_line, has_weights, refuse_other_weights
 from zeropods.measure.record import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-TASKS = (TEXT2SQL, SQUAD, LM)
-PRECISIONS = ("fp32", "bf16", "fp16")
-
-
-# What a folder says about itself, read without loading the model.
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""PyTorch's names of the precisions that a model can answer in."""
 
 
 def model_folder(folder: Path) -> Path:
@@ -42,25 +40,21 @@ def task_of(folder: Path) -> str:
     """
     prompt = read_json(model_folder(folder) / "config.json").get("prompt")
     task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS else prompt)
-    if task not in TASKS:
+    if task not in SCORES:
         raise UserError(f"{folder}: does not say its task ({task!r}); give --task {TEXT2SQL} or {SQUAD}")
     return str(task)
 
 
-def trained_length(folder: Path) -> int | None:
+def trained_length(folder: str | Path) -> int | None:
     """The most tokens of a row that a run was trained on; None where the folder is no run, or says nothing."""
     length = (_run_config(folder).get("identity") or {}).get("max_seq_length")
     return length if isinstance(length, int) else None
 
 
-def _run_config(folder: Path) -> dict[str, Any]:
+def _run_config(folder: str | Path) -> dict[str, Any]:
     """`config.json` of a run folder; nothing for a model folder, whose file of that name is the model's."""
-    folder = Path(folder)
-    is_run = (folder / "model").is_dir() and (folder / "config.json").is_file()
-    return read_json(folder / "config.json") if is_run else {}
-
-
-# A saved model, loaded to be asked.
+    path = Path(folder) / "config.json"
+    return read_json(path) if path.is_file() and (Path(folder) / "model").is_dir() else {}
 
 
 @dataclass(frozen=True)
@@ -75,81 +69,84 @@ class SavedModel:
         """The longest sequence; None where the configuration sets no limit."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    @property
-    def pad(self) -> int:
-        """Id that shorter rows are filled with; they are masked, so the end token will do."""
-        tokenizer = self.tokenizer
-        return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+    def generated(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """The new token ids after each prompt; the end token and padding may follow.
 
-    def continued(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """What a causal model writes after each prompt: its new token ids; the end token and pads may follow.
-
-        Padding is on the left, so that the first new token stands right behind the prompt in every row.
+        A causal model's prompts are padded on the left, so that the first new token stands right behind each of them.
 
         Args:
             options: those of transformers' `generate`.
         """
         import torch
 
-        longest = max(map(len, prompts))
-        ids = torch.full((len(prompts), longest), self.pad)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.as_tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        device = self.model.device
-        inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), "pad_token_id": self.pad}
-        return self.model.generate(**inputs, **options)[:, longest:].tolist()
+        apart = self.model.config.is_encoder_decoder
+        batch = self.tokenizer.pad(
+            {"input_ids": prompts}, padding_side="right" if apart else "left", return_tensors="pt"
+        ).to(self.model.device)
+        with torch.inference_mode():
+            ids: torch.Tensor = self.model.generate(
+                **batch, do_sample=False, pad_token_id=self.tokenizer.pad_token_id, **options
+            )
+        return ids[:, 1 if apart else batch["input_ids"].shape[1] :].tolist()
 
 
-def load_t5(folder: Path, precision: str = "fp32") -> SavedModel:
-    """A T5 from a run folder or a model folder; raises as `load_causal_lm`."""
-    from transformers import T5ForConditionalGeneration
+def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> SavedModel:
+    """From a run folder, a model folder or, where there is no such folder, a causal model's hub id.
 
-    if precision not in PRECISIONS[:2]:
-        raise UserError(f"--precision {precision!r}; expected {' or '.join(PRECISIONS[:2])}")
-    return _load(T5ForConditionalGeneration, str(model_folder(folder)), precision, {})
-
-
-def load_causal_lm(source: str | Path, precision: str = "fp32") -> SavedModel:
-    """From a run folder, a model folder or, where there is no such folder, a hub id; weights from safetensors only.
+    Args:
+        causal: whether a causal language model is wanted, else an encoder-decoder such as T5.
 
     Raises:
-        UserError: no weights, a model of another kind, one that lacks a tensor, or a precision that cannot be had.
+        UserError: as `read_model`; a precision that cannot be had, a tokenizer without an end token.
     """
     import torch
-    from transformers import AutoModelForCausalLM
-
-    if precision not in PRECISIONS:
-        raise UserError(f"--precision {precision!r}; expected {', '.join(PRECISIONS)}")
-    if precision == "fp16" and not torch.cuda.is_available():
-        raise UserError("--precision fp16: needs a GPU; take fp32 or bf16")
-    local = Path(source).exists()
-    name = str(model_folder(Path(source))) if local else str(source)
-    if local and read_json(Path(name) / "config.json").get("is_encoder_decoder"):
-        raise UserError(f"{source}: an encoder-decoder; expected a causal language model")
-    saved = _load(AutoModelForCausalLM, name, precision, {} if local else hub_options(name))
-    if saved.tokenizer.eos_token_id is None:
-        raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
-    return saved
-
-
-def _load(kind: Any, name: str, precision: str, options: dict[str, bool]) -> SavedModel:
-    import torch
-    from safetensors import SafetensorError
     from transformers import AutoTokenizer
 
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    try:
+    if precision == "fp16" and not (causal and torch.cuda.is_available()):
+        raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
+    local = Path(source).exists() or not causal
+    name = str(model_folder(Path(source))) if local else str(source)
+    options = {} if local else hub_options(name)
+    model = read_model(name, DTYPES[precision], causal=causal, **options)
+    with _loading(name):
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
+    # Padding is masked, so the end token will do.
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return SavedModel(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer)
+
+
+def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:
+    """A model folder's or hub id's model on the CPU, every weight of it from safetensors files.
+
+    Args:
+        dtype: of its numbers, by PyTorch's name.
+        options: those of transformers' `from_pretrained`.
+
+    Raises:
+        UserError: no weights, a model of another kind, or one that lacks a tensor.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
+    with _loading(name):
         model, found = kind.from_pretrained(
             name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )  # fmt: skip
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0][:200]
-        raise UserError(f"{name}: cannot be loaded ({reason}); expected a run, a model folder or a hub id") from None
     # transformers would draw a missing tensor at random, and answer with it.
-    absent = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
-    if absent:
-        raise UserError(f"{name}: {absent[0]} is missing, or of another size; save the model again")
-    return SavedModel(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer)
+    wrong = [str(key) for fault in ("missing_keys", "mismatched_keys") for key in sorted(found[fault])]
+    if wrong:
+        raise UserError(f"{name}: {wrong[0]} is missing, or of another size; save the model again")
+    return model
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        expected = "expected a run, a model folder or a hub id"
+        raise UserError(f"{name}: cannot be loaded ({first_line(error)}); {expected}") from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.files import write_text
+from zeropods.files import json_lines, write_text
 from zeropods.sql.query import Query
 
 QUERY_KEYS = ("index", "question", "prediction", "query")
@@ -38,10 +38,9 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """The line of a prediction file, in our form."""
-        if self.id is not None:
-            return {"index": self.index, "id": self.id, "question": self.question, "prediction": self.text}
         query = None if self.query is None else self.query.to_json()
-        return {"index": self.index, "question": self.question, "prediction": self.text, "query": query}
+        of_task = {"query": query} if self.id is None else {"id": self.id}
+        return {"index": self.index, "question": self.question, "prediction": self.text, **of_task}
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
@@ -59,60 +58,39 @@ def read_predictions(path: Path) -> list[Prediction]:
     """
     predictions: dict[int, Prediction] = {}
     keys: tuple[str, ...] = ()
-    with open(path, "rb") as file:
-        for number, line in enumerate(file):
-            place = f"{path}:{number + 1}"
-            document = _document(place, line)
-            if number == 0 and "index" in document:
-                keys = ANSWER_KEYS if "id" in document and "query" not in document else QUERY_KEYS
-            prediction = _prediction(place, document, keys) if keys else _official(place, document, number)
-            if prediction.index in predictions:
-                raise UserError(f"{place}: index {prediction.index} is there twice; keep one of them")
-            predictions[prediction.index] = prediction
-    if not predictions:
-        raise UserError(f"{path}: the file is empty; expected one prediction per line")
+    for number, line in json_lines(path, "predict again"):
+        place = f"{path}:{number}"
+        if number == 1 and "index" in line:
+            keys = ANSWER_KEYS if "id" in line and "query" not in line else QUERY_KEYS
+        prediction = _prediction(place, line, keys) if keys else _official(place, line, number - 1)
+        if prediction.index in predictions:
+            raise UserError(f"{place}: index {prediction.index} is there twice; keep one of them")
+        predictions[prediction.index] = prediction
     return list(predictions.values())
 
 
-def _document(place: str, line: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        start = line[:60].decode("utf-8", "replace").strip()
-        raise UserError(f"{place}: {start!r} is broken JSON ({error}); predict again") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{place}: {document!r:.80}; expected a JSON object")
-    return document
-
-
-def _prediction(place: str, document: dict[str, Any], keys: tuple[str, ...]) -> Prediction:
-    if missing := [key for key in keys if key not in document]:
+def _prediction(place: str, line: dict[str, Any], keys: tuple[str, ...]) -> Prediction:
+    if missing := [key for key in keys if key not in line]:
         raise UserError(f"{place}: {', '.join(missing)} missing; expected {', '.join(keys)} on every line")
-    index = document["index"]
+    index = line["index"]
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise UserError(f"{place}: index {index!r:.80}; expected the example's line number, from 0")
-    for key in keys[1:]:
-        if key != "query" and not isinstance(document[key], str):
-            raise UserError(f"{place}: {key} {document[key]!r:.80}; expected text")
-    return Prediction(
-        index=index,
-        question=document["question"],
-        text=document["prediction"],
-        query=_query(place, document.get("query")),
-        id=document["id"] if "id" in keys else None,
-    )
+    texts = {key: line[key] for key in ("question", "prediction", "id") if key in keys}
+    for key, value in texts.items():
+        if not isinstance(value, str):
+            raise UserError(f"{place}: {key} {value!r:.80}; expected text")
+    query = _query(place, line.get("query"))
+    return Prediction(index=index, text=texts.pop("prediction"), query=query, **texts)
 
 
-def _official(place: str, document: dict[str, Any], index: int) -> Prediction:
-    if "index" in document or not {"query", "error"} & document.keys():
-        raise UserError(f"{place}: {document!r:.80}; expected 'query' or 'error', as in the official form")
-    return Prediction(index=index, query=None if document.get("error") else _query(place, document.get("query")))
+def _official(place: str, line: dict[str, Any], index: int) -> Prediction:
+    if "index" in line or not {"query", "error"} & line.keys():
+        raise UserError(f"{place}: {line!r:.80}; expected 'query' or 'error', as in the official form")
+    return Prediction(index=index, query=None if line.get("error") else _query(place, line.get("query")))
 
 
 def _query(place: str, document: object) -> Query | None:
-    if document is None:
-        return None
     try:
-        return Query.from_json(document, columns=sys.maxsize)
+        return None if document is None else Query.from_json(document, columns=sys.maxsize)
     except ValueError as error:
         raise UserError(f"{place}: {error}; correct it, or put null") from None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
+import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
 
 AnyExample = TypeVar("AnyExample", Example, SquadExample)
+Answered = tuple[str, Sequence[str]]
+"""A prediction and the right answers."""
 Graded = dict[str, list[Any]]
 """Lists by the names of a metric, one value per prediction; None where it could not be measured."""
 METRICS = Path(__file__).parent / "metric"
-Z = 1.959963984540054
-"""The normal distribution's 97.5 % quantile."""
 RESAMPLES, SEED = 9_999, 42
 
 
@@ -43,45 +42,55 @@ def score(
         UserError: predictions and data do not fit together, or `rouge` is asked for SQuAD's answers.
     """
     found = read_predictions(predictions)
+    result: QueryScore | SquadScore
     if found[0].id is None:
-        query_pairs = list(_paired(predictions, split, found, read_split(data, split)))
-        known = read_tables(tables) if (tables := Path(data) / "train.tables.jsonl").is_file() else {}
-        result: QueryScore | SquadScore = _query_score(
-            query_pairs, set(known) if split != "train" else set(), rouge, metrics
-        )
+        tables = Path(data) / "train.tables.jsonl"
+        known = set(read_tables(tables)) if split != "train" and tables.is_file() else set[str]()
+        result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, metrics)
     elif rouge:
         raise UserError("--rouge: is for text2sql, this is squad; leave it out")
     else:
-        result = _squad_score(list(_paired(predictions, split, found, read_squad(data, split))), metrics)
+        result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), metrics)
     result.write(Path(predictions).parent, split)
     return result
 
 
 def load_metric(name: str) -> EvaluationModule:
-    """A metric of `zeropods/evaluate/metric/`, by `evaluate.load`."""
-    import evaluate
+    """A metric of `zeropods/evaluate/metric/`, by `evaluate.load`.
 
+    For its own pipelines, which are not used here, `evaluate` looks whether there is transformers, and loads torch with
+    it: two thirds of the time of a score. Where no one has loaded transformers yet, it is told that there is none.
+    """
+    hidden = "transformers" not in sys.modules
+    if hidden:
+        sys.modules["transformers"] = None  # type: ignore[assignment]
+    try:
+        import evaluate
+    finally:
+        if hidden:
+            del sys.modules["transformers"]
     return evaluate.load(str(METRICS / name), keep_in_memory=True)
 
 
 def _paired(
     path: Path, split: str, predictions: Sequence[Prediction], examples: Iterable[AnyExample]
-) -> Iterator[tuple[Prediction, AnyExample]]:
+) -> list[tuple[Prediction, AnyExample]]:
     """Each prediction beside its example."""
     by_index = {example.index: example for example in examples}
+    pairs = []
     for number, prediction in enumerate(predictions, 1):
         example, place = by_index.get(prediction.index), f"{path}:{number}"
         if example is None:
             last = len(by_index) - 1
             raise UserError(f"{place}: index {prediction.index}; the examples of {split} are 0 to {last}")
-        id_ = getattr(example, "id", None)
-        if prediction.question not in (None, example.question) or prediction.id != id_:
-            named = "" if id_ is None else f" of id {prediction.id!r:.60}"
+        if prediction.question not in (None, example.question) or prediction.id != getattr(example, "id", None):
+            named = "" if prediction.id is None else f" of id {prediction.id!r:.60}"
             raise UserError(
                 f"{place}: question {prediction.question!r:.60}{named}, but example {example.index} of {split} asks "
                 f"{example.question!r:.60}; score the file against the split and data it was made from"
             )
-        yield prediction, example
+        pairs.append((prediction, example))
+    return pairs
 
 
 def _query_score(
@@ -118,6 +127,7 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
     """The score of some of the graded predictions, at least one."""
     chosen = {name: [values[i] for i in rows if values[i] is not None] for name, values in graded.items()}
     executed = chosen["execution_accuracy"]
+    shares = ("exact_match", "logical_form_accuracy", "execution_accuracy")
     return QueryScore(
         examples=len(rows),
         exact_match=fmean(chosen["exact_match"]),
@@ -125,10 +135,7 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
         execution_accuracy=fmean(executed) if executed else None,
         executable=len(executed),
         unparseable=sum(chosen["unparseable"]),
-        intervals={
-            name: interval(sum(chosen[name]), len(chosen[name]))
-            for name in ("exact_match", "logical_form_accuracy", "execution_accuracy")
-        },
+        intervals={name: interval(chosen[name]) for name in shares},
         rouge={name: fmean(values) for name, values in chosen.items() if name.startswith("rouge")} or None,
     )
 
@@ -140,13 +147,12 @@ def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequ
         references=[_storable(right) for _, right in answered],
         average=False,
     )
-    exact, f1 = graded["exact_match"], graded["f1"]
     means, intervals = custom_scores(metrics, answered)
     return SquadScore(
         examples=len(pairs),
-        exact_match=fmean(exact),
-        f1=fmean(f1),
-        intervals={"exact_match": interval(sum(exact), len(exact)), "f1": mean_interval(f1), **intervals},
+        exact_match=fmean(graded["exact_match"]),
+        f1=fmean(graded["f1"]),
+        intervals={**{name: interval(values) for name, values in graded.items()}, **intervals},
         own_metrics=means,
     )
 
@@ -178,9 +184,6 @@ def _storable(texts: Iterable[str]) -> list[str]:
 # The function is called once per example, with the model's text and every right answer (of text-to-SQL: the gold
 # query's text). The mean of what it returns is in the score file under the function's name, with its 95 % interval.
 
-Answered = tuple[str, Sequence[str]]
-"""A prediction and the right answers."""
-
 
 @dataclass(frozen=True)
 class CustomMetric:
@@ -191,15 +194,12 @@ class CustomMetric:
 
     def values(self, answered: Iterable[Answered]) -> list[float]:
         """Its value for each example; `UserError` names the first that is no finite number."""
-        found = []
-        for number, (prediction, answers) in enumerate(answered):
-            value = self.function(prediction, answers)
+        found = [self.function(prediction, answers) for prediction, answers in answered]
+        for number, value in enumerate(found):
             if not isinstance(value, int | float) or not math.isfinite(value):
                 raise UserError(
-                    f"--metric {self.name}: {value!r:.60} for prediction {number}, {prediction!r:.40}; "
-                    "expected a finite number"
+                    f"--metric {self.name}: {value!r:.60} for prediction {number}; expected a finite number"
                 )
-            found.append(float(value))
         return found
 
 
@@ -209,18 +209,16 @@ def custom_metric(named: str) -> CustomMetric:
     Raises:
         UserError: another form, a module that is not there, or no function of that name in it.
     """
-    module_name, _, name = named.partition(":")
-    if not module_name or not name.isidentifier():
-        raise UserError(f"--metric {named!r}; expected module:function, as in lengths:short")
-    with _working_folder_first():
-        try:
-            module = importlib.import_module(module_name)
-        except ImportError as error:
-            raise UserError(f"--metric {named}: {error}; expected a module here or in the environment") from None
-    function = getattr(module, name, None)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = pkgutil.resolve_name(named)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise UserError(f"--metric {named}: {error}; expected module:function, as in lengths:short") from None
+    finally:
+        del sys.path[0]
     if not callable(function):
-        raise UserError(f"--metric {named}: {module_name} has no function {name}; expected one (prediction, answers)")
-    return CustomMetric(name, function)
+        raise UserError(f"--metric {named}: is no function; expected one (prediction, answers)")
+    return CustomMetric(named.rpartition(":")[2], function)
 
 
 def custom_scores(
@@ -231,69 +229,33 @@ def custom_scores(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"--metric: two functions are called {twice}; rename one")
     values = {metric.name: metric.values(answered) for metric in metrics}
-    return {name: fmean(v) for name, v in values.items()}, {name: mean_interval(v) for name, v in values.items()}
+    return {name: fmean(v) for name, v in values.items()}, {name: interval(v) for name, v in values.items()}
 
 
-@contextmanager
-def _working_folder_first() -> Iterator[None]:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
+def interval(values: Sequence[float]) -> Interval | None:
+    """The 95 % interval of a mean of scores, the same each time: the ends of the percentile bootstrap.
 
-
-# 95 % intervals of shares and of means.
-
-
-def interval(correct: int, examples: int) -> Interval | None:
-    """The 95 % interval of a share; None for none of none.
-
-    Between 0 and 1 it is the percentile bootstrap's. A resample of `examples` zeros and ones holds
-    Binomial(examples, share) ones, so the percentiles of endlessly many resamples are that distribution's:
-    `scipy.stats.bootstrap` without its noise and its seed. All resamples of a share of 0 or 1 are equal, which
-    would claim certainty from any number of examples: there it is Wilson's interval.
-    """
-    if not examples:
-        return None
-    if correct in (0, examples):
-        return _wilson(correct / examples, examples)
-    from scipy.stats import binom
-
-    low, high = binom.ppf((0.025, 0.975), examples, correct / examples)
-    return int(low) / examples, int(high) / examples
-
-
-def mean_interval(values: Sequence[float]) -> Interval | None:
-    """The 95 % percentile bootstrap interval of a mean of scores, the same each time.
-
-    How often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values:
-    with the few values that F1 takes, ten thousand resamples of ten thousand scores need a moment. Scores that are
-    all equal have no spread to resample; if they are from 0 to 1 they get Wilson's interval, which holds for the
-    widest spread that such a mean leaves room for.
+    Of zeros and ones, a resample holds Binomial(n, share) ones, so the percentiles of endlessly many resamples are that
+    distribution's: `scipy.stats.bootstrap` without its noise and its seed. Where all are 0 or all are 1, resamples are
+    equal, which would claim certainty from any number of examples: there it is Wilson's interval (1927).
+    Of other scores, how often each distinct value occurs in a resample is multinomial, so the counts are drawn and not
+    the values: with the few values that F1 takes, ten thousand resamples of ten thousand scores need a moment.
 
     Returns:
-        Its ends; None for no scores, and for equal ones outside of 0 to 1.
+        Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no spread to resample.
     """
-    if not values:
-        return None
     import numpy as np
+    from scipy.stats import binom, binomtest
 
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    if len(distinct) == 1:
-        only = float(distinct[0])
-        return _wilson(only, len(values)) if 0 <= only <= 1 else None
-    drawn = np.random.default_rng(SEED).multinomial(len(values), counts / len(values), size=RESAMPLES)
-    low, high = np.quantile(drawn @ distinct / len(values), (0.025, 0.975))
+    number, ones = len(values), int(sum(values))
+    if set(distinct) == {0.0, 1.0}:
+        low, high = binom.ppf((0.025, 0.975), number, ones / number) / number
+    elif len(distinct) > 1:
+        drawn = np.random.default_rng(SEED).multinomial(number, counts / number, size=RESAMPLES)
+        low, high = np.quantile(drawn @ distinct / number, (0.025, 0.975))
+    elif number and distinct[0] in (0.0, 1.0):
+        low, high = binomtest(ones, number).proportion_ci(method="wilson")
+    else:
+        return None
     return float(low), float(high)
-
-
-def _wilson(share: float, examples: int) -> Interval:
-    """The 95 % score interval of Wilson (1927): never empty, never outside of 0 to 1."""
-    middle = share + Z * Z / (2 * examples)
-    half = Z * math.sqrt(share * (1 - share) / examples + Z * Z / (4 * examples * examples))
-    whole = 1 + Z * Z / examples
-    # Exactly 0 and 1 at the ends, where rounding would leave a little.
-    low, high = (middle - half) / whole, (middle + half) / whole
-    return (0.0 if share == 0 else max(0.0, low)), (1.0 if share == 1 else min(1.0, high))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -83,6 +85,25 @@ class TextScore(TaskScore):
     perplexity: float
     """exp(loss): as unsure as a choice among so many equally likely tokens. Models with different tokenizers cannot be
     compared by it."""
+
+
+def text_score(loss_sum: float, tokens: int) -> TextScore:
+    """The score of a text.
+
+    Args:
+        loss_sum: nats of all predicted tokens together, over all ranks.
+        tokens: how many they are.
+
+    Raises:
+        UserError: no tokens, or a loss that is not finite or beyond what a number can hold as perplexity.
+    """
+    if tokens < 1:
+        raise UserError(f"perplexity of {tokens} tokens; expected a text of at least two tokens")
+    loss = loss_sum / tokens
+    # Beyond this, exp() is more than a float holds; a loss that is not a number is not below it either.
+    if not loss < math.log(sys.float_info.max):
+        raise UserError(f"perplexity: a loss of {loss:.4g} nats a token over {tokens} tokens; the model is broken")
+    return TextScore(tokens=tokens, loss=loss, perplexity=math.exp(loss))
 
 
 Score = QueryScore | SquadScore | TextScore

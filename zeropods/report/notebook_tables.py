@@ -21,10 +21,10 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import sample_text
-from zeropods.evaluate.perplexity import TextToScore, text_perplexity
 from zeropods.evaluate.predictions import Prediction, read_predictions
 from zeropods.evaluate.score import load_metric
 from zeropods.evaluate.score_file import Score, TextScore, read_score
+from zeropods.evaluate.tasks import text_perplexity
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.plan.workload import ELEMENT_BYTES
@@ -301,7 +301,7 @@ def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
 
 def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[str, str]:
     with progress("perplexity", "blocks") as bar:
-        first = text_perplexity(before, TextToScore(data=str(prepared), split=split), progress=bar.update)
+        first = text_perplexity(before, prepared, split, progress=bar.update)
     last = read_score(run.folder / f"score.{split}.json")
     assert isinstance(last, TextScore)
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -217,7 +217,7 @@ def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
 
 
 def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> None:
-    from zeropods.evaluate.perplexity import text_score
+    from zeropods.evaluate.score_file import text_score
 
     for split, found in sums.items():
         if found is not None:
@@ -227,4 +227,4 @@ def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> No
 def _write_sample(folder: Path, prompt: str) -> None:
     from zeropods.evaluate.generate import sample_text
 
-    files.write_json(folder / GENERATED, sample_text(folder / "model", prompt).to_json())
+    files.write_json(folder / GENERATED, asdict(sample_text(folder / "model", prompt)))
