@@ -17,6 +17,7 @@ from zeropods.launch.child import child_environment
 from zeropods.launch.outcome import failure
 from zeropods.launch.planning import plan_launch
 from zeropods.launch.supervisor import run_launch
+from zeropods.measure.profile_checks import check
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
 from zeropods.programs import free_port
@@ -26,6 +27,7 @@ STEPS = 20
 LEARNING_RATE = 3e-4
 MAX_GRAD_NORM = 1.0
 """Below the gradients' norms (1.6 to 5.3 here), so that clipping takes part in every step."""
+T5_TINY_PARAMETERS = 1_050_368
 TECHNIQUES = ("ddp", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 PROFILED = {"zero1profiler": "zero1", "zero2profiler": "zero2", "zero3profiler": "zero3_offload"}
 SEVEN = [
@@ -105,6 +107,20 @@ def assert_same_numbers(run: Path, alone: Path, name: str, ranks: int) -> None:
     assert_weights_are_those_of(alone, run)
     assert_loads_without_a_missing_weight(run)
     assert (run / "profile.txt").is_file() == (name in PROFILED)
+    if name in PROFILED:
+        assert_report_is_read_and_its_faults_are_found(run, name)
+
+
+def assert_report_is_read_and_its_faults_are_found(run: Path, name: str) -> None:
+    """What this version of DeepSpeed writes is read to its last line, and mended to what arithmetic says."""
+    checked = check(run)
+    always = {"root_latency", "root_flops_per_second", "profiled_step"}
+    of_stage = {"linear_counted_twice", "sharded_parameters"} if name == "zero3profiler" else {"shared_parameters"}
+    assert not checked.report.missing and checked.root is not None
+    # How much the profiler costs differs between machines.
+    assert {fault.name for fault in checked.faults} - {"profiler_overhead"} == always | of_stage
+    assert checked.figures["parameters_per_gpu"] == pytest.approx(T5_TINY_PARAMETERS, rel=0.005)
+    assert checked.figures["forward_macs"] == pytest.approx(checked.closed_form_macs, rel=0.01)
 
 
 def assert_weights_are_those_of(alone: Path, run: Path) -> None:

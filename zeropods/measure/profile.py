@@ -1,11 +1,11 @@
-"""A report of DeepSpeed's flops profiler, read into numbers."""
+"""A report of DeepSpeed's flops profiler, read into numbers: whatever of it is whole."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
@@ -13,59 +13,65 @@ from typing import Any
 
 from zeropods.errors import UserError
 
-Numbered = Sequence[tuple[int, str]]
-"""Lines with their numbers in the file, the first being 1."""
-WHOLE = "give a report as it was written, whole"
-
-# What a report says, as numbers.
+Figures = dict[str, float | None]
+"""Figures of a summary by the keys of `FIGURES`; None where there is none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportSummary:
-    """The figures of `Profile Summary`; None where this report has no such line.
+@dataclass(frozen=True)
+class SummaryLine:
+    """A line of the summary, and what its figure means."""
 
-    Seconds are of rank 0, one forward pass, one backward pass and one step of the optimizer.
-    """
-
-    step: int
-    """Number of the profiled step, the first being 1."""
-    world_size: int | None = None
-    data_parallel_size: int | None = None
-    model_parallel_size: int | None = None
-    batch_size_per_gpu: int | None = None
-    """Rows of one forward pass."""
-    expert_tensor_parallelism: bool | None = None
-    parameters_per_gpu: float
-    model_parameters: float | None = None
-    non_expert_parameters: float | None = None
-    expert_parameters: float | None = None
-    forward_macs: float
-    """Multiply-adds of a forward pass on one GPU."""
-    forward_flops: float
-    model_forward_flops: float | None = None
-    forward_seconds: float
-    forward_flops_per_second: float
-    backward_factor: float | None = None
-    """A backward pass is counted as so many forward ones: 2, and more with recomputation."""
-    backward_seconds: float | None = None
-    backward_flops_per_second: float | None = None
-    forward_backward_flops_per_second: float | None = None
-    step_seconds: float | None = None
-    iteration_seconds: float | None = None
-    """Forward, backward and step."""
-    flops_per_second: float | None = None
-    samples_per_second: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of the summary as it was printed."""
-
-    number: int
+    key: str
     label: str
-    text: str
-    keys: tuple[str, ...]
-    """What it gives of `ReportSummary`."""
+    """What stands before the value, in small letters and without the formula, which differs between versions."""
+    unit: str
+    """One of `UNITS`; nothing for a count."""
+    meaning: str
+
+
+FIGURES = (
+    SummaryLine("step", "", "", "number of the profiled step, counted from 1"),
+    SummaryLine("world_size", "world size", "", "processes of the run, one a GPU"),
+    SummaryLine("data_parallel_size", "data parallel size", "", "processes that each work on rows of their own"),
+    SummaryLine("model_parallel_size", "model parallel size", "",
+                "processes that one copy of the model is cut over; ZeRO cuts none, it shards"),
+    SummaryLine("batch_size_per_gpu", "batch size per gpu", "", "rows of one forward pass of one process"),
+    SummaryLine("expert_tensor_parallelism", "expert tensor parallelism enabled", "",
+                "whether the experts of a mixture are cut over processes as well"),
+    SummaryLine("parameters_per_gpu", "params per gpu", "parameters",
+                "parameters that this process holds, tied ones once"),
+    SummaryLine("model_parameters", "params of model", "parameters",
+                "the line above x model parallel size; under ZeRO-3 as wrong as that"),
+    SummaryLine("non_expert_parameters", "non-expert params of model", "parameters",
+                "parameters outside a mixture's experts"),
+    SummaryLine("expert_parameters", "expert params of model", "parameters", "parameters of all experts of a mixture"),
+    SummaryLine("forward_macs", "fwd macs per gpu", "MACs",
+                "multiply-adds of one forward pass; attention, layers and output, padding included"),
+    SummaryLine("forward_flops", "fwd flops per gpu", "FLOPs",
+                "a multiply-add is two, and the work that is no product (activations, sums, norms) comes on top"),
+    SummaryLine("model_forward_flops", "fwd flops of model", "FLOPs", "the line above x model parallel size"),
+    SummaryLine("forward_seconds", "fwd latency", "s",
+                "wall time of one forward pass, with the profiler's own stops at each module"),
+    # Its first words are those of the forward FLOPs: only the formula tells the two lines apart.
+    SummaryLine("forward_flops_per_second", "fwd flops per gpu = fwd flops per gpu / fwd latency", "FLOP/s",
+                "forward FLOPs / forward time"),
+    SummaryLine("backward_factor", "", "", "a backward pass is taken for so many forward ones"),
+    SummaryLine("backward_seconds", "bwd latency", "s",
+                "wall time of the backward pass, the exchange of gradients included"),
+    SummaryLine("backward_flops_per_second", "bwd flops per gpu", "FLOP/s",
+                "twice the forward FLOPs / backward time: an assumption, nothing is counted here"),
+    SummaryLine("forward_backward_flops_per_second", "fwd+bwd flops per gpu", "FLOP/s",
+                "three times the forward FLOPs / both times"),
+    SummaryLine("step_seconds", "step latency", "s",
+                "wall time of the optimizer's step; with ZeRO the exchange of parameters is in it"),
+    SummaryLine("iteration_seconds", "iter latency", "s",
+                "forward + backward + step; loading data and logging are not in it"),
+    SummaryLine("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
+    SummaryLine("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
+)  # fmt: skip
+"""The summary, line by line. Times are of rank 0: one forward pass, one backward pass, one step of the optimizer."""
+ALWAYS_THERE = ("parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second")
+"""What a report has of every model, with an engine or without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +79,11 @@ class Depth:
     """The top classes of modules at one depth of the tree, the root being 0."""
 
     number: int
-    """Line of its first figures."""
+    """Number of its line in the file."""
     depth: int
-    parameters: dict[str, float]
-    macs: dict[str, float]
-    seconds: dict[str, float]
+    parameters: dict[str, float] = field(default_factory=dict)
+    macs: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +91,7 @@ class Module:
     """One module of the tree with everything below it; figures are None for one that runs nothing (`ModuleList`)."""
 
     number: int
-    """Its line in the file."""
+    """Number of its line in the file."""
     name: str
     """Its name as its parent calls it; empty for the root."""
     class_name: str
@@ -96,7 +102,7 @@ class Module:
     latency_seconds: float | None = None
     latency_percent: float | None = None
     flops_per_second: float | None = None
-    details: dict[str, str | int | float | bool | tuple[int, ...]]
+    details: dict[str, object] = field(default_factory=dict)
     """What the class says of itself: `in_features`, `out_features`; of an embedding `rows` and `dimension`."""
     children: tuple[Module, ...] = ()
 
@@ -150,39 +156,38 @@ class Report:
 
     path: Path
     number: int
-    """Line of its heading."""
+    """Line of its heading, the first of the file being 1."""
     reports: int
     """How many the file holds; this is the last."""
     text: str
     """This report alone, as it was printed."""
-    summary: ReportSummary
-    lines: tuple[Line, ...]
-    """Lines of the summary."""
+    summary: Figures
+    lines: dict[str, tuple[int, str]]
+    """Number and label of each line of the summary that was read, by key."""
     depths: tuple[Depth, ...]
     root: Module | None
     """None where the report has no detailed part (`"detailed": false`)."""
+    tree_is_whole: bool
+    """Whether all modules were read: figures of a tree that is cut off do not sum up."""
+    missing: str
+    """What a whole report would have, or could not be read, in one line; empty where it is whole."""
 
     def line_of(self, key: str) -> int:
-        """Number of the line that gives a figure of the summary; the heading's for the step."""
-        return next((line.number for line in self.lines if key in line.keys), self.number + 1)
+        """Number of the line that gives a figure of the summary; of the step if it has none."""
+        return self.lines[key][0] if key in self.lines else self.number + 1
 
     def label_of(self, key: str) -> str:
-        """Label of that line."""
-        return next(line.label for line in self.lines if key in line.keys)
+        """Label of that line, without its formula."""
+        return self.lines[key][1]
 
 
-# Read a report from a file: its own, or a log that holds one.
+# Read a report from a file: its own, a log that holds one, or what was copied from a page.
 
 HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
 """Before it what pdsh or a logger puts before every line (`pod1: `)."""
-STEP = re.compile(r"Profile Summary at step (.*):")
 AGGREGATED = re.compile(r"-+ Aggregated Profile per GPU -+", re.IGNORECASE)
 DETAILED = re.compile(r"-+ Detailed Profile per GPU -+", re.IGNORECASE)
 END = re.compile(r"-{40,}")
-BEFORE_FIGURES = "step (weights update latency), iter latency"
-"""In the last line of the notations, behind which the summary's figures begin."""
-BEFORE_TREE = "The fwd latency listed in the top module's profile"
-"""In the last line before the tree; its number differs between versions."""
 
 
 def read_report(path: Path) -> Report:
@@ -192,7 +197,7 @@ def read_report(path: Path) -> Report:
     that of the pass which the optimizer's step follows.
 
     Raises:
-        UserError: there is no report in it, it is cut off, or a line is not of a report; the first such line.
+        UserError: there is no report in it, or nothing but its heading.
     """
     path = Path(path)
     if not path.exists():
@@ -212,88 +217,83 @@ def parse_report(path: Path, text: str) -> Report:
     if not headings:
         raise UserError(f"{path}:1: no '--- DeepSpeed Flops Profiler ---' in {len(lines)} lines; give a profile.txt")
     start, prefix = headings[-1]
-    # Lines of others in a log are left out.
-    own = [
-        (number, line.removeprefix(prefix))
-        for number, line in enumerate(lines[start - 1 :], start)
-        if line.startswith(prefix) or not prefix.strip()
-    ]
-    own = own[: _find(path, own, END, "its closing line of dashes") + 1]
-    if len(own) < 2:
-        raise UserError(f"{path}:{start}: a heading and nothing more; {WHOLE}")
-    figures = _after(path, own, BEFORE_FIGURES)
-    aggregated = _find(path, own, AGGREGATED, "'--- Aggregated Profile per GPU ---'")
-    detailed = next((at for at, (_, line) in enumerate(own) if DETAILED.fullmatch(line.strip())), len(own) - 1)
-    summary, found = _read_summary(str(path), own[1], own[figures:aggregated], own[aggregated][0])
+    summary, depths, tree = _Summary(), _Depths(), _Tree()
+    part: _Summary | _Depths | _Tree = summary
+    own, unread, has_end = list[str](), list[str](), False
+    for number, line in enumerate(lines[start - 1 :], start):
+        # Lines of others in a log are left out.
+        if prefix.strip() and not line.startswith(prefix):
+            continue
+        own.append(line.removeprefix(prefix))
+        text = own[-1].strip()
+        if has_end := END.fullmatch(text) is not None:
+            break
+        if AGGREGATED.fullmatch(text):
+            part = depths
+        elif DETAILED.fullmatch(text):
+            part = tree
+        elif text and not part.take(number, own[-1]):
+            unread.append(f"line {number}, {' '.join(text.split())!r:.60}")
+    if not (summary.lines or depths.found or tree.root):
+        raise UserError(f"{path}:{start}: a heading and no figure below it; give the report as DeepSpeed printed it")
+    said = [_lacks(summary, depths, tree, has_end)]
+    said += [f"{len(unread)} of its lines cannot be read, the first is {unread[0]}"] if unread else []
     return Report(
         path=path,
         number=start,
         reports=len(headings),
-        text="\n".join(line for _, line in own),
-        summary=summary,
-        lines=tuple(found),
-        depths=tuple(_read_depths(str(path), own[aggregated + 1 : detailed])),
-        root=_read_tree(path, own[detailed:-1]),
+        text="\n".join(own),
+        summary={each.key: summary.values.get(each.key) for each in FIGURES},
+        lines=summary.lines,
+        depths=tuple(depths.found),
+        root=tree.root.modules()[0] if tree.root else None,
+        tree_is_whole=tree.is_whole,
+        missing="; ".join(filter(None, said)),
     )
 
 
-def _find(path: Path, lines: Numbered, pattern: re.Pattern[str], what: str) -> int:
-    for index, (_, line) in enumerate(lines):
-        if pattern.fullmatch(line.strip()):
-            return index
-    raise UserError(f"{path}:{lines[-1][0]}: the report ends without {what}; {WHOLE}")
-
-
-def _after(path: Path, lines: Numbered, words: str) -> int:
-    """Index behind the line that holds these words."""
-    for index, (_, line) in enumerate(lines):
-        if words in line:
-            return index + 1
-    raise UserError(f"{path}:{lines[-1][0]}: no line with {words!r}; {WHOLE}")
+def _lacks(summary: _Summary, depths: _Depths, tree: _Tree, has_end: bool) -> str:
+    absent = [each.label for each in FIGURES if each.key in ALWAYS_THERE and each.key not in summary.lines]
+    absent += [] if depths.found else ["the part by depth"]
+    if tree.root is not None and not tree.is_whole:
+        absent.append("a part of the tree")
+    # Without the closing line nobody knows whether there was to be a tree.
+    absent += [] if has_end or tree.root else ["the tree of modules"]
+    absent += [] if has_end else ["the closing line of dashes"]
+    return f"it lacks {', '.join(absent)}" if absent else ""
 
 
 # Numbers as DeepSpeed's profiler prints them: `602.28 MMACs`, `1.05 M`, `200.99 us`.
 
-LARGE = {"T": 12, "G": 9, "M": 6, "K": 3, "": 0}
-SMALL = {"m": -3, "u": -6}
-UNITS: dict[str, dict[str, int]] = {
-    # Billions of parameters are B, never G. Before 0.10: a small k, and MACs of the summary with their prefix alone.
-    "params": {"T": 12, "B": 9, "M": 6, "K": 3, "k": 3, "": 0},
+LARGE = {"T": 12, "G": 9, "M": 6, "K": 3, "k": 3, "": 0}
+PREFIXES = LARGE | {"m": -3, "u": -6}
+UNITS = {
+    # Billions of parameters are B, never G. Before 0.10 MACs of the summary have their prefix alone.
+    "parameters": {"T": 12, "B": 9, "M": 6, "K": 3, "k": 3, "": 0},
     "MACs": {f"{prefix}MACs": power for prefix, power in LARGE.items()} | {"T": 12, "G": 9, "M": 6, "K": 3},
-    "flops": LARGE,
-    "FLOPS": {f"{prefix}FLOPS": power for prefix, power in (LARGE | SMALL).items()},
-    "s": {f"{prefix}s": power for prefix, power in (LARGE | SMALL).items()},
+    "FLOPs": LARGE,
+    "FLOP/s": {f"{prefix}FLOPS": power for prefix, power in PREFIXES.items()},
+    "s": {f"{prefix}s": power for prefix, power in PREFIXES.items()},
+    "samples/s": {"": 0},
     "": {"": 0},
     "%": {"%": 0},
 }
-"""Units of each kind of figure as powers of ten (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
+"""How each unit is printed, as powers of ten (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
 HALF_OF_THE_LAST_DECIMAL = 0.005
 """Figures are printed with two."""
-NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(\S*)", re.IGNORECASE)
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)\s*(\S*)", re.IGNORECASE)
 
 
-def amount(text: str, kind: str, place: str) -> float:
-    """The number in MACs, parameters, FLOPs, FLOP/s, seconds or percent.
-
-    Args:
-        text: such as `602.28 MMACs`.
-        kind: one of `UNITS`.
-        place: `PATH:LINE`, for the error.
-
-    Raises:
-        UserError: no number, or a unit that this kind of figure has not.
-    """
-    text, units = text.strip(), " | ".join(unit or "none" for unit in UNITS[kind])
-    match = NUMBER.fullmatch(text)
-    if match is None:
-        raise UserError(f"{place}: {text!r}; expected a number and its unit: {units}")
-    power = UNITS[kind].get(match[2])
-    if power is None:
-        raise UserError(f"{place}: {text!r}: unknown unit {match[2]!r}; expected {units}")
+def amount(text: str, unit: str) -> float | None:
+    """The number of such as `602.28 MMACs`, whole where it is a count; None where it is none in this unit."""
+    match = NUMBER.fullmatch(text.strip())
+    power = UNITS[unit].get(match[2]) if match else None
+    if match is None or power is None:
+        return None
+    if not unit and match[1].isdecimal():
+        return int(match[1])
     value = float(Decimal(match[1]).scaleb(power))
-    if not isfinite(value):
-        raise UserError(f"{place}: {text!r}; expected a number that a computer can hold")
-    return value
+    return value if isfinite(value) else None
 
 
 def rounding(value: float | None) -> float:
@@ -304,293 +304,182 @@ def rounding(value: float | None) -> float:
     return HALF_OF_THE_LAST_DECIMAL * unit
 
 
-def _whole(text: str, place: str) -> int:
-    if not text.strip().isascii() or not text.strip().isdigit():
-        raise UserError(f"{place}: {text.strip()!r}; expected a whole number")
-    return int(text)
+# The parts of a report. Each takes one line after the other, and answers False to one that belongs to it and cannot be
+# read.
+
+LABELS = {figure.label: figure for figure in FIGURES if figure.label}
+STEP = re.compile(r"Profile Summary at step (\d+):")
+SUMMARY_LINE = re.compile(r"(?P<label>.*\S):\s+(?P<value>\S.*)")
+FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency")
 
 
-# The summary of a report: one figure a line, each line under a label.
+class _Summary:
+    """One figure a line, behind its label."""
 
-LABELS: dict[str, tuple[str, str]] = {
-    "world size": ("world_size", "count"),
-    "data parallel size": ("data_parallel_size", "count"),
-    "model parallel size": ("model_parallel_size", "count"),
-    "batch size per gpu": ("batch_size_per_gpu", "count"),
-    "expert tensor parallelism enabled": ("expert_tensor_parallelism", "truth"),
-    "params per gpu": ("parameters_per_gpu", "params"),
-    "params of model": ("model_parameters", "params"),
-    "non-expert params of model": ("non_expert_parameters", "params"),
-    "expert params of model": ("expert_parameters", "params"),
-    "fwd macs per gpu": ("forward_macs", "MACs"),
-    "fwd flops per gpu": ("forward_flops", "flops"),
-    "fwd flops of model": ("model_forward_flops", "flops"),
-    "fwd latency": ("forward_seconds", "s"),
-    "fwd flops per gpu = fwd flops per gpu / fwd latency": ("forward_flops_per_second", "FLOPS"),
-    "bwd latency": ("backward_seconds", "s"),
-    "bwd flops per gpu": ("backward_flops_per_second", "FLOPS"),
-    "fwd+bwd flops per gpu": ("forward_backward_flops_per_second", "FLOPS"),
-    "step latency": ("step_seconds", "s"),
-    "iter latency": ("iteration_seconds", "s"),
-    "flops per gpu": ("flops_per_second", "FLOPS"),
-    "samples/second": ("samples_per_second", ""),
-}
-"""What a label stands for, without case and without the formula behind it, which differs between versions.
-The forward pass's FLOPs and FLOP/s differ only in that formula."""
-FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency", re.IGNORECASE)
+    def __init__(self) -> None:
+        self.values: Figures = {}
+        self.lines: dict[str, tuple[int, str]] = {}
+
+    def take(self, number: int, line: str) -> bool:
+        match = SUMMARY_LINE.fullmatch(line.strip())
+        if match is None:
+            step = STEP.fullmatch(line.strip())
+            self.values |= {"step": int(step[1])} if step else {}
+            return step is not None or not line.startswith("Profile Summary")
+        # As older versions, and copies of the profiler outside DeepSpeed, spell them.
+        label = match["label"].lower().replace("paralel", "parallel").replace("per device", "per gpu")
+        figure = LABELS.get(label) or LABELS.get(label.split(" = ")[0])
+        if figure is None or figure.key in self.lines:
+            return False
+        value = {"True": True, "False": False}.get(match["value"], amount(match["value"], figure.unit))
+        if value is None:
+            return False
+        self.values[figure.key], self.lines[figure.key] = value, (number, match["label"].split(" = ")[0])
+        if factor := FACTOR.search(label):
+            self.values["backward_factor"] = float(factor[1])
+        return True
 
 
-def _read_summary(path: str, heading: tuple[int, str], lines: Numbered, end: int) -> tuple[ReportSummary, list[Line]]:
-    """The figures of the summary's lines.
-
-    Args:
-        path: the file, for errors.
-        lines: from after the notations up to the next part, whose number is `end`.
-
-    Raises:
-        UserError: a line that is none of a summary, twice the same, one that must be there is missing.
-    """
-    number, text = heading
-    match = STEP.fullmatch(text.strip())
-    if match is None:
-        raise UserError(f"{path}:{number}: {text.strip()!r:.60}; expected 'Profile Summary at step N:'")
-    values: dict[str, Any] = {"step": _whole(match[1], f"{path}:{number}")}
-    found = []
-    for number, text in lines:
-        if not text.strip():
-            continue
-        line, read = _read_line(f"{path}:{number}", number, text)
-        if values.keys() & read.keys():
-            raise UserError(f"{path}:{number}: a second {line.label!r}; give a report as it was written")
-        values |= read
-        found.append(line)
-    needed = [field.name for field in fields(ReportSummary) if field.default is MISSING]
-    missing = next((name for name in needed if name not in values), None)
-    if missing:
-        wanted = next(label for label, (key, _) in LABELS.items() if key == missing)
-        raise UserError(f"{path}:{end}: the summary ends without {wanted!r}; {WHOLE}")
-    return ReportSummary(**values), found
-
-
-def _read_line(place: str, number: int, line: str) -> tuple[Line, dict[str, Any]]:
-    before, colon, text = line.rpartition(": ")
-    label = before.strip().rstrip(":")
-    name = label.lower()
-    key, kind = LABELS.get(name) or LABELS.get(name.split(" = ")[0]) or ("", "")
-    if not colon or not key:
-        raise UserError(f"{place}: {line.strip()!r:.60}; expected a line of the summary, as 'fwd latency:  55.98 ms'")
-    values: dict[str, Any] = {}
-    if kind == "count":
-        values[key] = _whole(text, place)
-    elif kind == "truth":
-        values[key] = text.strip() == "True"
-    else:
-        values[key] = amount(text, kind, place)
-    if factor := FACTOR.search(before):
-        values["backward_factor"] = amount(factor[1], "", place)
-    return Line(number=number, label=label, text=text.strip(), keys=tuple(values)), values
-
-
-# The part of a report that is aggregated by depth: the top classes of modules by parameters, MACs and latency.
-
-OPENING = re.compile(r"Top (?:\d+ )?modules in terms of .* at different model depths:")
 DEPTH = re.compile(r"depth (\d+):")
-AGGREGATED_KINDS = {"params": "params", "MACs": "MACs", "fwd latency": "s"}
-"""Rows of a depth in their order, and the kind of their figures."""
-ROW = re.compile(r" +(params|MACs|fwd latency) +- +(\{.*\})")
+ROW = re.compile(r"(params|MACs|fwd latency) +- +\{(.*)\}")
+PAIR = re.compile(r"'([^']+)': '([^']+)'")
 
 
-def _read_depths(path: str, numbered: Numbered) -> list[Depth]:
-    """The depths of this part, from the root on.
+class _Depths:
+    """The top classes at each depth: `params`, `MACs` and `fwd latency`, each as `{'CLASS': 'FIGURE', ...}`."""
 
-    Args:
-        path: the file, for errors.
-        numbered: the lines of this part with their numbers, its heading left out.
+    def __init__(self) -> None:
+        self.found: list[Depth] = []
 
-    Raises:
-        UserError: a line that is none of this part.
-    """
-    lines = [(number, line) for number, line in numbered if line.strip() and not OPENING.fullmatch(line.strip())]
-    return [_depth(path, lines[start : start + 4]) for start in range(0, len(lines), 4)]
-
-
-def _depth(path: str, lines: Numbered) -> Depth:
-    number, line = lines[0]
-    heading = DEPTH.fullmatch(line.strip())
-    if heading is None:
-        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected 'depth N:'")
-    if len(lines) < 4:
-        raise UserError(f"{path}:{lines[-1][0]}: depth {heading[1]} ends here; {WHOLE}")
-    params, macs, seconds = (
-        _row(path, row, *wanted) for row, wanted in zip(lines[1:], AGGREGATED_KINDS.items(), strict=True)
-    )
-    return Depth(number=number, depth=int(heading[1]), parameters=params, macs=macs, seconds=seconds)
+    def take(self, number: int, line: str) -> bool:
+        text = line.strip()
+        if heading := DEPTH.fullmatch(text):
+            self.found.append(Depth(number=number, depth=int(heading[1])))
+            return True
+        row = ROW.fullmatch(text)
+        if row is None or not self.found:
+            return not text.startswith(("params ", "MACs ", "fwd latency "))
+        last = self.found[-1]
+        table, unit = {
+            "params": (last.parameters, "parameters"), "MACs": (last.macs, "MACs"), "fwd latency": (last.seconds, "s")
+        }[row[1]]  # fmt: skip
+        pairs = [(class_name, amount(figure, unit)) for class_name, figure in PAIR.findall(row[2])]
+        table |= {class_name: figure for class_name, figure in pairs if figure is not None}
+        return bool(table) and len(table) == len(pairs)
 
 
-def _row(path: str, numbered: tuple[int, str], name: str, kind: str) -> dict[str, float]:
-    number, line = numbered
-    match = ROW.fullmatch(line)
-    if match is None or match[1] != name:
-        raise UserError(f"{path}:{number}: {line.strip()!r:.60}; expected \"{name} - {{'CLASS': 'FIGURE'}}\"")
-    try:
-        figures = ast.literal_eval(match[2])
-    except (SyntaxError, ValueError, TypeError):
-        figures = None
-    if not isinstance(figures, dict):
-        raise UserError(f"{path}:{number}: {match[2]!r:.60}; expected {{'CLASS': 'FIGURE'}}")
-    return {str(name): amount(str(text), kind, f"{path}:{number}") for name, text in figures.items()}
+@dataclass
+class _Node:
+    """A module whose lines are being read."""
+
+    number: int
+    indent: int
+    name: str
+    class_name: str
+    figures: dict[str, Any] | None = None
+    children: list[_Node] = field(default_factory=list)
+
+    def modules(self) -> tuple[Module, ...]:
+        """The module; several where torch has printed equal ones of a list once, `(0-5): 6 x T5Block(...)`."""
+        children = tuple(module for child in self.children for module in child.modules())
+        module = Module(
+            number=self.number, name=self.name, class_name=self.class_name, children=children, **self.figures or {}
+        )
+        first, dash, last = self.name.partition("-")
+        if not (dash and first.isdecimal() and last.isdecimal()):
+            return (module,)
+        return tuple(replace(module, name=str(number)) for number in range(int(first), int(last) + 1))
 
 
-# The detailed part of a report: the model as `print(model)` shows it, with figures at each module.
-
-INDENT = 2
-MODULE = re.compile(r"(?:\((?P<name>[^)]*)\): )?(?:(?P<times>\d+) x )?(?P<class>[^\s()]+)\((?P<rest>.*)")
-FIGURES = re.compile(
+MODULE = re.compile(r"(?:\((?P<name>[^)]*)\): )?(?:\d+ x )?(?P<class>[^\s()]+)\((?P<rest>.*)")
+MODULE_FIGURES = re.compile(
     r"(?P<parameters>[^=,]+?)(?: = |, )(?P<parameters_percent>[\d.e+-]+%) Params, "
     r"(?P<macs>[^=,]+?)(?: = |, )(?P<macs_percent>[\d.e+-]+%) MACs, "
-    r"(?P<latency_seconds>[^=,]+?)(?: = |, )(?P<latency_percent>[\d.e+-]+%) latency, "
-    r"(?P<flops_per_second>[^,]+)(?:, ?(?P<details>.*))?",
-    re.DOTALL,
+    r"(?P<latency_seconds>[^=,]+?)(?: = |, )(?P<latency_percent>[\d.e+-]+%) (?:latency|time), "
+    r"(?P<flops_per_second>[^,]+)(?:, ?(?P<details>.*))?"
 )
 """Before 0.10 a comma stood where the equals sign is now, and one behind the last figure."""
-MODULE_LINE = "a module, as '(q): Linear(16.38 K = 1.56% Params, ...)'"
-KINDS = {"parameters": "params", "macs": "MACs", "latency_seconds": "s", "flops_per_second": "FLOPS"}
+MODULE_UNITS = {
+    "parameters": "parameters", "parameters_percent": "%", "macs": "MACs", "macs_percent": "%",
+    "latency_seconds": "s", "latency_percent": "%", "flops_per_second": "FLOP/s",
+}  # fmt: skip
+ELIDED = "..."
+"""What people write in place of modules that they leave out."""
 
 
-def _read_tree(path: Path, lines: Numbered) -> Module | None:
-    """The root of the modules; None without a detailed part.
+class _Tree:
+    """The model as `print(model)` shows it, with figures at each module: what is in another is indented more."""
 
-    Args:
-        path: the file, for errors.
-        lines: the detailed part, from its heading on.
+    def __init__(self) -> None:
+        self.root: _Node | None = None
+        self.is_whole = False
+        self._open: list[_Node] = []
+        self._leaves_out = False
 
-    Raises:
-        UserError: a line that is no part of a tree, figures in another form, or an end before the tree's.
-    """
-    if not lines:
-        return None
-    below = [(number, line) for number, line in lines[_after(path, lines, BEFORE_TREE) :] if line.strip()]
-    if not below:
-        raise UserError(f"{path}:{lines[-1][0]}: no module below 'Detailed Profile'; {WHOLE}")
-    reader = _TreeReader(str(path), below)
-    (root,) = reader.module(0)
-    reader.expect_end()
-    return root
+    def take(self, number: int, line: str) -> bool:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        if text == ")":
+            self._close(indent)
+            return True
+        if self.root is not None and indent <= self.root.indent:
+            # No line of the tree any more.
+            self._open = []
+            return True
+        is_read = self._module_or_figures(number, indent, text)
+        self._leaves_out |= not is_read
+        return is_read
 
-
-class _TreeReader:
-    """Lines of a tree, one after the other."""
-
-    def __init__(self, path: str, lines: Numbered) -> None:
-        self._path, self._lines, self._next = path, lines, 0
-
-    def module(self, depth: int) -> tuple[Module, ...]:
-        """The module of the next line with all below it; several where torch has printed `(0-5): 6 x`."""
-        number, text = self._take(depth)
+    def _module_or_figures(self, number: int, indent: int, text: str) -> bool:
         match = MODULE.fullmatch(text)
-        if match is None:
-            raise self._error(number, text, MODULE_LINE)
-        if match["rest"].endswith(")"):
-            module = self._made(number, match, match["rest"][:-1], ())
+        is_leaf = match is not None and match["rest"].endswith(")")
+        if match is None or not (is_leaf or not match["rest"]) or (self.root is None and match["name"] is not None):
+            return self._figures_of_last(text)
+        self._close(indent)
+        node = _Node(number, indent, match["name"] or "", match["class"])
+        if self._open:
+            self._open[-1].children.append(node)
         else:
-            extra = [match["rest"]] if match["rest"] else []
-            module = self._made(number, match, *self._inside(number, depth + 1, extra))
-        return tuple(_each(module, match["times"]))
+            self.root = node
+        self._open.append(node)
+        if not is_leaf:
+            return True
+        is_read = self._figures_of_last(match["rest"][:-1])
+        self._close(indent)
+        return is_read
 
-    def expect_end(self) -> None:
-        """Nothing may follow the root."""
-        if self._next < len(self._lines):
-            raise self._error(*self._lines[self._next], "the end of the report")
+    def _figures_of_last(self, text: str) -> bool:
+        """Give a line's figures to the module that was opened last; others of its lines say nothing that is needed."""
+        match = MODULE_FIGURES.fullmatch(text)
+        if match is None or not self._open:
+            return self.root is None or not ("Params" in text or ELIDED in text)
+        read = {key: amount(match[key], unit) for key, unit in MODULE_UNITS.items()}
+        if None in read.values() or self._open[-1].figures:
+            return False
+        details = _read_details(self._open[-1].class_name, match["details"] or "")
+        self._open[-1].figures = {**read, "details": details}
+        return True
 
-    def _inside(self, opened: int, depth: int, extra: list[str]) -> tuple[str, tuple[Module, ...]]:
-        """What stands between the parentheses of a module: its own lines, then its children."""
-        children: list[Module] = []
-        while True:
-            if self._next == len(self._lines):
-                last = f"{self._path}:{self._lines[-1][0]}"
-                raise UserError(f"{last}: ends inside the module of line {opened}; {WHOLE}")
-            text = self._lines[self._next][1]
-            if text.rstrip() == " " * INDENT * (depth - 1) + ")":
-                self._next += 1
-                return "\n".join(extra), tuple(children)
-            if children or (text.lstrip().startswith("(") and MODULE.fullmatch(text.strip())):
-                children.extend(self.module(depth))
-            elif extra and FIGURES.search(text):
-                raise self._error(*self._lines[self._next], MODULE_LINE)
-            else:
-                extra.append(self._take(depth)[1])
-
-    def _take(self, depth: int) -> tuple[int, str]:
-        number, line = self._lines[self._next]
-        if len(line) - len(line.lstrip(" ")) != INDENT * depth:
-            raise self._error(number, line, f"{INDENT * depth} blanks before it")
-        self._next += 1
-        return number, line.strip()
-
-    def _made(self, number: int, match: re.Match[str], extra: str, children: tuple[Module, ...]) -> Module:
-        name, class_name = match["name"] or "", match["class"]
-        if not extra:
-            return Module(number=number, name=name, class_name=class_name, details={}, children=children)
-        figures, line = FIGURES.fullmatch(extra), number + (not match["rest"])
-        if figures is None:
-            raise self._error(line, extra, "'PARAMS = P% Params, MACS = P% MACs, LATENCY = P% latency, FLOPS'")
-        place = f"{self._path}:{line}"
-        return Module(
-            number=number,
-            name=name,
-            class_name=class_name,
-            **{key: amount(figures[key], kind, place) for key, kind in KINDS.items()},
-            **{key: amount(figures[key], "%", place) for key in figures.groupdict() if key.endswith("percent")},
-            details=_read_details(class_name, figures["details"] or ""),
-            children=children,
-        )
-
-    def _error(self, number: int, text: str, expected: str) -> UserError:
-        return UserError(f"{self._path}:{number}: {text.strip()!r:.60}; expected {expected}")
+    def _close(self, indent: int) -> None:
+        """End the modules that are indented as much, or more."""
+        while self._open and self._open[-1].indent >= indent:
+            self.is_whole = self._open.pop() is self.root and not self._leaves_out
 
 
-def _each(module: Module, times: str | None) -> Iterator[Module]:
-    """`(0-5): 6 x T5Block(...)` as six modules: torch prints equal ones of a list once."""
-    if times is None:
-        yield module
-        return
-    first = int(module.name.split("-")[0])
-    for offset in range(int(times)):
-        yield replace(module, name=str(first + offset))
-
-
-# What a module's class says of itself behind its figures: `in_features=128, out_features=512, bias=False`.
-
-Detail = str | int | float | bool | tuple[int, ...]
-POSITIONS: dict[str, tuple[str, ...]] = {
-    "Embedding": ("rows", "dimension"),
-    "LayerNorm": ("normalized_shape",),
-}
+POSITIONS = {"Embedding": ("rows", "dimension"), "LayerNorm": ("normalized_shape",)}
 """Names of what a class prints without one."""
-PART = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
-COUNT = re.compile(r"-?[0-9]{1,18}")
-REAL = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]{1,2})?")
-SIZES = re.compile(r"\([0-9]{1,18}(?:, ?[0-9]{1,18})*,?\)")
+DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 
 
-def _read_details(class_name: str, text: str) -> dict[str, Detail]:
-    """The details by name; what has none is numbered from 0."""
-    details: dict[str, Detail] = {}
+def _read_details(class_name: str, text: str) -> dict[str, object]:
+    """What a class says behind its figures, `in_features=128, bias=False`; what has no name is numbered from 0."""
+    details: dict[str, object] = {}
     names = POSITIONS.get(class_name.rpartition(".")[2], ())
-    for position, part in enumerate(part.strip() for part in PART.findall(text)):
+    for position, part in enumerate(part.strip() for part in DETAIL.findall(text)):
         name, equals, value = part.partition("=")
-        if equals and name.isidentifier():
-            details[name] = _detail_value(value)
-        else:
-            details[names[position] if position < len(names) else str(position)] = _detail_value(part)
+        if not (equals and name.isidentifier()):
+            name, value = names[position] if position < len(names) else str(position), part
+        try:
+            details[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            details[name] = value
     return details
-
-
-def _detail_value(text: str) -> Detail:
-    if text in ("True", "False"):
-        return text == "True"
-    if SIZES.fullmatch(text):
-        return tuple(int(size) for size in text.strip("(),").split(","))
-    if COUNT.fullmatch(text):
-        return int(text)
-    return float(text) if REAL.fullmatch(text) else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -10,11 +10,9 @@ from statistics import median
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.measure.profile import Module, Report, read_report, rounding
+from zeropods.measure.profile import Figures, Module, Report, read_report, rounding
 from zeropods.measure.record import Record, read_record
 
-Figures = dict[str, Any]
-"""Figures of a summary by the names of `ReportSummary`; None where there is none."""
 TOLERANCE = 0.02
 """What rounding to two decimals may do to a quotient of such figures, and some more."""
 CLOCK_SECONDS = 1e8
@@ -46,42 +44,36 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mended:
-    """What a report should have said."""
+class Checked:
+    """A report, what it should have said, and what is wrong with it."""
 
+    report: Report
     figures: Figures
-    """Figures of the summary; None where one cannot be known."""
+    """Figures of the summary, corrected; None where one cannot be known."""
     root: Module | None
-    """The tree with shares computed anew; sums where DeepSpeed prints no figures."""
+    """The tree with shares computed anew; sums where DeepSpeed prints no figures. None where the tree is not whole."""
     times_counted: float | None
     """How often linear layers were counted; None where nothing tells."""
     missing_parameters: int
     """Parameters that lie on other ranks, each matrix once."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """A report that was read, mended and checked: what the command line and the notebooks show."""
-
-    report: Report
-    mended: Mended
-    faults: tuple[Fault, ...]
-    run: str
+    closed_form_macs: float | None
+    faults: tuple[Fault, ...] = ()
+    run: str = ""
     """Whether it was compared with its run, in words."""
 
     def to_json(self, depth: int | None = None) -> dict[str, Any]:
         """Everything as plain numbers; the tree down to a depth, all of it if None."""
-        root, rows = self.mended.root, self.report.summary.batch_size_per_gpu
-        form = closed_form(root, rows) if root is not None and rows else None
+        root = self.root
         return {
             "file": str(self.report.path),
             "line": self.report.number,
             "reports": self.report.reports,
+            "missing": self.report.missing or None,
             "run": self.run,
-            "summary": asdict(self.report.summary),
-            "corrected": self.mended.figures,
-            "shares": shares(self.mended.figures),
-            "closed_form_macs": None if form is None else form.macs,
+            "summary": self.report.summary,
+            "corrected": self.figures,
+            "shares": shares(self.figures),
+            "closed_form_macs": self.closed_form_macs,
             "faults": [asdict(fault) for fault in self.faults],
             "aggregated": [asdict(each) for each in self.report.depths],
             "classes": [asdict(each) for each in by_class(root)] if root is not None else [],
@@ -97,7 +89,7 @@ def check(path: Path) -> Checked:
         path: the report, or a run folder.
 
     Raises:
-        UserError: there is no report, or not a whole one.
+        UserError: there is no report.
     """
     report = read_report(path)
     folder, record, run = report.path.parent, None, "compared with record.json beside it"
@@ -108,41 +100,60 @@ def check(path: Path) -> Checked:
             record = read_record(folder)
         except UserError as error:
             run = f"not compared with its run: {error}"
-    right = mended(report)
-    return Checked(report=report, mended=right, faults=tuple(faults(report, right, record)), run=run)
+    return replace(check_report(report, record), run=run)
+
+
+def check_report(report: Report, record: Record | None = None) -> Checked:
+    """Correct a report that was read, and find its faults.
+
+    Args:
+        record: of the run that was profiled, where there is one.
+    """
+    checked = _corrected(report)
+    found = (_latency_faults, _count_faults, _parameter_faults, _reading_faults)
+    faults = [fault for look in found for fault in look(checked)]
+    return replace(checked, faults=(*faults, *(_run_faults(report, record) if record is not None else ())))
 
 
 # Figures of a summary that follow from others of it.
 
+BY_FORWARD_TIME = (
+    "forward_flops_per_second", "forward_backward_flops_per_second", "iteration_seconds", "flops_per_second",
+    "samples_per_second",
+)  # fmt: skip
 
-def contradictions(figures: Mapping[str, Any]) -> Figures:
+
+def contradictions(figures: Figures) -> Figures:
     """What follows by DeepSpeed's own formulas, of those figures that say something else than that."""
-    flops, factor, rows = figures["forward_flops"], figures["backward_factor"], figures["batch_size_per_gpu"]
-    forward, backward = figures["forward_seconds"], figures["backward_seconds"]
-    both, iteration = _sum(forward, backward), _sum(forward, backward, figures["step_seconds"])
-    whole = None if factor is None else (1 + factor) * flops
-    world = figures["world_size"]
+    flops, factor = figures["forward_flops"], figures["backward_factor"]
+    forward, backward, step = (figures[f"{part}_seconds"] for part in ("forward", "backward", "step"))
+    whole = None if factor is None else _product(1 + factor, flops)
+    iteration = _sum(forward, backward, step)
     follows = {
         "forward_flops_per_second": _rate(flops, forward),
-        "backward_flops_per_second": _rate(None if factor is None else factor * flops, backward),
-        "forward_backward_flops_per_second": _rate(whole, both),
+        "backward_flops_per_second": _rate(_product(factor, flops), backward),
+        "forward_backward_flops_per_second": _rate(whole, _sum(forward, backward)),
         "iteration_seconds": iteration,
         "flops_per_second": _rate(whole, iteration),
-        "samples_per_second": _rate(None if rows is None or world is None else rows * world, iteration),
+        "samples_per_second": _rate(_product(figures["batch_size_per_gpu"], figures["world_size"]), iteration),
     }
-    return {
-        name: computed
-        for name, computed in follows.items()
-        if figures[name] is not None and (computed is None or abs(figures[name] - computed) > TOLERANCE * computed)
-    }
+    found: Figures = {}
+    for key, computed in follows.items():
+        said = figures[key]
+        if said is not None and computed is not None and abs(said - computed) > TOLERANCE * computed:
+            found[key] = computed
+    return found
 
 
-def shares(figures: Mapping[str, Any]) -> dict[str, float] | None:
+def shares(figures: Figures) -> dict[str, float] | None:
     """Shares of forward, backward and the optimizer's step in an iteration; None where they were not timed."""
-    parts = {name: figures[f"{name}_seconds"] for name in ("forward", "backward", "step")}
-    if any(seconds is None for seconds in parts.values()) or not sum(parts.values()):
-        return None
-    return {name: seconds / sum(parts.values()) for name, seconds in parts.items()}
+    parts = {part: figures[f"{part}_seconds"] for part in ("forward", "backward", "step")}
+    whole = _sum(*parts.values())
+    return {part: (seconds or 0.0) / whole for part, seconds in parts.items()} if whole else None
+
+
+def _product(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one * other
 
 
 def _rate(amount: float | None, seconds: float | None) -> float | None:
@@ -154,34 +165,48 @@ def _sum(*parts: float | None) -> float | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-# A report with its known faults taken out.
+# A report with its known faults taken out: a clock in place of the root's latency, linear layers counted twice,
+# parameters left out.
 
 
-def mended(report: Report) -> Mended:
-    """Take out: a clock in place of the root's latency, linear layers counted twice, parameters left out."""
-    root, rows = report.root, report.summary.batch_size_per_gpu
-    figures = asdict(report.summary)
-    if _is_clock(report.summary.forward_seconds):
-        figures["forward_seconds"] = None
+def _corrected(report: Report) -> Checked:
+    said, figures = report.root if report.tree_is_whole else None, dict(report.summary)
+    if _is_clock(figures["forward_seconds"]):
+        figures["forward_seconds"] = None if said is None else _inside(said) or None
     # Without an engine DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
-    if root is None:
-        figures |= contradictions(figures)
-        return Mended(figures=figures, root=None, times_counted=None, missing_parameters=0)
-    times = times_counted(root, rows) if rows else None
-    new, missing = _mend("", root, halve=_is_twice(times), shared=_shared_size(root))
-    # The root's MACs are the sum of its children where they were nothing else: these are printed with more digits.
-    parts = [child.total("macs") for child in root.children]
-    if root.macs and abs(root.macs - sum(parts)) <= rounding(root.macs) + sum(map(rounding, parts)):
-        new = replace(new, macs=sum(child.total("macs") for child in new.children))
-    if figures["forward_seconds"] is None:
-        figures["forward_seconds"] = sum(child.total("latency_seconds") for child in new.children) or None
-    left_out = sum(missing.values())
-    _correct(figures, left_out, (root.macs or 0.0) - (new.macs or 0.0))
-    seconds = figures["forward_seconds"] if _is_clock(root.latency_seconds) else root.latency_seconds
-    rate = figures["forward_flops"] / seconds if seconds else None
-    new = replace(new, latency_seconds=seconds, parameters=figures["parameters_per_gpu"], flops_per_second=rate)
-    return Mended(figures=figures, root=_with_shares(new, new), times_counted=times, missing_parameters=left_out)
+    rows, times, missing, root = figures["batch_size_per_gpu"], None, 0, None
+    if said is not None:
+        times = times_counted(said, rows) if rows else None
+        new, left_out = _mend("", said, halve=_is_twice(times), shared=_shared_size(said))
+        # The root's MACs are the sum of its children where they were nothing else: these have more digits.
+        parts = [child.total("macs") for child in said.children]
+        if said.macs and abs(said.macs - sum(parts)) <= rounding(said.macs) + sum(map(rounding, parts)):
+            new = replace(new, macs=sum(child.total("macs") for child in new.children))
+        missing, less = sum(left_out.values()), (said.macs or 0.0) - (new.macs or 0.0)
+        copies = figures["model_parallel_size"] or 1
+        for key, change in (
+            ("parameters_per_gpu", missing),
+            ("model_parameters", missing * copies),
+            ("forward_macs", -less),
+            ("forward_flops", -2 * less),
+            ("model_forward_flops", -2 * less * copies),
+        ):
+            figures[key] = _sum(figures[key], change)
+        seconds = figures["forward_seconds"] if _is_clock(said.latency_seconds) else said.latency_seconds
+        rate = _rate(figures["forward_flops"], seconds)
+        new = replace(new, latency_seconds=seconds, parameters=figures["parameters_per_gpu"], flops_per_second=rate)
+        root = _with_shares(new, new)
+    if figures["forward_seconds"] is None and report.summary["forward_seconds"] is not None:
+        figures |= dict.fromkeys(BY_FORWARD_TIME)
+    return Checked(
+        report=report,
+        figures=figures | contradictions(figures),
+        root=root,
+        times_counted=times,
+        missing_parameters=missing,
+        closed_form_macs=closed_form_macs(root, rows) if root is not None and rows else None,
+    )
 
 
 def _is_clock(seconds: float | None) -> bool:
@@ -193,27 +218,17 @@ def _is_twice(times: float | None) -> bool:
     return times is not None and TWICE[0] < times < TWICE[1]
 
 
-def _correct(figures: Figures, missing: int, macs: float) -> None:
-    """Put missing parameters and superfluous MACs right, and all that follows from them."""
-    copies = figures["model_parallel_size"] or 1
-    for name, change in (
-        ("parameters_per_gpu", missing),
-        ("model_parameters", missing * copies),
-        ("forward_macs", -macs),
-        ("forward_flops", -2 * macs),
-        ("model_forward_flops", -2 * macs * copies),
-    ):
-        if figures[name] is not None:
-            figures[name] += change
-    figures |= contradictions(figures)
+def _inside(root: Module) -> float:
+    return sum(child.total("latency_seconds") for child in root.children)
 
 
 def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> tuple[Module, dict[Hashable, int]]:
     """A module mended from its leaves up, and the parameters missing in it by the matrix that they belong to."""
     pairs = [_mend(f"{path}.{each.name}" if path else each.name, each, halve, shared) for each in module.children]
     missing = {matrix: size for _, below in pairs for matrix, size in below.items()}
-    if left_out := _left_out(module):
-        missing[_matrix_of(path, module, shared)] = left_out
+    expected, parameters = module.parameters_by_size, module.parameters
+    if expected is not None and parameters is not None and parameters < expected - 2 * rounding(expected):
+        missing[_matrix_of(path, module, shared)] = expected - round(parameters)
     children = tuple(child for child, _ in pairs)
     said, seconds = module.total("macs"), module.total("latency_seconds")
     if module.linear is not None:
@@ -230,14 +245,6 @@ def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> tuple[Mod
         children=children,
     )
     return changed, missing
-
-
-def _left_out(module: Module) -> int:
-    """How many of its parameters by size the report left out: those that lie on other ranks."""
-    expected, said = module.parameters_by_size, module.parameters
-    if expected is None or said is None or said >= expected - 2 * rounding(expected):
-        return 0
-    return expected - round(said)
 
 
 def _shared_size(root: Module) -> tuple[int, int] | None:
@@ -272,29 +279,15 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     return 100 * part / whole if part is not None and whole else None
 
 
-# Attention's products of queries with keys: a second witness of how many tokens a layer saw.
+# Forward MACs by arithmetic. Attention's products of queries with keys tell how many tokens a layer saw.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """A module whose own MACs are those of its products."""
+def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:
+    """Of each attention module the MACs of its products as reported, and as the tokens of its linear layers have it.
 
-    inner: int
-    """Width of the queries, all heads together."""
-    query_tokens: float
-    """Tokens of the whole batch, by the first linear layer's MACs."""
-    key_tokens: float
-    """Tokens by the second one's."""
-    macs: float
-    """MACs of the products alone: what the linear layers leave."""
-
-    def products(self, rows: int) -> float:
-        """MACs of queries x keys and weights x values over so many rows, 2 x rows x T x S x inner."""
-        return 2 * self.query_tokens * self.key_tokens * self.inner / rows
-
-
-def _attentions(root: Module) -> list[Attention]:
-    """Attention modules: linear layers (queries first, the output last), and more MACs than theirs."""
+    Such a module has linear layers (queries first, the output last), and more MACs than theirs. The products of
+    queries x keys and weights x values are 2 x rows x T x S x inner.
+    """
     found = []
     for _, module in root.walk():
         layers = [child for child in module.children if child.linear is not None]
@@ -304,80 +297,31 @@ def _attentions(root: Module) -> list[Attention]:
         unsure = rounding(module.macs) + sum(rounding(child.macs) for child in module.children)
         queries, keys, output = layers[0].tokens, layers[1 if len(layers) > 2 else 0].tokens, layers[-1].linear
         if queries and keys and output is not None and own >= CLEAR * unsure:
-            found.append(Attention(inner=output[0], query_tokens=queries, key_tokens=keys, macs=own))
+            found.append((own, 2 * queries * keys * output[0] / rows))
     return found
 
 
-def times_counted(root: Module, rows: int) -> float | None:
+def times_counted(root: Module, rows: float) -> float | None:
     """How often linear layers were counted, as attention's products have it: 1.0 as it should be, 2.0 under ZeRO-3.
 
     The products grow with the square of the tokens; the linear layers' MACs claim a number of tokens, and with it
     products. Their ratio to those reported is the square of the answer. The median over all attention modules;
     None where the model has none.
     """
-    ratios = [sqrt(each.products(rows) / each.macs) for each in _attentions(root)]
+    ratios = [sqrt(claimed / said) for said, claimed in _attentions(root, rows)]
     return median(ratios) if ratios else None
 
 
-# Forward MACs by arithmetic: sizes of layers x tokens, without what the profiler has summed.
+def closed_form_macs(root: Module, rows: float) -> float | None:
+    """MACs of a forward pass for a tree whose linear layers are counted once, by sizes of layers x whole tokens.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ClosedForm:
-    """Multiply-adds of a forward pass on one GPU."""
-
-    linear_macs: float
-    """Sum over linear layers of in x out x tokens."""
-    attention_macs: float
-    """Sum over attention modules of 2 x rows x T x S x inner."""
-    planned_macs: float | None
-    """The linear part for this T5 by `zeropods.plan`, where its shape is known there."""
-    model: str | None
-    """That shape's name."""
-
-    @property
-    def macs(self) -> float:
-        """Both parts."""
-        return (self.linear_macs if self.planned_macs is None else self.planned_macs) + self.attention_macs
-
-
-def closed_form(root: Module, rows: int) -> ClosedForm | None:
-    """The count for a tree whose linear layers are counted once; None where other layers compute too (`Conv2d`).
-
-    Tokens are whole numbers: a layer's MACs / (in x out), rounded.
+    In x out x tokens of each linear layer, and attention's products; None where other layers compute too (`Conv2d`).
     """
     leaves = [module for _, module in root.walk() if not module.children]
     if any(module.macs and module.linear is None for module in leaves):
         return None
     linear = sum(round(leaf.tokens or 0) * leaf.linear[0] * leaf.linear[1] for leaf in leaves if leaf.linear)
-    model, planned = _planned(root)
-    attention = sum(each.products(rows) for each in _attentions(root))
-    return ClosedForm(linear_macs=linear, attention_macs=attention, planned_macs=planned, model=model)
-
-
-def _planned(root: Module) -> tuple[str | None, float | None]:
-    """The T5 of `zeropods.plan` with this tree's sizes, and the MACs of its linear layers; None where there is none.
-
-    A third of a training step's FLOPs are forward, and two make a MAC. The plan lets every target token through the
-    output layer. Here only those with a label go through it, so the others are taken off again.
-    """
-    from zeropods.plan.shapes import T5_SHAPES
-
-    modules, block = dict(root.walk()), "encoder.block.0.layer"
-    paths = (f"{block}.0.SelfAttention.q", f"{block}.1.DenseReluDense.wi")
-    layers = len([path for path in modules if path.startswith("encoder.block.") and path.count(".") == 2])
-    seen = (*(modules[path].linear for path in paths if path in modules), _shared_size(root), layers)
-    for name, shape in T5_SHAPES.items():
-        inner, width = shape.heads * shape.d_kv, shape.d_model
-        if seen != ((width, inner), (width, shape.d_ff), (shape.vocabulary, width), shape.layers):
-            continue
-        of = (paths[0], "decoder.block.0.layer.0.SelfAttention.q", "lm_head")
-        tokens = [round(modules[path].tokens or 0) if path in modules else 0 for path in of]
-        if not all(tokens):
-            return name, None
-        source, target, labels = tokens
-        return name, shape.training_flops(source, target) / 6 - shape.embedding * (target - labels)
-    return None, None
+    return linear + sum(claimed for _, claimed in _attentions(root, rows))
 
 
 # Where MACs and time go: all modules of the tree by their class, each figure counted once.
@@ -446,28 +390,16 @@ OVERHEAD = (
     "one step, with a profiler that stops at every module and without what lies between two steps; right is the "
     "median of the run's own timed steps"
 )
+CONTRADICTS = "the other lines of the summary give another figure: the report was changed, or a line is missing"
+SEVERAL = "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
 
 
-def faults(report: Report, mended: Mended, record: Record | None = None) -> Iterator[Fault]:
-    """Each fault with the figure that would be right.
-
-    Args:
-        mended: the same report, mended.
-        record: of the run that was profiled, where there is one.
-    """
-    yield from _latency_faults(report, mended)
-    yield from _count_faults(report, mended)
-    yield from _parameter_faults(report, mended)
-    yield from _reading_faults(report)
-    if record is not None:
-        yield from _run_faults(report, record)
-
-
-def _latency_faults(report: Report, mended: Mended) -> Iterator[Fault]:
+def _latency_faults(checked: Checked) -> Iterator[Fault]:
     """`1.8 Gs` at the root, its FLOP/s, and the summary's latency where DeepSpeed has not timed it itself."""
-    said, root, right = report.summary.forward_seconds, report.root, mended.root
+    report, root, right = checked.report, checked.report.root, checked.root
+    said = report.summary["forward_seconds"]
     if _is_clock(said):
-        line, seconds = report.line_of("forward_seconds"), mended.figures["forward_seconds"]
+        line, seconds = report.line_of("forward_seconds"), checked.figures["forward_seconds"]
         reason = f"{CLOCK}; right is at least the sum of what is inside the model"
         yield Fault("forward_latency", line, "fwd latency", said, seconds, "s", reason)
     if root is None or right is None or not _is_clock(root.latency_seconds):
@@ -478,91 +410,73 @@ def _latency_faults(report: Report, mended: Mended) -> Iterator[Fault]:
     yield Fault("root_flops_per_second", root.number, root.class_name, *rates, "FLOP/s", reason)
 
 
-def _count_faults(report: Report, mended: Mended) -> Iterator[Fault]:
+def _count_faults(checked: Checked) -> Iterator[Fault]:
     """Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find."""
-    times, rows, macs = mended.times_counted, report.summary.batch_size_per_gpu, mended.figures["forward_macs"]
-    line = report.line_of("forward_macs")
+    times, macs, form = checked.times_counted, checked.figures["forward_macs"], checked.closed_form_macs
+    line, said = checked.report.line_of("forward_macs"), checked.report.summary["forward_macs"]
     if times is not None and not ONCE[0] < times < ONCE[1]:
-        where, said = "fwd MACs per GPU, all FLOPs and FLOP/s", report.summary.forward_macs
+        where = "fwd MACs per GPU, all FLOPs and FLOP/s"
         if _is_twice(times):
             yield Fault("linear_counted_twice", line, where, said, macs, "MACs", TWICE_BY.format(times=times))
         else:
             yield Fault("tokens_contradict", line, where, said, None, "MACs", UNCLEAR.format(times=times))
-    form = closed_form(mended.root, rows) if mended.root is not None and rows else None
-    if form is not None and form.macs and abs(macs / form.macs - 1) > AGREEMENT:
-        by = f"the plan's count for {form.model}" if form.planned_macs is not None else "sizes of layers x tokens"
-        reason = f"differs from the closed form by {100 * (macs / form.macs - 1):+.1f} % ({by}, and attention)"
-        yield Fault("differs_from_closed_form", line, "fwd MACs per GPU", macs, form.macs, "MACs", reason)
+    if form and macs is not None and abs(macs / form - 1) > AGREEMENT:
+        reason = f"differs from the closed form by {100 * (macs / form - 1):+.1f} % (sizes x tokens, and attention)"
+        yield Fault("differs_from_closed_form", line, "fwd MACs per GPU", macs, form, "MACs", reason)
 
 
-def _parameter_faults(report: Report, mended: Mended) -> Iterator[Fault]:
+def _parameter_faults(checked: Checked) -> Iterator[Fault]:
     """Layers with fewer parameters than their size has; depths where a class has more parameters than the model."""
-    model = report.summary.parameters_per_gpu
-    if mended.missing_parameters:
-        line, where, right = report.line_of("parameters_per_gpu"), "params per GPU, params of layers", mended.figures
-        yield Fault("sharded_parameters", line, where, model, right["parameters_per_gpu"], "parameters", SHARDED)
+    report, model = checked.report, checked.report.summary["parameters_per_gpu"]
+    if checked.missing_parameters:
+        line, right = report.line_of("parameters_per_gpu"), checked.figures["parameters_per_gpu"]
+        where = "params per GPU, params of layers"
+        yield Fault("sharded_parameters", line, where, model, right, "parameters", SHARDED)
         return
-    for depth in report.depths if report.root is not None else ():
+    for depth in report.depths:
         for name, said in depth.parameters.items():
-            if report.root is not None and said > model + rounding(said) + rounding(model):
-                where, once = f"depth {depth.depth}, {name}", _once(report.root, depth.depth, name)
+            if model is not None and said > model + rounding(said) + rounding(model):
+                where = f"depth {depth.depth}, {name}"
                 reason = f"more than the model has: one matrix is in several {name}, and counted in each"
-                yield Fault("shared_parameters", depth.number, where, said, once, "parameters", reason)
+                yield Fault("shared_parameters", depth.number, where, said, None, "parameters", reason)
 
 
-def _once(root: Module, depth: int, class_name: str) -> float:
-    """Parameters of the modules of a class at a depth together, the token embedding in them once."""
-    shared = _shared_size(root)
-    modules = [
-        (path, module)
-        for path, module in root.walk()
-        if module.class_name == class_name and len(path.split(".")) * bool(path) == depth
-    ]
-    holders = [
-        below
-        for path, module in modules
-        for place, below in module.walk(path)
-        if shared is not None and _matrix_of(place, below, shared) == shared
-    ]
-    size = holders[0].parameters_by_size or 0 if holders else 0
-    return sum(module.total("parameters") for _, module in modules) - size * max(0, len(holders) - 1)
-
-
-def _reading_faults(report: Report) -> Iterator[Fault]:
+def _reading_faults(checked: Checked) -> Iterator[Fault]:
     """Figures of the summary that do not follow from the others; what is easily misread."""
-    summary, said = report.summary, vars(report.summary)
-    for name, computed in {} if _is_clock(summary.forward_seconds) else contradictions(said).items():
-        place, unit = (report.line_of(name), report.label_of(name)), "s" if name.endswith("_seconds") else "1/s"
-        reason = "the other lines of the summary give another figure: the report was changed, or a line is missing"
-        yield Fault("contradicts_itself", *place, said[name], computed, unit, reason)
-    step = summary.step
-    if summary.world_size is not None and step > 0:
+    report, summary = checked.report, checked.report.summary
+    for key, computed in {} if _is_clock(summary["forward_seconds"]) else contradictions(summary).items():
+        unit = "s" if key.endswith("_seconds") else "1/s"
+        place = report.line_of(key), report.label_of(key)
+        yield Fault("contradicts_itself", *place, summary[key], computed, unit, CONTRADICTS)
+    step = summary["step"]
+    if summary["world_size"] is not None and step:
         reason = (
             f"this is step {step} counted from 1, and 'profile_step: {step - 1}' asked for it: "
             "DeepSpeed profiles the step after that many"
         )
         yield Fault("profiled_step", report.number + 1, "Profile Summary at step", step, None, "", reason)
     if report.reports > 1:
-        reason = "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
-        yield Fault("several_reports", report.number, "the file", report.reports, None, "", reason)
+        yield Fault("several_reports", report.number, "the file", report.reports, None, "", SEVERAL)
 
 
 def _run_faults(report: Report, record: Record) -> Iterator[Fault]:
     """Where the report and its run's record say different things."""
     summary, profiler = report.summary, (record.deepspeed or {}).get("flops_profiler", {})
+    asked = profiler.get("profile_step")
     for key, expected in (
         ("world_size", record.world_size),
         ("batch_size_per_gpu", record.per_device_train_batch_size),
-        ("step", profiler.get("profile_step", summary.step - 1) + 1),
+        ("step", summary["step"] if asked is None else asked + 1),
     ):
-        said = getattr(summary, key)
+        said = summary[key]
         if said is not None and said != expected:
             reason = "the record beside the report has another figure: the report is of another run"
             yield Fault("another_run", report.line_of(key), key, said, expected, "", reason)
     yield from _speed_faults(report, record)
-    if record.gradient_checkpointing and summary.backward_factor == 2 and summary.backward_seconds:
-        line, said = report.line_of("backward_flops_per_second"), summary.backward_flops_per_second
-        right = 3 * summary.forward_flops / summary.backward_seconds
+    backward = summary["backward_seconds"]
+    if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
+        line, said = report.line_of("backward_flops_per_second"), summary["backward_flops_per_second"]
+        right = _rate(_product(3, summary["forward_flops"]), backward)
         yield Fault("recomputation_left_out", line, "bwd FLOPS per GPU", said, right, "FLOP/s", RECOMPUTED)
 
 
@@ -570,7 +484,7 @@ def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
     """A profiled step that took another time than rank 0's timed ones, those of warm-up and the profiler left out."""
     first = next((rank for rank in record.ranks if rank.rank == 0), None)
     timed = first.step_seconds[first.warmup_steps :] if first is not None else []
-    if not timed or report.summary.iteration_seconds is None:
+    if not timed or report.summary["iteration_seconds"] is None:
         return
     seconds, passes = median(timed), record.gradient_accumulation_steps
     accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
@@ -578,43 +492,7 @@ def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
         ("iteration_seconds", seconds, "s"),
         ("samples_per_second", record.effective_batch_size / seconds, "samples/s"),
     ):
-        said = getattr(report.summary, key)
+        said = report.summary[key]
         if said is not None and abs(said / right - 1) > NEAR:
-            where = report.label_of(key).split(" = ")[0]
+            where = report.label_of(key)
             yield Fault("profiler_overhead", report.line_of(key), where, said, right, unit, OVERHEAD + accumulated)
-
-
-# Two reports side by side, with ratios where they measured the same thing.
-
-COMPARED = (
-    "parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second",
-    "backward_seconds", "step_seconds", "iteration_seconds", "flops_per_second", "samples_per_second",
-)  # fmt: skip
-SETTING = ("world_size", "batch_size_per_gpu", "model_parallel_size")
-"""What must be equal for a ratio to mean something."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """A figure of two reports."""
-
-    name: str
-    first: float | None
-    second: float | None
-    ratio: float | None
-    """second / first; None where one is missing, or the reports measured different things."""
-
-
-def differences(first: Figures, second: Figures) -> list[str]:
-    """What keeps two reports from being compared: `world_size 3, 2`; empty where nothing does."""
-    return [f"{name} {first[name]}, {second[name]}" for name in SETTING if first[name] != second[name]]
-
-
-def compare(first: Figures, second: Figures) -> list[Compared]:
-    """The figures of two summaries; no ratios where `differences` finds any."""
-    alike, found = not differences(first, second), []
-    for name in COMPARED:
-        one, two = first[name], second[name]
-        ratio = two / one if alike and one and two is not None else None
-        found.append(Compared(name=name, first=one, second=two, ratio=ratio))
-    return found

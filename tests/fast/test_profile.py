@@ -1,0 +1,325 @@
+"""A report of the flops profiler: what is read of it, what is wrong with it, and how people see it."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.made import a_rank, a_record, as_record, write_run
+from tests.made_profile import Model, printed
+from zeropods.cli import parser
+from zeropods.errors import UserError
+from zeropods.measure.profile import Report, amount, parse_report
+from zeropods.measure.profile_checks import Fault, check_report
+from zeropods.report.profile import ProfileReport
+
+DATA = Path(__file__).with_name("data")
+ZERO1, ZERO3 = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
+PATH = Path("a/profile.txt")
+T5_TINY_MACS = 568_328_192 + 33_947_648
+"""16 rows, 52 source and 20 target tokens, 304 labels, by hand: encoder and cross-attention's keys and values
+458,752 x 832, decoder 458,752 x 320, output layer 131,072 x 304; 2 layers x 2 x 16 rows x 128 x (52 x 52 + 20 x 20 +
+20 x 52) of attention."""
+SUMMARY_ALONE = ["world size", "data parallel size", "model parallel size", "batch size per GPU", "samples/second"]
+NO_ENGINE = dict.fromkeys(SUMMARY_ALONE, "")
+real = cache(ProfileReport.read)
+"""A committed report, read once."""
+
+
+def read(text: str) -> Report:
+    return parse_report(PATH, text)
+
+
+def found(model: Model | str, record: dict[str, Any] | None = None) -> dict[str, Fault]:
+    report = read(model if isinstance(model, str) else model.report())
+    return {fault.name: fault for fault in check_report(report, as_record(record) if record else None).faults}
+
+
+def profile(*arguments: str | Path) -> tuple[dict[str, Any], str]:
+    """What the verb answers to programs and to people."""
+    given = parser().parse_args(["profile", *map(str, arguments)])
+    result = given.run(given)
+    json.dumps(result, allow_nan=False)
+    return result, given.readable(result)
+
+
+def a_profiled_record(**values: Any) -> dict[str, Any]:
+    """Of the made report: one process, two rows; each step took 0.08 s, the profiled one 0.3 s."""
+    rank = a_rank(step_seconds=[0.5, 0.3, *[0.08] * 9], warmup_steps=2)
+    profiler = {"flops_profiler": {"enabled": True, "profile_step": 1}}
+    return a_record(**{"ranks": [rank], "effective_batch_size": 2, "deepspeed": profiler, **values})
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "number"),
+    [
+        ("602.28 MMACs", "MACs", 602_280_000.0),
+        ("16.38 K", "parameters", 16_380.0),
+        ("7.5 B", "parameters", 7.5e9),
+        ("1e+06 T", "FLOPs", 1e18),
+        ("4.4e+01 TFLOPS", "FLOP/s", 44e12),
+        ("1.8 Gs", "s", 1.8e9),
+        ("55.98 min", "s", None),
+        ("1.05 G", "parameters", None),
+        ("1e999", "FLOPs", None),
+    ],
+)
+def test_a_figure_is_read_in_its_unit_and_in_no_other(text: str, unit: str, number: float | None) -> None:
+    assert amount(text, unit) == number
+
+
+@given(st.floats(min_value=1e-3, max_value=1e15))
+def test_a_printed_figure_is_read_within_its_rounding(number: float) -> None:
+    assert amount(f"{printed(number)}FLOPS", "FLOP/s") == pytest.approx(number, rel=0.005)
+
+
+def test_depths_and_modules_have_their_figures_and_sizes() -> None:
+    report = real(ZERO1).checked.report
+    assert (report.missing, report.tree_is_whole) == ("", True)
+    assert [each.depth for each in report.depths] == list(range(7))
+    assert report.depths[5].parameters == {"T5LayerFF": 524_800.0}
+    assert report.root is not None
+    modules = dict(report.root.walk())
+    wi, block = modules["encoder.block.0.layer.1.DenseReluDense.wi"], modules["encoder.block"]
+    assert (wi.class_name, wi.parameters, wi.macs, wi.latency_seconds) == ("Linear", 65_540.0, 54_530_000.0, 0.00141)
+    assert wi.details == {"in_features": 128, "out_features": 512, "bias": False}
+    assert modules["shared"].details == {"rows": 1_024, "dimension": 128}
+    # A list of modules has none.
+    assert (block.parameters, block.macs, block.latency_seconds) == (None, None, None)
+
+
+def test_the_last_report_of_a_log_of_pdsh_is_read_without_the_pods_name() -> None:
+    lines = [f"pod1: {line}" for line in (Model(layers=2).report() + Model().report()).splitlines()]
+    lines[-30:-30] = ["pod2: loss 3.1"]
+    report = read("\n".join(lines))
+    assert (report.reports, report.summary["forward_macs"], report.missing) == (2, 7_680.0, "")
+
+
+def test_a_report_of_a_version_before_0_10_is_read() -> None:
+    """As deepspeed 0.8 printed it: commas for equals signs, one behind the last figure, no unit of the MACs."""
+    now = Model(lines={"fwd MACs per GPU": "7.68 K"}).report().replace("per GPU: ", "per gpu: ")
+    commas = re.sub(r" = ([\d.]+%)", r", \1", now.replace("Top 1 modules", "Top modules"))
+    older = read(re.sub(r"(% latency, \S+ \w+)(\)?)$", r"\1, \2", commas, flags=re.MULTILINE))
+    assert "% latency, 1.14 MFLOPS, \n" in older.text
+    assert (older.summary, older.depths, older.root) == (read(now).summary, read(now).depths, read(now).root)
+
+
+def test_modules_of_megatron_and_of_llama_are_read() -> None:
+    tree = """GPTModel(
+  38.89 M, 100.00% Params, 103.62 GMACs, 100.00% MACs, 33.25 ms, 100.00% time, 6.2 TFLOPS,
+  (word_embeddings): VocabParallelEmbedding(25.76 M, 66.23% Params, 0 MACs, 0.00% MACs, 130.41 us, 0.39% time, 0.0 \
+FLOPS, )
+  (layers): ModuleList(
+    (0-1): 2 x LlamaDecoderLayer(
+      6.56 M = 16.9% Params, 51.81 GMACs = 50% MACs, 16 ms = 48% latency, 4.4e+01 TFLOPS
+      (query_key_value): ColumnParallelLinear(3.1 M = 8% Params, 9 GMACs = 9% MACs, 5 ms = 15% latency, 3.6 TFLOPS)
+      (norm): LlamaRMSNorm(4.1 K = 0% Params, 0 MACs = 0% MACs, 200 us = 1% latency, 0 FLOPS, (4096,), eps=1e-05)
+    )
+  )
+)
+"""
+    whole = Model().report()
+    report = read(whole[: whole.index("TinyLM(\n")] + tree + whole[whole.rindex("-" * 78) :])
+    assert (report.missing, report.tree_is_whole) == ("", True) and report.root is not None
+    modules = dict(report.root.walk())
+    assert modules["word_embeddings"].parameters == 25.76e6
+    assert modules["layers.1.query_key_value"].macs == 9e9
+    assert modules["layers.0.norm"].details == {"0": (4096,), "eps": 1e-05}
+    assert check_report(report).closed_form_macs is None  # its linear layers do not say their sizes
+
+
+def test_what_is_pasted_from_a_page_is_read_and_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
+    """As the published report of t5-small on three pods: no tree, no end, and the page goes on."""
+    published = {
+        "world size": "3", "data parallel size": "3", "batch size per GPU": "32", "params per GPU": "60.51 M",
+        "fwd MACs per GPU": "191.26 GMACs", "fwd flops per GPU": "382.64 G", "fwd latency": "60 ms",
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": "6.38 TFLOPS", "bwd latency": "287.7 ms",
+        "step latency": "139.91 ms", "iter latency": "487.61 ms", "samples/second": "196.88",
+    }  # fmt: skip
+    whole = Model(lines=published).report().replace("{'TinyLM': '912'}", "{'T5Stack': '76.96 M'}")
+    page = tmp_path / "README.md"
+    page.write_text(f"# Results\n```\n{whole[: whole.index('--- Detailed') - 24]}```\n\n- Time by worker:\n0%| | 0/9\n")
+    result, text = profile(page)
+    assert result["missing"] == "it lacks the tree of modules, the closing line of dashes"
+    assert text.count("not whole: it lacks the tree of modules") == 1
+    assert (result["summary"]["forward_macs"], result["summary"]["samples_per_second"]) == (191.26e9, 196.88)
+    assert result["shares"]["backward"] == pytest.approx(287.7 / 487.61, rel=1e-3)
+    assert result["aggregated"][0]["parameters"] == {"T5Stack": 76.96e6}
+    assert "shared_parameters" in {fault["name"] for fault in result["faults"]}
+    assert (result["tree"], result["classes"]) == (None, [])
+
+
+@pytest.mark.parametrize("cut", range(12, 62))
+def test_a_report_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(cut: int) -> None:
+    whole = Model().report().splitlines()
+    report = read("\n".join(whole[:cut]))
+    assert "the closing line of dashes" in report.missing
+    checked = check_report(report)
+    expected = {key: value for key, value in read("\n".join(whole)).summary.items() if key in report.lines}
+    assert {key: report.summary[key] for key in report.lines} == expected
+    # Nothing is worked out from a tree of which the end is missing.
+    assert checked.root is None or report.tree_is_whole
+    assert {fault.name for fault in checked.faults} <= {"profiled_step", "root_latency", "root_flops_per_second"}
+    json.dumps(checked.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        ("20 ms", "20 min", "it lacks fwd latency; 1 of its lines cannot be read, the first is line 17, 'fwd"),
+        ("batch size per GPU", "rows", "1 of its lines cannot be read, the first is line 11, 'rows: 2'"),
+        ("at step 2", "at step two", "the first is line 3, 'Profile Summary at step two:'"),
+        ("step latency: ", "fwd latency: ", "the first is line 22, 'fwd latency: 10 ms'"),
+        ("'912'}", "912'}", 'the first is line 30, "params - '),
+        ("100% latency", "100% hours", "lacks a part of the tree; 1 of its lines cannot be read, the first is line 43"),
+        ("(q): Linear(64 = ", "(q): Linear(...)", "it lacks a part of the tree; 1 of its lines"),
+    ],
+)  # fmt: skip
+def test_a_line_that_cannot_be_read_is_named_and_the_others_are_read(old: str, new: str, missing: str) -> None:
+    lines = Model().report().splitlines()
+    number = next(number for number, line in enumerate(lines) if old in line)
+    lines[number] = lines[number].replace(old, new) if "..." not in new else f"          {new}"
+    report = read("\n".join(lines))
+    assert missing in report.missing and "\n" not in report.missing
+    assert report.summary["forward_macs"] == 7_680.0 and report.root is not None
+
+
+def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "heading.txt").write_text(Model().report()[:110])
+    (tmp_path / "other.txt").write_text("hello\nworld\n")
+    for name, message in (
+        ("heading.txt", r"heading\.txt:2: a heading and no figure below it; give the report as DeepSpeed printed it"),
+        ("other.txt", r"other\.txt:1: no '--- DeepSpeed Flops Profiler ---' in 2 lines; give a profile\.txt"),
+        ("nowhere", "nowhere: not there; give a report's file or a run folder"),
+        (".", r"profile\.txt: not there; train with a profiled configuration"),
+    ):
+        with pytest.raises(UserError, match=message):
+            profile(tmp_path / name)
+    with pytest.raises(UserError, match=r"^--top 0; expected at least 1"):
+        profile(ZERO1, "--top", "0")
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "said", "corrected"),
+    [
+        # The time of day is no latency of the root: the summary's 20 ms are.
+        (Model(), "root_latency", 1.79e9, 0.02),
+        (Model(), "root_flops_per_second", None, 15_360 / 0.02),
+        # 1 ms + 9.5 ms + 1 ms inside the model.
+        (Model(lines={"fwd latency": "1.8 Gs", "iter latency": "", "samples/second": ""}),
+         "forward_latency", 1.8e9, 0.0115),
+        # 32 tokens x (12 x 64 x 64 + 64 x 16) and attention's 2 x 2 x 16 x 16 x 64.
+        (Model(width=64, tokens=16, twice=True), "linear_counted_twice", 3_280_000.0, 1_605_632 + 65_536),
+        # sqrt(2 rows / 6) is no double count.
+        (Model(width=64, tokens=16, lines={"batch size per GPU": "6"}), "tokens_contradict", None, None),
+        (Model(lines={"fwd MACs per GPU": "8.45 KMACs"}), "differs_from_closed_form", 8_450.0, 7_680.0),
+        # 16 x 8 more: embedding and output layer are one matrix.
+        (Model(sharded=True), "sharded_parameters", 784.0, 912.0),
+        (Model(lines={"iter latency": "60 ms"}), "contradicts_itself", 0.06, 0.05),
+        (Model(), "profiled_step", 2, None),
+    ],
+)  # fmt: skip
+def test_a_fault_of_a_made_report(model: Model, name: str, said: float | None, corrected: float | None) -> None:
+    fault = found(model)[name]
+    assert said is None or fault.said == said
+    assert fault.corrected == (None if corrected is None else pytest.approx(corrected, rel=0.01))
+
+
+def test_faults_say_where_and_why() -> None:
+    assert found(Model())["root_latency"].line == 42
+    assert "'profile_step: 1' asked for it" in found(Model())["profiled_step"].reason
+    assert "+10.0 %" in found(Model(lines={"fwd MACs per GPU": "8.45 KMACs"}))["differs_from_closed_form"].reason
+    assert found(Model().report() * 3)["several_reports"].said == 3
+
+
+def test_a_report_without_faults_has_only_the_step_to_be_known_and_without_an_engine_not_even_that() -> None:
+    assert set(found(Model(clock=False))) == {"profiled_step"}
+    assert not found(Model(clock=False, lines=NO_ENGINE))
+
+
+def test_a_real_zero3_report_is_mended_to_what_zero1_says_and_arithmetic_by_hand() -> None:
+    wrong, right = real(ZERO3), real(ZERO1)
+    assert wrong.figures["forward_macs"] == pytest.approx(right.figures["forward_macs"], rel=1e-4)
+    assert wrong.figures["parameters_per_gpu"] == pytest.approx(1_050_368, rel=1e-4)
+    for report in (wrong, right):
+        assert report.checked.closed_form_macs == pytest.approx(T5_TINY_MACS, rel=0.001)
+        assert "differs_from_closed_form" not in {fault.name for fault in report.checked.faults}
+
+
+def test_a_matrix_in_several_modules_is_said_to_be_counted_in_each() -> None:
+    fault = {fault.name: fault for fault in real(ZERO1).checked.faults}["shared_parameters"]
+    # T5-tiny has 1,050,368 parameters, all of them in its two stacks, and the embedding of 131,072 in both.
+    assert (fault.where, fault.said) == ("depth 1, T5Stack", 1_180_000.0)
+
+
+def test_a_run_shows_the_profilers_own_cost_another_run_and_recomputation() -> None:
+    fault = found(Model(), a_profiled_record())["profiler_overhead"]
+    # 2 rows / 0.08 s, the median of the steps after warm-up; the report says 2 / 0.05 s.
+    assert (fault.where, fault.said, fault.corrected) == ("samples/second", 40.0, pytest.approx(25.0))
+    record = a_profiled_record(effective_batch_size=8, gradient_accumulation_steps=4)
+    assert "one pass of 4" in found(Model(), record)["profiler_overhead"].reason
+    fault = found(Model(), a_profiled_record(per_device_train_batch_size=3))["another_run"]
+    assert (fault.where, fault.said, fault.corrected) == ("batch_size_per_gpu", 2, 3)
+    fault = found(Model(), a_profiled_record(gradient_checkpointing=True))["recomputation_left_out"]
+    assert fault.corrected == pytest.approx(3 * 15_360 / 0.02)
+
+
+@pytest.mark.parametrize(
+    ("record", "run"),
+    [(a_profiled_record(), "compared with record.json beside it"), ({"schema_version": 1}, "schema_version 1")],
+)
+def test_the_record_beside_a_report_is_found_and_an_old_one_does_no_harm(
+    tmp_path: Path, record: dict[str, Any], run: str
+) -> None:
+    folder = write_run(tmp_path / "run", record)
+    (folder / "profile.txt").write_text(Model().report())
+    result, text = profile(folder)
+    assert run in result["run"] and run in text
+    assert ("profiler_overhead" in {fault["name"] for fault in result["faults"]}) == ("ranks" in record)
+
+
+def test_tables_say_each_line_with_its_meaning_and_only_what_is_wrong_is_corrected() -> None:
+    zero1, zero3 = real(ZERO1), real(ZERO3)
+    rows = {row[0]: row for row in zero3.line_by_line().rows}
+    assert len(rows) == len(zero3.checked.report.lines) + 1  # and the heading
+    assert rows["fwd MACs per GPU"][1:3] == ("1.17 GMACs", "602.27 MMACs")
+    assert all(row[3] for row in rows.values())
+    assert {row[2] for row in zero1.summary().rows} == {""}
+    assert [row[0] for row in zero3.classes(top=2).rows] == ["Linear", "T5Attention"]
+    assert [row[0] for row in zero1.tree(1).rows] == ["(root)", "shared", "encoder", "decoder", "lm_head"]
+
+
+def test_plots_say_in_words_what_they_show() -> None:
+    tree, alone, pair = real(ZERO3).icicle(), real(ZERO1).shares(), real(ZERO1).against(real(ZERO3)).plot()
+    assert all(plot.png.startswith(b"\x89PNG") for plot in (tree, alone, pair))
+    assert "MACs: encoder 58 %, decoder 35 %, lm_head 7 %; latency: encoder 46 %" in tree.text
+    assert "forward 364.2 ms" in pair.text and pair.text.startswith("profile-zero1.txt: ")
+    with pytest.raises(UserError, match=r'profile\.txt: no module tree; profile with "detailed": true'):
+        ProfileReport(check_report(read(Model().report(detailed=False))), "made").icicle()
+
+
+def test_the_verb_answers_plain_numbers_and_names_each_fault() -> None:
+    result, text = profile(ZERO3, "--top", "3", "--depth", "1")
+    assert (result["summary"]["forward_macs"], result["missing"]) == (1.17e9, None)
+    assert result["corrected"]["forward_macs"] == pytest.approx(602_276_000, rel=1e-5)
+    assert result["tree"]["children"][1]["name"] == "encoder"
+    assert "linear counted twice, line 17:" in text and "| encoder | T5Stack" in text
+
+
+def test_two_reports_have_ratios_of_corrected_figures_where_they_are_of_one_setting(tmp_path: Path) -> None:
+    result, text = profile(ZERO1, "--against", ZERO3)
+    ratios = {line["name"]: line["ratio"] for line in result["against"]["compared"]}
+    assert ratios["forward_macs"] == pytest.approx(1, rel=1e-4)
+    assert ratios["iteration_seconds"] == pytest.approx(714.12 / 151.45, rel=0.001)
+    assert (result["against"]["differences"], "| ratio |" in text) == ([], True)
+    (tmp_path / "other.txt").write_text(Model().report())
+    result, text = profile(ZERO1, "--against", tmp_path / "other.txt")
+    assert {line["ratio"] for line in result["against"]["compared"]} == {None}
+    assert "no ratios: world_size 3, 1; batch_size_per_gpu 16, 2" in text
