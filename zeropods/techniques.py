@@ -5,6 +5,7 @@ A new technique is a value of `TECHNIQUES`, its file in `dsconfig/`, and its ter
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,11 +42,12 @@ class Technique:
         return DSCONFIG / f"{self.name}.json" if self.stage else None
 
     def is_of(self, config: Mapping[str, Any]) -> bool:
-        """Whether a DeepSpeed configuration is of this technique."""
+        """Whether a DeepSpeed configuration is of this technique, and has nothing beyond it."""
         zero = _object(config, "zero_optimization")
         optimizer, parameters = _is_offloaded(zero, "offload_optimizer"), _is_offloaded(zero, "offload_param")
         expected = (self.stage, self.offloads, self.offloads and self.stage == 3)
-        return self.stage > 0 and (zero.get("stage", 0), optimizer, parameters) == expected
+        is_alike = self.stage > 0 and (zero.get("stage", 0), optimizer, parameters) == expected
+        return is_alike and not keys_beyond(config)
 
 
 TECHNIQUES = (
@@ -74,6 +76,51 @@ def technique_of(config: Mapping[str, Any] | None, world_size: int) -> str:
     if config is None:
         return "none" if world_size == 1 else "ddp"
     return next((technique.name for technique in TECHNIQUES if technique.is_of(config)), CUSTOM)
+
+
+PLAIN: dict[str, tuple[object, ...]] = {
+    "zero_optimization.zero_quantized_weights": (False,),
+    "zero_optimization.zero_quantized_nontrainable_weights": (False,),
+    "zero_optimization.zero_quantized_gradients": (False,),
+    "zero_optimization.zero_hpz_partition_size": (1,),
+    "zero_optimization.mics_shard_size": (-1,),
+    "zero_optimization.zenflow": (),
+    "zero_optimization.offload_optimizer.device": ("none", "cpu"),
+    "zero_optimization.offload_optimizer.ratio": (1,),
+    "zero_optimization.offload_optimizer.super_offload": (False,),
+    "zero_optimization.offload_param.device": ("none", "cpu"),
+    "tensor_parallel.autotp_size": (0, 1),
+}
+"""Keys by which DeepSpeed divides or sends states in another way than the techniques do, and the values with which it
+does not, beside None: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor parallelism (zero/config.py of 0.19.8)."""
+
+
+def keys_beyond(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys, with their values, that make a DeepSpeed configuration none of the techniques."""
+    found = {}
+    for path, plain in PLAIN.items():
+        *blocks, key = path.split(".")
+        place = config
+        for block in blocks:
+            place = _object(place, block)
+        value = place.get(key)
+        if value is not None and value not in plain:
+            found[path] = value
+    return found
+
+
+def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
+    """A technique for people; of a custom one with the keys that make it so, `custom (offload_param.device nvme)`."""
+    if name != CUSTOM or config is None:
+        return name
+    keys = {path.removeprefix("zero_optimization."): value for path, value in keys_beyond(config).items()}
+    said = ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in keys.items())
+    return f"{name} ({said})" if said else name
+
+
+def offloads_optimizer(config: Mapping[str, Any]) -> bool:
+    """Whether the processor steps, of whatever technique the configuration is."""
+    return _is_offloaded(_object(config, "zero_optimization"), "offload_optimizer")
 
 
 def _is_offloaded(zero: Mapping[str, Any], key: str) -> bool:

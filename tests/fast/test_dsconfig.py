@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.fast.test_plan_memory import recorded
+from tests.made import a_record, as_record
 from zeropods.errors import UserError
-from zeropods.techniques import TECHNIQUES, technique_of
+from zeropods.plan.memory import planned
+from zeropods.techniques import TECHNIQUES, offloads_optimizer, technique_of, technique_text
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments
 from zeropods.train.deepspeed import check_config, effective_config, read_config
 
@@ -78,10 +81,43 @@ def test_a_file_is_the_technique_of_its_name_and_passes_its_own_check(name: str)
         ({}, 2, "custom"),
         (edited("zero3", zero_optimization__offload_param={"device": "cpu"}), 2, "custom"),
         (edited("zero2", zero_optimization__offload_optimizer={"device": "none"}), 1, "zero2"),
+        (
+            edited("zero3", zero_optimization__zero_quantized_weights=False, tensor_parallel={"autotp_size": 1}),
+            2,
+            "zero3",
+        ),
     ],
 )
 def test_a_technique_is_told_from_the_configuration_and_the_ranks(config: Any, ranks: int, name: str) -> None:
     assert technique_of(config, ranks) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("zero3_offload", {"zero_optimization__offload_param__device": "nvme"}, "custom (offload_param.device nvme)"),
+        ("zero2_offload", {"zero_optimization__offload_optimizer__ratio": 0.5}, "custom (offload_optimizer.ratio 0.5)"),
+        (
+            "zero3",
+            {"zero_optimization__zero_quantized_weights": True, "zero_optimization__zero_hpz_partition_size": 4},
+            "custom (zero_quantized_weights true, zero_hpz_partition_size 4)",
+        ),
+        ("zero3", {"zero_optimization__zero_quantized_gradients": True}, "custom (zero_quantized_gradients true)"),
+        ("zero1", {"tensor_parallel": {"autotp_size": 2}}, "custom (tensor_parallel.autotp_size 2)"),
+        ("zero3", {"zero_optimization__mics_shard_size": 2}, "custom (mics_shard_size 2)"),
+    ],
+)
+def test_what_goes_beyond_a_technique_is_custom_and_its_keys_are_said(
+    name: str, changes: dict[str, Any], text: str
+) -> None:
+    config = edited(name, **changes)
+    assert technique_of(config, world_size=4) == "custom"
+    assert technique_text("custom", config) == text
+    assert offloads_optimizer(config) == name.endswith("_offload")
+    # What a run is called is shown by its record, and nothing is planned for it, whatever an older record calls it.
+    assert as_record(a_record(technique="custom", deepspeed=config)).technique_text == text
+    assert planned(recorded(technique=name, deepspeed=EVERY[name])) is not None
+    assert planned(recorded(technique=name, deepspeed=config)) is None
 
 
 @pytest.mark.parametrize("name", CAUSAL)

@@ -27,7 +27,7 @@ from zeropods.measure.run_folder import RECORD
 from zeropods.pods.hostfile import Host
 from zeropods.pods.this_pod import slots
 from zeropods.programs import free_port
-from zeropods.techniques import technique_of
+from zeropods.techniques import offloads_optimizer
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -124,7 +124,7 @@ def check_pods(planned: Launch, cluster: Cluster) -> None:
         (str(planned.script), *([config] if config else [])),
         master_port=planned.master_port,
         # What lies in main memory is stepped by CPU Adam, which has to be compiled.
-        offload=config is not None and technique_of(read_config(Path(config)), 1).endswith("_offload"),
+        offload=config is not None and offloads_optimizer(read_config(Path(config))),
         cml=cluster.backend == "cml",
     )
     names = [pod.name for pod in cluster.pods[: len(planned.hosts)]]

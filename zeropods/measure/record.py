@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.techniques import technique_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -209,6 +210,11 @@ class RunConfig:
     versions: dict[str, str | None]
     git_revision: str | None
     hardware: dict[str, Any]
+
+    @property
+    def technique_text(self) -> str:
+        """The technique for people: of a custom one with the keys of its configuration that make it so."""
+        return technique_text(self.technique, self.deepspeed)
 
 
 @dataclass(kw_only=True)

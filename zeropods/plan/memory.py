@@ -11,7 +11,7 @@ from zeropods.plan.activations import activations
 from zeropods.plan.machines import is_before_ampere
 from zeropods.plan.shapes import CausalShape, shape_from
 from zeropods.plan.workload import PARTS, Term, Workload, total
-from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, read_zero_settings
+from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, keys_beyond, read_zero_settings
 
 if TYPE_CHECKING:
     from zeropods.measure.record import BatchShape, RankMeasurement, Record
@@ -106,7 +106,11 @@ def planned(record: Record) -> PlannedMemory | None:
         return None
     try:
         zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
+        # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
+        is_plain = not keys_beyond(record.deepspeed or {})
     except UserError:
+        return None
+    if not is_plain:
         return None
     return plan_memory(work, technique, record.world_size, zero, context_bytes=CONTEXT_BYTES if rank.gpu else 0)
 

@@ -26,6 +26,7 @@ Settings = dict[str, Any]
 FACTS = (
     *("model_id", "init", "task", "technique", "pods", "world_size", "prompt", "precision", "effective_batch_size"),
     "gradient_checkpointing",
+    "technique_text",
 )
 """Facts of a configuration that a row shows."""
 

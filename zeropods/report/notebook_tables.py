@@ -76,7 +76,7 @@ def _technique_line(record: Record, baseline: Record) -> dict[str, str]:
     rate, base = record.samples_per_second, baseline.samples_per_second
     states = measured_bytes(record) if planned_kind(record) == LIVE_STATES else None
     return {
-        "technique": record.technique,
+        "technique": record.technique_text,
         "training (samples/s)": _shown(rate, "{:,.1f}"),
         "against the first": _shown(rate / base if rate and base else None, "{:.2f} x"),
         "peak memory (MiB)": _mib(peak_memory_bytes(record)),
@@ -171,7 +171,7 @@ def training_table(runs: Sequence[Run]) -> Table:
     return Table.of(
         {
             "run": name,
-            "technique": record.technique,
+            "technique": record.technique_text,
             "final train loss": _shown(train_loss(record), "{:.4f}"),
             **{
                 f"eval loss, epoch {epoch}" if epoch else "eval loss, before": _shown(
@@ -218,7 +218,7 @@ def _memory_line(run: Run) -> dict[str, str]:
 
     return {
         "run": run.folder.name,
-        "technique": record.technique,
+        "technique": record.technique_text,
         "kind of memory": kind or NOT_MEASURED,
         "peak (MiB)": over_ranks(max, "peak"),
         "mean (MiB)": over_ranks(mean, "mean"),

@@ -195,7 +195,7 @@ _THREE, _FOUR = "{:.3f}".format, "{:.4f}".format
 LABEL = Column("label", "row")
 RESULTS = (
     Column("model_id", "model"),
-    Column("technique", "technique"),
+    Column("technique_text", "technique"),
     Column("pods", "pods"),
     Column("duration_seconds", "duration", "s", _ONE),
     Column("inference_text", "inference result"),
