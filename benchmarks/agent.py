@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from tests.full.one_pod import OnePod
-from zeropods.pods.control import AgentClient
+from zeropods.pods.wire import ask_agents
 
 SECONDS, RENEWAL_SECONDS = 20, 5
 
@@ -35,11 +35,10 @@ def measure(work: Path) -> list[Figure]:
 
 
 async def _renew(pod: OnePod) -> None:
-    client = AgentClient(pod.address, pod.registration.control_port, pod.secret)
+    agent = (pod.address, pod.registration.control_port)
     for _ in range(SECONDS // RENEWAL_SECONDS):
         await asyncio.sleep(RENEWAL_SECONDS)
-        await client.ask({"do": "renew"}, RENEWAL_SECONDS)
-    await client.close()
+        await ask_agents([agent], pod.secret, {"do": "renew"}, RENEWAL_SECONDS)
 
 
 def _processor_seconds(pids: tuple[int, ...]) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.figure import Figure
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
-from zeropods.pods.rendezvous import Answer, Registration, Rendezvous, register
+from zeropods.pods.rendezvous import Answer, Pod, Rendezvous, register
 from zeropods.pods.wire import allow_open_files
 
 WORKERS, ROUNDS = 1_000, 3
@@ -42,7 +42,7 @@ def measure(work: Path) -> list[Figure]:
 def _round(hostfile: Path) -> tuple[float, int]:
     """Seconds, and different hosts in the hostfile; reading it refuses a host that is there twice."""
     secret = secrets.token_bytes(32)
-    answer = Answer(cluster="bench", authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
+    answer = Answer(authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
     rendezvous = Rendezvous(
         secret=secret, count=WORKERS, answer=answer, address="127.0.0.1", port=0, ssh_ports=SSH_PORTS
     )
@@ -76,25 +76,25 @@ def _workers(port: int, secret: bytes) -> Iterator[Any]:
 
 
 async def _register_all(port: int, secret: bytes) -> None:
-    async def serve(answer: dict[str, Any]) -> None:
+    async def serve(answer: Answer) -> None:
         """There is no sshd to start."""
 
+    master = ("127.0.0.1", port)
     await asyncio.gather(
-        *(register(("127.0.0.1", port), secret, _worker(number), SECONDS, serve) for number in range(WORKERS))
+        *(register(master, secret, _worker(number), SSH_PORTS, SECONDS, serve) for number in range(WORKERS))
     )
 
 
-def _worker(number: int) -> Registration:
+def _worker(number: int) -> Pod:
     kind = b"ssh-ed25519"
     blob = struct.pack(">I", len(kind)) + kind + struct.pack(">I", 32) + secrets.token_bytes(32)
-    return Registration(
+    return Pod(
         worker=f"worker-{number}",
         address=f"10.0.{number // 250}.{number % 250 + 1}",
         hostname=f"pod-{number}",
         slots=1,
         host_key=f"ssh-ed25519 {base64.b64encode(blob).decode()}",
         control_port=40_000,
-        free_ports=SSH_PORTS,
     )
 
 

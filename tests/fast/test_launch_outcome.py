@@ -27,7 +27,7 @@ from zeropods.launch.outcome import (
     record_run,
     verdict_of_ranks,
 )
-from zeropods.pods.state import Pod
+from zeropods.pods.rendezvous import Pod
 
 
 def pod(number: int, processes: int = 2, most: int = 2, absent: float | None = 0.0, silent: float = 1.0) -> PodState:

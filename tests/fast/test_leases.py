@@ -104,12 +104,3 @@ def test_a_run_that_nobody_opens_and_a_late_process_of_an_ended_one_are_ended(ag
     assert not is_alive(late) and is_alive(stranger)
     lived(agent, lambda pod: None, 2.5)
     assert not is_alive(stranger)
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_nothing_has_left_behind_is_ended_unless_a_run_is_open(agent, start) -> None:
-    orphan = start(SLEEP, "600")
-    lived(agent, lambda pod: pod.renew_run("r", 60.0), 0.5)
-    assert is_alive(orphan)
-    lived(agent, lambda pod: None, 1.0)
-    assert not is_alive(orphan)

@@ -7,15 +7,18 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from zeropods import programs
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.pods import cluster, start, state
+from zeropods.pods import cluster, start
 from zeropods.pods.backends.cml import described
-from zeropods.pods.state import Pod, Settings, State
+from zeropods.pods.backends.local import Settings
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.rendezvous import Pod
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 SETTINGS = Settings(
@@ -23,8 +26,8 @@ SETTINGS = Settings(
 )  # fmt: skip
 HOLDER = """
 import sys
-from zeropods.pods import state
-with state.locked(state.folder_of("one")):
+from zeropods.pods import cluster
+with cluster.locked(cluster.folder_of("one")):
     print("in", flush=True)
     sys.stdin.read()
 """
@@ -44,22 +47,27 @@ def pod(number: int) -> Pod:
     )  # fmt: skip
 
 
-def whole(name: str) -> State:
-    return State(name=name, settings=SETTINGS, workers=("w1", "w2"), ssh_port=2222, pods=(pod(1), pod(2)))
+def whole(name: str, **changes: Any) -> Cluster:
+    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "ssh_port": 2222, "pods": (pod(1), pod(2)), **changes}
+    return Cluster(folder=cluster.folder_of(name), **told)
 
 
-def keep(*states: State) -> None:
+def keep(*names: str) -> None:
     """Write the state of clusters of which nothing runs."""
-    for each in states:
-        folder = state.folder_of(each.name)
-        folder.mkdir(parents=True)
-        state.write_state(folder, each)
-        (folder / "secret").write_text("00" * 32)
+    for name in names:
+        cluster.folder_of(name).mkdir(parents=True)
+        cluster.write_cluster(whole(name))
+        (cluster.folder_of(name) / "secret").write_text("00" * 32)
+
+
+def test_what_was_written_is_found() -> None:
+    keep("one")
+    assert cluster.find("one") == whole("one")
 
 
 def test_a_file_that_is_no_state_is_named() -> None:
-    keep(whole("one"))
-    (state.folder_of("one") / "state.json").write_text("{}")
+    keep("one")
+    (cluster.folder_of("one") / "state.json").write_text("{}")
     with pytest.raises(UserError, match=r"one/state\.json: not a cluster's state"):
         cluster.find("one")
 
@@ -67,7 +75,7 @@ def test_a_file_that_is_no_state_is_named() -> None:
 @pytest.mark.parametrize("name", ["..", "a/b", "-x", "a b", "x" * 41])
 def test_a_name_that_could_be_another_path_or_a_flag_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="cluster name"):
-        state.folder_of(name)
+        cluster.folder_of(name)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +89,14 @@ def test_a_name_that_could_be_another_path_or_a_flag_is_refused(name: str) -> No
 )
 def test_pods_of_one_machine_share_it_and_talk_over_loopback(backend: str, second: str, shared: bool) -> None:
     pods = (pod(1), replace(pod(2), address=second))
-    found = cluster.Cluster.of(Path("x"), replace(whole("one"), settings=replace(SETTINGS, backend=backend), pods=pods))
+    found = whole("one", settings=replace(SETTINGS, backend=backend), pods=pods)
     assert [host.line() for host in found.hosts] == ["127.0.1.1 slots=2", f"{second} slots=2"]
     assert (found.shared_machine, found.environment) == (shared, {"GLOO_SOCKET_IFNAME": "lo"} if shared else {})
 
 
-def test_pods_under_different_accounts_are_logged_in_to_as_such(tmp_path: Path) -> None:
-    both = cluster.Cluster.of(tmp_path, whole("one"))
+def test_pods_under_different_accounts_are_logged_in_to_as_such() -> None:
+    keep("one")
+    both = whole("one")
     cluster.write_files(both, {"127.0.1.1": "ann", "127.0.1.2": "bob"}.__getitem__)
     asked = [["ssh", "-G", "-F", str(both.ssh_config), host.address] for host in both.hosts]
     said = [subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout for argv in asked]
@@ -96,7 +105,7 @@ def test_pods_under_different_accounts_are_logged_in_to_as_such(tmp_path: Path) 
 
 @pytest.mark.parametrize(("up", "found"), [(["one"], "one"), (["one", "pods"], "pods")])
 def test_the_only_cluster_or_the_shell_s_is_meant_where_none_is_named(up: list[str], found: str) -> None:
-    keep(*map(whole, up))
+    keep(*up)
     assert cluster.find().name == found
 
 
@@ -109,7 +118,7 @@ def test_the_only_cluster_or_the_shell_s_is_meant_where_none_is_named(up: list[s
     ],
 )
 def test_a_cluster_that_cannot_be_told_is_named(up: list[str], name: str | None, line: str) -> None:
-    keep(*map(whole, up))
+    keep(*up)
     with pytest.raises(UserError, match=line):
         cluster.find(name)
 
@@ -126,10 +135,10 @@ def test_a_folder_that_is_no_cluster_s_is_never_emptied(home: Path) -> None:
 def test_a_cluster_is_changed_by_one_process_at_a_time(home: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"in\n"
-    with pytest.raises(UserError, match="one: another process"), state.locked(home / "one"):
+    with pytest.raises(UserError, match="one: another process"), cluster.locked(home / "one"):
         pass
     threading.Timer(0.3, holder.stdin.close).start()
-    with state.locked(home / "one", 10.0):
+    with cluster.locked(home / "one", 10.0):
         assert (home / "one").stat().st_mode & 0o777 == 0o700
     assert holder.wait(10) == 0 and not (home / "one").exists()
 

@@ -154,7 +154,7 @@ def test_cache_of_compiled_operations_is_read(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_what_ssh_says_is_said_in_few_words(errors: str, value: str) -> None:
-    ended = ProbeEnd(status=255, login_seconds=None, output="", errors=errors)
+    ended = ProbeEnd(status=255, output="", errors=errors, asked=0.0, answered=1.0)
     check = ssh_check(ended, "127.0.1.1", 2222)
     assert (check.verdict, check.value) == ("failed", value) and check.remedy
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import gc
 import re
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,51 +18,33 @@ import pytest
 
 from tests.full.launches import until
 from zeropods.errors import UserError
-from zeropods.pods.rendezvous import Answer, MissingPods, Registration, Rendezvous, register
-from zeropods.pods.wire import Channel, ChannelError, connect
+from zeropods.pods.rendezvous import Answer, Pod, Rendezvous, register
+from zeropods.pods.wire import connected
 
 HERE = "127.0.0.1"
 SECRET = bytes(range(32))
 SECONDS = 20.0
 SSH_PORTS = (2_222, 40_022, 40_023)
-ANSWER = Answer(cluster="c", authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
+ANSWER = Answer(authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
 
 Opener = Callable[..., Rendezvous]
-Start = Callable[..., Future[dict[str, Any]]]
+Start = Callable[..., Future[Answer]]
 
 
-def host_key(number: int) -> str:
-    kind = b"ssh-ed25519"
-    blob = struct.pack(">I", len(kind)) + kind + struct.pack(">I", 32) + number.to_bytes(32, "big")
-    return f"ssh-ed25519 {base64.b64encode(blob).decode()}"
-
-
-def pod(number: int, **changes: Any) -> Registration:
+def pod(number: int, **changes: Any) -> Pod:
     values: dict[str, Any] = {
         "worker": f"w{number}",
         "address": f"127.0.1.{number}",
         "hostname": f"host-{number}",
         "slots": 1,
-        "host_key": host_key(number),
+        "host_key": f"ssh-ed25519 {number}",
         "control_port": 30_000 + number,
-        "free_ports": SSH_PORTS,
     }
-    return Registration(**{**values, **changes})
+    return Pod(**{**values, **changes})
 
 
-async def serve_nothing(answer: dict[str, Any]) -> None:
+async def serve_nothing(answer: Answer) -> None:
     pass
-
-
-def serve_when(event: threading.Event) -> Callable[[dict[str, Any]], Any]:
-    """A pod whose sshd is up once the event is set."""
-
-    async def serve(answer: dict[str, Any]) -> None:
-        async with asyncio.timeout(SECONDS):
-            while not event.is_set():
-                await asyncio.sleep(0.02)
-
-    return serve
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +63,10 @@ def start() -> Iterator[Start]:
     with ThreadPoolExecutor(16) as pool:
 
         def begin(
-            port: int, registered: Registration, serve: Any = serve_nothing, **how: Any
-        ) -> Future[dict[str, Any]]:
+            port: int, registered: Pod, serve: Any = serve_nothing, free: Any = SSH_PORTS, **how: Any
+        ) -> Future[Answer]:
             told = {"secret": SECRET, "seconds": SECONDS, **how}
-            registering = (HERE, port), told["secret"], registered, told["seconds"], serve
+            registering = (HERE, port), told["secret"], registered, free, told["seconds"], serve
             return pool.submit(lambda: asyncio.run(register(*registering)))
 
         yield begin
@@ -112,25 +92,8 @@ def listening(start: Start) -> Iterator[Opener]:
         socket.create_server((HERE, port)).close()
 
 
-def registered(rendezvous: Rendezvous) -> set[str]:
-    """Who has registered, as `watch` is told; nothing else is waited for."""
-    seen: list[frozenset[str]] = []
-    with pytest.raises((MissingPods, UserError)):
-        rendezvous.gather(0.0, seen.append)
-    return set(seen[-1])
-
-
-def proven(port: int, then: Callable[[Channel], Any]) -> Any:
-    """What `then` returns, on a connection of someone who knows the secret and is no well-behaved pod."""
-
-    async def main() -> Any:
-        channel = await connect(HERE, port, SECRET, "register", SECONDS)
-        try:
-            return await then(channel)
-        finally:
-            await channel.close()
-
-    return asyncio.run(main())
+def gathered(rendezvous: Rendezvous) -> tuple[Pod, ...]:
+    return rendezvous.gather(SECONDS, lambda ids: None)
 
 
 # Pods that behave
@@ -141,13 +104,10 @@ def test_pods_are_gathered_by_numeric_address_and_told_the_first_port_that_all_h
 ) -> None:
     rendezvous = listening(3)
     free = {10: (40_023, 40_022), 9: SSH_PORTS, 100: (40_022, 2_222, 40_023)}
-    expected = {number: pod(number, free_ports=ports) for number, ports in free.items()}
-    answers = [start(rendezvous.port, registration) for registration in expected.values()]
-    assert rendezvous.gather(SECONDS, lambda ids: None) == (expected[9], expected[10], expected[100])
-    assert rendezvous.ssh_port == 40_022
-    told = {"ssh_port": 40_022, "cluster": "c", "authorized_key": "ssh-ed25519 AAAA"}
-    for answer in answers:
-        assert answer.result(SECONDS) == {**told, "lease": "kernel", "lease_seconds": 30.0}
+    answers = [start(rendezvous.port, pod(number), free=ports) for number, ports in free.items()]
+    assert gathered(rendezvous) == (pod(9), pod(10), pod(100))
+    assert rendezvous.answer.ssh_port == 40_022
+    assert [answer.result(SECONDS) for answer in answers] == [rendezvous.answer] * 3
 
 
 def test_pods_that_start_before_their_master_are_gathered(start: Start, listening: Opener) -> None:
@@ -155,87 +115,110 @@ def test_pods_that_start_before_their_master_are_gathered(start: Start, listenin
         port = reserved.getsockname()[1]
     early = start(port, pod(1))
     time.sleep(0.3)
-    assert listening(1, port=port).gather(SECONDS, lambda ids: None) == (pod(1),)
-    assert early.result(SECONDS)["cluster"] == "c"
+    assert gathered(listening(1, port=port)) == (pod(1),)
+    assert early.result(SECONDS).ssh_port == 2_222
 
 
 def test_gather_waits_until_the_slowest_pod_is_ready_and_watch_is_told_who_is_there(
     listening: Opener, start: Start
 ) -> None:
     may_serve = threading.Event()
+
+    async def serve(answer: Answer) -> None:
+        await asyncio.to_thread(may_serve.wait, SECONDS)
+
     rendezvous = listening(2)
     start(rendezvous.port, pod(1))
-    until(lambda: registered(rendezvous) == {"w1"})
+    until(lambda: rendezvous.there == {"w1"})
     seen: list[frozenset[str]] = []
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(rendezvous.gather, SECONDS, seen.append)
-        start(rendezvous.port, pod(2), serve_when(may_serve))
-        until(lambda: bool(seen) and seen[-1] == {"w1", "w2"})
-        assert not gathered.done()
+        gathering = pool.submit(rendezvous.gather, SECONDS, seen.append)
+        start(rendezvous.port, pod(2), serve)
+        until(lambda: bool(seen) and seen[-1] == {"w1", "w2"} and rendezvous.there == {"w1"})
+        assert not gathering.done()
         may_serve.set()
-        assert gathered.result(SECONDS) == (pod(1), pod(2))
+        assert gathering.result(SECONDS) == (pod(1), pod(2))
 
 
-def test_a_pod_that_dies_before_the_answer_is_taken_out_and_may_come_back(listening: Opener, start: Start) -> None:
-    async def come_twice_and_die(channel: Channel) -> None:
-        await channel.send(asdict(pod(1)))
-        again = await connect(HERE, rendezvous.port, SECRET, "register", SECONDS)
-        await again.send(asdict(pod(1)))
-        with pytest.raises(ChannelError, match="closed"):
-            await channel.receive(SECONDS)
-        assert await asyncio.to_thread(registered, rendezvous) == {"w1"}
-        await again.close()
+def test_a_pod_that_loses_its_connection_comes_again(listening: Opener, start: Start) -> None:
+    async def ask_and_go() -> None:
+        async with connected(HERE, rendezvous.port, SECRET, "register", SECONDS) as channel:
+            await channel.send({"do": "register", "pod": asdict(pod(1)), "free_ports": SSH_PORTS})
 
     rendezvous = listening(2)
-    proven(rendezvous.port, come_twice_and_die)
-    until(lambda: registered(rendezvous) == set())
-    start(rendezvous.port, pod(2))
+    asyncio.run(ask_and_go())
     start(rendezvous.port, pod(1))
-    assert rendezvous.gather(SECONDS, lambda ids: None) == (pod(1), pod(2))
+    start(rendezvous.port, pod(2))
+    assert gathered(rendezvous) == (pod(1), pod(2))
 
 
-# Pods that contradict each other, or fail
+def test_watch_ends_the_wait(listening: Opener) -> None:
+    def watch(ids: frozenset[str]) -> None:
+        raise UserError("a worker has ended")
+
+    with pytest.raises(UserError, match="a worker has ended"):
+        listening(1).gather(SECONDS, watch)
+
+
+# Pods that cannot be
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (pod(1, host_key=host_key(7), address="127.0.1.7"), "w1: two pods call themselves so, at 127.0.1.1 and"),
+        (pod(1, address="127.0.1.2", host_key="another"), "w1: two pods call themselves so, at 127.0.1.1 and"),
         (pod(2, address="127.0.1.1"), "127.0.1.1: two pods have this address, w1 and w2;"),
     ],
     ids=["the same pod twice", "two pods with one address"],
 )
 def test_a_contradiction_refuses_the_second_pod_and_names_both(
-    listening: Opener, start: Start, second: Registration, message: str
+    listening: Opener, start: Start, second: Pod, message: str
 ) -> None:
     rendezvous = listening(3)
     start(rendezvous.port, pod(1))
-    until(lambda: registered(rendezvous) == {"w1"})
+    until(lambda: rendezvous.there == {"w1"})
     refused = start(rendezvous.port, second)
     with pytest.raises(UserError, match=re.escape(message)):
-        rendezvous.gather(SECONDS, lambda ids: None)
+        gathered(rendezvous)
     with pytest.raises(UserError, match="refused by the master: " + re.escape(message)):
         refused.result(SECONDS)
 
 
-def test_a_pod_of_another_version_is_refused_with_the_field(listening: Opener) -> None:
+def test_a_pod_too_many_is_refused_and_harms_nobody(listening: Opener, start: Start) -> None:
+    rendezvous = listening(1)
+    start(rendezvous.port, pod(1)).result(SECONDS)
+    with pytest.raises(UserError, match=r"w2 \(127\.0\.1\.2\): all 1 pods of the cluster have registered"):
+        start(rendezvous.port, pod(2)).result(SECONDS)
+    assert gathered(rendezvous) == (pod(1),)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"do": "register", "pod": {**asdict(pod(1)), "more": 1}, "free_ports": []}, "a registration: .*'more'"),
+        ({"do": "greet"}, "said .*greet"),
+    ],
+)
+def test_a_pod_of_another_version_is_named(listening: Opener, request_: dict[str, Any], message: str) -> None:
+    async def ask() -> None:
+        async with connected(HERE, rendezvous.port, SECRET, "register", SECONDS) as channel:
+            await channel.ask(request_, SECONDS)
+
     rendezvous = listening(2)
-    told = proven(rendezvous.port, lambda channel: channel.ask({**asdict(pod(1)), "more": 1}, SECONDS))
-    message = f"pod at {HERE}: a registration: more: missing or unknown; is one version of zeropods on master and pods?"
-    assert told["refused"] == message
-    with pytest.raises(UserError, match="^" + re.escape(message)):
-        rendezvous.gather(SECONDS, lambda ids: None)
+    asyncio.run(ask())
+    with pytest.raises(UserError, match=f"^pod at {HERE}: {message}.*; is one version of zeropods on master and pods"):
+        gathered(rendezvous)
 
 
 def test_a_pod_that_cannot_serve_is_named_with_what_it_said(listening: Opener, start: Start) -> None:
-    async def fail(answer: dict[str, Any]) -> None:
+    async def fail(answer: Answer) -> None:
         raise UserError("sshd: not\n found\x1b[2J")
 
     rendezvous = listening(2)
     start(rendezvous.port, pod(1))
     failed = start(rendezvous.port, pod(2), fail)
     with pytest.raises(UserError) as caught:
-        rendezvous.gather(SECONDS, lambda ids: None)
+        gathered(rendezvous)
     assert str(caught.value) == "w2 (127.0.1.2): sshd: not found?[2J"
     with pytest.raises(UserError, match="sshd: not"):
         failed.result(SECONDS)
@@ -243,23 +226,21 @@ def test_a_pod_that_cannot_serve_is_named_with_what_it_said(listening: Opener, s
 
 def test_no_port_for_sshd_in_common_is_said_with_the_ports(listening: Opener, start: Start) -> None:
     rendezvous = listening(2)
-    start(rendezvous.port, pod(1, free_ports=(2_222,)))
-    start(rendezvous.port, pod(2, free_ports=(40_022,)))
+    start(rendezvous.port, pod(1), free=(2_222,))
+    start(rendezvous.port, pod(2), free=(40_022,))
     with pytest.raises(UserError, match="ssh: none of the ports 2222, 40022, 40023 is free on every pod"):
-        rendezvous.gather(SECONDS, lambda ids: None)
+        gathered(rendezvous)
 
 
 # Who does not come, and who may not
 
 
-def test_missing_pods_are_counted_and_the_others_known(start: Start) -> None:
+def test_missing_pods_are_known_and_those_that_are_there_are_told(start: Start) -> None:
     with new_rendezvous(3) as rendezvous:
         waiting = start(rendezvous.port, pod(2))
-        until(lambda: registered(rendezvous) == {"w2"})
-        with pytest.raises(MissingPods) as caught:
+        until(lambda: rendezvous.there == {"w2"})
+        with pytest.raises(TimeoutError):
             rendezvous.gather(0.2, lambda ids: None)
-    assert str(caught.value) == "1 of 3 pods have registered in 0.2 s"
-    assert caught.value.registered == (pod(2),)
     with pytest.raises(UserError, match="refused by the master: the cluster did not come up"):
         waiting.result(SECONDS)
 
@@ -268,4 +249,4 @@ def test_a_pod_of_another_cluster_does_not_get_in(listening: Opener, start: Star
     rendezvous = listening(1)
     with pytest.raises(UserError, match="has this pod its cluster's secret"):
         start(rendezvous.port, pod(1), secret=bytes(32), seconds=0.5).result(SECONDS)
-    assert registered(rendezvous) == set()
+    assert not rendezvous.there

@@ -18,8 +18,9 @@ from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.launch.planning import PROJECT, plan_launch
 from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
 from zeropods.measure.record import Record
+from zeropods.pods.backends.local import Settings
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.state import Pod, Settings, State
+from zeropods.pods.rendezvous import Pod
 
 TRAIN = PROJECT / "textsql_train.py"
 
@@ -68,7 +69,7 @@ def three(tmp_path: Path) -> Cluster:
         Pod(name=f"pod{n}", worker=f"w{n}", address=f"127.0.1.{n}", hostname="h", slots=1, host_key="k", control_port=1)
         for n in (1, 2, 3)
     )
-    return Cluster.of(tmp_path / "three", State(name="three", settings=settings, ssh_port=2222, pods=pods))
+    return Cluster(folder=tmp_path / "three", settings=settings, ssh_port=2222, pods=pods)
 
 
 def restarted(

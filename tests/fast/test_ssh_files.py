@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_argv, ssh_config_text
-from zeropods.pods.sshd import make_key
+from zeropods.pods.ssh import known_hosts_text, make_key, pdsh_ssh_arguments, ssh_argv, ssh_config_text
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJSkCIaR6JoKZS8Eyy485VZS1CacHjMygpojMfbbyY2L"
 OPTIONS = {

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.ssh import ssh_argv
-from zeropods.pods.sshd import make_key
+from zeropods.pods.ssh import make_key, ssh_argv
 from zeropods.programs import find_program
 
 SECONDS = 30.0

@@ -18,8 +18,7 @@ from tests.full.slurm_cluster import SlurmCluster, missing
 from zeropods import pods
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
-from zeropods.pods.cluster import Cluster, take_down
-from zeropods.pods.state import names
+from zeropods.pods.cluster import Cluster, names, take_down
 
 ROOT = Path(__file__).resolve().parents[2]
 SEVERAL_SECONDS = 240.0

@@ -17,11 +17,10 @@ from typing import Any
 import psutil
 
 from tests.full.launches import ROOT, until
-from zeropods.pods.control import AgentError, ask_all
 from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
-from zeropods.pods.rendezvous import Answer, Registration, Rendezvous
-from zeropods.pods.ssh import known_hosts_text, ssh_argv, ssh_config_text
-from zeropods.pods.sshd import account, make_key
+from zeropods.pods.rendezvous import Answer, Pod, Rendezvous
+from zeropods.pods.ssh import account, known_hosts_text, make_key, ssh_argv, ssh_config_text
+from zeropods.pods.wire import AgentError, ask_all
 from zeropods.programs import free_port
 
 WAIT_SECONDS = 30.0
@@ -50,7 +49,7 @@ class OnePod:
         self.log = folder / "worker.log"
         self._folder = folder
         key = make_key(folder / "id_ed25519", "test")
-        answer = Answer(cluster="test", authorized_key=key, lease=lease, lease_seconds=lease_seconds)
+        answer = Answer(authorized_key=key, lease=lease, lease_seconds=lease_seconds)
         with Rendezvous(
             secret=self.secret, count=1, answer=answer, address="127.0.0.1", port=None, ssh_ports=(self.ssh_port,)
         ) as rendezvous:
@@ -143,7 +142,7 @@ class OnePod:
     def _check_alive(self, _: frozenset[str]) -> None:
         assert self.warden.poll() is None, self.said()
 
-    def _write_ssh_files(self, user: str, pod: Registration) -> None:
+    def _write_ssh_files(self, user: str, pod: Pod) -> None:
         folder = self._folder
         hosts = known_hosts_text([(self.address, self.ssh_port, pod.host_key)])
         (folder / "known_hosts").write_text(hosts, encoding="utf-8")

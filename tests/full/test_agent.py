@@ -19,10 +19,9 @@ from tests.full.launches import ROOT, until
 from tests.full.one_pod import WAIT_SECONDS, OnePod, all_gone, process_in
 from zeropods import programs
 from zeropods.errors import UserError
-from zeropods.pods import sshd
-from zeropods.pods.control import AgentClient, AgentError, ask_all
 from zeropods.pods.processes import PROC, Process, is_alive, send
-from zeropods.pods.sshd import make_key
+from zeropods.pods.ssh import Sshd, find_sshd, make_key
+from zeropods.pods.wire import AgentError, ask_all
 from zeropods.programs import free_port
 
 ORDINARY, NUMBER = "ordinary-pod", "64321"
@@ -156,9 +155,6 @@ def test_the_end_of_a_run_asks_first_kills_what_does_not_heed_it_and_leaves_othe
     assert all_gone({*members, deaf})
     assert (tmp_path / "r.asked").exists() and (tmp_path / "r.away.asked").exists()
     assert all(map(is_alive, [*others, behind]))
-    # What a session has left behind ends once no session and no run is there.
-    pod.ask(do="end", run="other", grace_seconds=5.0)
-    until(lambda: all_gone({behind}))
 
 
 def test_a_kernel_lease_that_is_not_renewed_ends_the_pod(start_pod, rank, tmp_path) -> None:
@@ -321,24 +317,8 @@ def test_another_secret_gets_no_answer_and_an_agent_that_is_not_there_is_named(s
     gone, there = ask_all([nowhere, here], shared_pod.secret, {"do": "status"}, 5.0)
     assert isinstance(gone, AgentError) and str(gone).startswith(f"{nowhere[0]}:{nowhere[1]}: ")
     assert isinstance(there, dict)
-    assert (there["worker"], there["cluster"], there["runs"], there["sessions"]) == ("worker-1", "test", {}, 0)
+    assert (there["runs"], there["sessions"]) == ({}, 0)
     assert 0 < there["lease_seconds_left"] <= 600
-
-
-def test_one_client_asks_many_times_and_after_an_interruption(shared_pod) -> None:
-    async def questions() -> None:
-        client = AgentClient(shared_pod.address, shared_pod.registration.control_port, shared_pod.secret)
-        for _ in range(20):
-            assert (await client.ask({"do": "status"}, 10.0))["worker"] == "worker-1"
-        asking = asyncio.create_task(client.ask({"do": "renew"}, 10.0))
-        await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(AgentError, match="nonsense"):
-            await client.ask({"do": "nonsense"}, 10.0)
-        assert "sessions" in await client.ask({"do": "status"}, 10.0)
-        await client.close()
-
-    asyncio.run(questions())
 
 
 # What cannot begin
@@ -397,17 +377,17 @@ def test_a_port_that_is_taken_meanwhile_is_named(tmp_path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"127.0.0.1:{port}: taken meanwhile"):
-            asyncio.run(sshd.Sshd(tmp_path, "127.0.0.1").start(port, "ssh-ed25519 AAAA"))
+            asyncio.run(Sshd(tmp_path, "127.0.0.1").start(port, "ssh-ed25519 AAAA"))
 
 
 def test_an_sshd_that_does_not_start_says_why(tmp_path) -> None:
     # No host key was made.
     with pytest.raises(UserError, match="sshd ended at its start: sshd: no hostkeys available"):
-        asyncio.run(sshd.Sshd(tmp_path, "127.0.0.1").start(free_port("127.0.0.1"), "ssh-ed25519 AAAA"))
+        asyncio.run(Sshd(tmp_path, "127.0.0.1").start(free_port("127.0.0.1"), "ssh-ed25519 AAAA"))
 
 
 def test_a_missing_sshd_is_named_with_its_package(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(UserError, match="openssh-server"):
-        sshd.find_sshd()
+        find_sshd()

@@ -48,7 +48,7 @@ def starting(worker: Path, call: str) -> subprocess.Popen[str]:
 
 def kill_pod(cluster: Cluster, number: int) -> None:
     """End the process that a pod is."""
-    records = workers_of(cluster.folder, cluster.settings).processes()
+    records = workers_of(cluster).processes()
     found = next(record.find() for record in records if record.id == cluster.pods[number].worker)
     assert found is not None
     processes.end([found], 20.0)

@@ -12,7 +12,7 @@ from tests.full.launches import ended, left, record, started, train, until
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.pods.cluster import BACKENDS, Cluster
-from zeropods.pods.control import AgentError, ask_all
+from zeropods.pods.wire import AgentError, ask_all
 
 pytestmark = pytest.mark.skipif(not are_possible(), reason="network namespaces need root and iproute2")
 LEFT_SECONDS, STOPPED_SECONDS = 15, 30

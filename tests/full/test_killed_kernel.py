@@ -16,8 +16,7 @@ from nbclient.exceptions import DeadKernelError
 from tests.full.clusters import processes_of
 from tests.full.conftest import ROOT
 from tests.full.launches import RANK, processes, record, until
-from zeropods.pods.cluster import take_down
-from zeropods.pods.state import names
+from zeropods.pods.cluster import names, take_down
 
 PODS_SECONDS, RANKS_SECONDS = 30, 15
 CELLS = (

@@ -29,12 +29,11 @@ from tests.full.clusters import (
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods.cluster import deepspeed_environment
+from zeropods.pods.backends.local import ROOT, Settings
+from zeropods.pods.cluster import deepspeed_environment, names
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.processes import Process, descendants
-from zeropods.pods.ssh import known_hosts_text
-from zeropods.pods.sshd import make_key
-from zeropods.pods.state import ROOT, Settings, names
+from zeropods.pods.ssh import known_hosts_text, make_key
 
 NAMES = {"first": "127.0.7.2", "second": "127.0.7.1"}
 """The user's names of the hosts, in the order of the hostfile, which is not that of the addresses."""

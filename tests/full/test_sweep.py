@@ -15,8 +15,7 @@ import pytest
 
 from tests.full.launches import ROOT, left, processes, until
 from zeropods import pods
-from zeropods.pods.cluster import Cluster
-from zeropods.pods.state import names
+from zeropods.pods.cluster import Cluster, names
 
 WAIT_SECONDS = 120
 OVER_PODS, ALONE = {"technique": "ddp", "pods": 2}, {"technique": "none", "pods": 1}

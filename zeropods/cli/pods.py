@@ -139,8 +139,7 @@ def readable_list(result: Result) -> str:
 
 def run_down(arguments: argparse.Namespace) -> Result:
     """End one cluster or all; none is no error, unless it was named."""
-    from zeropods.pods.cluster import chosen_name, take_down
-    from zeropods.pods.state import names
+    from zeropods.pods.cluster import chosen_name, names, take_down
 
     chosen = names() if arguments.all else [arguments.name or chosen_name()]
     ended = [name for name in chosen if name and take_down(name)]

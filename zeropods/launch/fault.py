@@ -74,7 +74,7 @@ def kill_pod(cluster: Cluster, name: str) -> None:
 def worker_of(cluster: Cluster, name: str) -> Process | None:
     """The process that a local pod is: its warden; None where it has ended."""
     worker = next(pod.worker for pod in cluster.pods if pod.name == name)
-    records = workers_of(cluster.folder, cluster.settings).processes()
+    records = workers_of(cluster).processes()
     return next(record for record in records if record.id == worker).find()
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.launch.outcome import PodState
-from zeropods.pods.control import AgentError, ask_all
 from zeropods.pods.leases import HAS_ENDED
+from zeropods.pods.wire import AgentError, ask_all
 
 if TYPE_CHECKING:
-    from zeropods.pods.state import Pod
+    from zeropods.pods.rendezvous import Pod
 
 LEASE_SECONDS = 10.0
 """A pod ends the run's processes when its supervisor was silent for so long."""

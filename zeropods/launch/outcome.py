@@ -20,7 +20,7 @@ from zeropods.measure.run_folder import CONFIG, LOCK, is_held, locked
 from zeropods.tables import GIB
 
 if TYPE_CHECKING:
-    from zeropods.pods.state import Pod
+    from zeropods.pods.rendezvous import Pod
 
 SILENT_SECONDS = 8.0
 """A pod that has not answered for so long counts as lost."""

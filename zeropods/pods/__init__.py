@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster as Cluster
     from zeropods.pods.cluster import clusters as clusters
     from zeropods.pods.cluster import find as find
+    from zeropods.pods.rendezvous import Pod as Pod
     from zeropods.pods.start import up as up
-    from zeropods.pods.state import Pod as Pod
 
-_PLACES = {"up": "start", "find": "cluster", "clusters": "cluster", "Cluster": "cluster", "Pod": "state"}
+_PLACES = {"up": "start", "find": "cluster", "clusters": "cluster", "Cluster": "cluster", "Pod": "rendezvous"}
 """Loaded when asked for: the agent, which imports this package too, has to stay small."""
 
 __all__ = ["Cluster", "Pod", "clusters", "find", "up"]

@@ -18,22 +18,20 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.files import POD, make_private_folder
 from zeropods.pods import this_pod
-from zeropods.pods.control import purpose
 from zeropods.pods.leases import Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
     become_subreaper,
     descendants,
+    end,
     end_descendants,
     end_with_parent,
-    is_alive,
     oom_kills,
     reap,
-    send,
 )
-from zeropods.pods.rendezvous import Registration, register
-from zeropods.pods.sshd import HOST_KEY, Sshd, find_sshd, make_key
-from zeropods.pods.wire import Channel, ChannelError, Listener, Message, listening_socket
+from zeropods.pods.rendezvous import Answer, Pod, register
+from zeropods.pods.ssh import HOST_KEY, Sshd, find_sshd, make_key
+from zeropods.pods.wire import Message, Server, control_purpose, listening_socket
 from zeropods.programs import is_free
 
 SECRET_VARIABLE = "ZEROPODS_SECRET"
@@ -41,16 +39,11 @@ WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, when the pod ends."""
 KILL_SECONDS = 5.0
-PAUSE_SECONDS = 0.1
 COUNT_SECONDS = 30.0
 AGENT_SECONDS = 10.0
 """From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
 WARDEN_KILL_SECONDS = 30.0
 LONG_SECONDS = 86_400.0
-PROOF_SECONDS = 5.0
-SILENT_SECONDS = 120.0
-"""A connection on which nothing was asked for so long is closed; clients connect again."""
-MAX_UNPROVEN = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +129,19 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
 class _Agent:
     def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
         self._orders = orders
-        self._host_key = host_key
-        self._slots = slots
+        sock = listening_socket(orders.address, 0)
+        self._pod = Pod(
+            worker=orders.worker,
+            address=orders.address,
+            hostname=socket.gethostname(),
+            slots=slots,
+            host_key=host_key,
+            control_port=sock.getsockname()[1],
+        )
+        self._sock = sock
+        self._server = Server(orders.secret, control_purpose(orders.address, self._pod.control_port), self._attend)
         self._sshd = Sshd(folder, orders.address)
         self._leases = Leases(os.getpid(), lambda: self._sshd.pid, self._end)
-        self._cluster: str | None = None
-        self._listener: Listener | None = None
         self._ending: asyncio.Future[tuple[str, int]] | None = None
         """Why the pod ends, and its exit status."""
 
@@ -153,60 +153,44 @@ class _Agent:
         for signum in ENDING:
             loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *ENDING})
-        registering, watching = asyncio.create_task(self._register()), asyncio.create_task(self._leases.watch())
-        for task in (registering, watching):
+        tasks = [asyncio.create_task(self._register()), asyncio.create_task(self._leases.watch())]
+        for task in tasks:
             task.add_done_callback(self._end_on_failure)
         try:
             reason, status = await self._ending
         finally:
-            registering.cancel()
-            watching.cancel()
+            for task in tasks:
+                task.cancel()
             await self._end_everything()
         self._say(f"ended: {reason}")
         return status
 
     async def _register(self) -> None:
         orders = self._orders
-        sock = listening_socket(orders.address, 0)
-        port = int(sock.getsockname()[1])
-        this = purpose(orders.address, port)
-        self._listener = Listener(orders.secret, this, self._converse, unproven=MAX_UNPROVEN, seconds=PROOF_SECONDS)
-        await self._listener.open(sock)
-        registration = Registration(
-            worker=orders.worker,
-            address=orders.address,
-            hostname=socket.gethostname(),
-            slots=self._slots,
-            host_key=self._host_key,
-            control_port=port,
-            free_ports=tuple(port for port in orders.ssh_ports if is_free(orders.address, port)),
+        await self._server.open(self._sock)
+        free = tuple(port for port in orders.ssh_ports if is_free(orders.address, port))
+        answer = await register(
+            orders.master, orders.secret, self._pod, free, orders.register_seconds, self._begin_to_serve
         )
-        answer = await register(orders.master, orders.secret, registration, orders.register_seconds, self._obey)
-        self._say(f"ready, ssh port {answer['ssh_port']}")
+        self._say(f"ready, ssh port {answer.ssh_port}")
+
+    async def _begin_to_serve(self, answer: Answer) -> None:
+        await self._sshd.start(answer.ssh_port, answer.authorized_key)
+        self._leases.open(answer.lease, answer.lease_seconds)
 
     def _end_on_failure(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ending is not None and not self._ending.done():
             self._ending.set_exception(error)
 
-    async def _obey(self, answer: Message) -> None:
-        self._cluster = answer["cluster"]
-        await self._sshd.start(answer["ssh_port"], answer["authorized_key"])
-        self._leases.open(answer["lease"], answer["lease_seconds"])
-
-    async def _converse(self, channel: Channel, request: Message) -> None:
-        """Answer the master on one connection, until it is closed."""
-        with suppress(ChannelError):
-            while True:
-                try:
-                    answer = await self._answer(**request)
-                except (TypeError, ValueError) as error:
-                    answer = {"error": f"{error}; is its zeropods another version?"}
-                self._leases.use()
-                await channel.send(answer)
-                if answer == {"ending": True}:
-                    self._end("it was asked to")
-                request = await channel.receive(SILENT_SECONDS)
+    async def _attend(self, request: Message, peer: str) -> Message:
+        """Answer whoever knows the cluster's secret."""
+        try:
+            answer = await self._answer(**request)
+        except (TypeError, ValueError) as error:
+            answer = {"error": f"{error}; is its zeropods another version?"}
+        self._leases.use()
+        return answer
 
     async def _answer(
         self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0
@@ -220,6 +204,8 @@ class _Agent:
             case "stacks" if run:
                 return {"asked": self._leases.ask_for_stacks(run)}
             case "end":
+                # The answer is sent before anybody who waits for the end has a turn.
+                self._end("it was asked to")
                 return {"ending": True}
             case "renew":
                 self._leases.renew()
@@ -227,7 +213,7 @@ class _Agent:
                 pass
             case _:
                 raise ValueError(f"do: {do!r}; expected status, renew, stacks or end")
-        return {"worker": self._orders.worker, "cluster": self._cluster, **self._leases.status()}
+        return self._leases.status()
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""
@@ -243,15 +229,8 @@ class _Agent:
     async def _end_everything(self) -> None:
         """Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left."""
         self._sshd.kill()
-        if self._listener is not None:
-            await self._listener.close()
-        waiting = [process for process in descendants(os.getpid()) if takes_sigterm(process)]
-        for process in waiting:
-            send(process, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while waiting and time.monotonic() < deadline:
-            await asyncio.sleep(PAUSE_SECONDS)
-            waiting = [process for process in waiting if is_alive(process)]
+        await self._server.close()
+        end([process for process in descendants(os.getpid()) if takes_sigterm(process)], GRACE_SECONDS)
         end_descendants(KILL_SECONDS)
 
     def _say(self, what: str) -> None:
@@ -277,7 +256,7 @@ def _count_slots() -> int:
     return int(counted.stdout)
 
 
-# The warden.
+# The warden
 
 
 def _guard(agent: int, orders: Orders, folder: Path) -> int:

@@ -1,15 +1,20 @@
-"""A cluster that is up: its pods, the files by which others reach them, its lease, and its end."""
+"""A cluster: its pods, what is kept of it in `.zeropods/NAME/`, its lease, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import hashlib
+import json
 import os
+import re
 import shutil
+import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -18,24 +23,27 @@ from zeropods.errors import UserError
 from zeropods.pods import this_pod
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
-from zeropods.pods.backends.local import LocalWorkers
+from zeropods.pods.backends.local import ROOT, LocalWorkers, Settings
 from zeropods.pods.checks import Expectation
-from zeropods.pods.control import AgentClient, AgentError, ask_all
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.preflight import CheckTable, Preflight, check_table, preflight
 from zeropods.pods.processes import deferred
+from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
-from zeropods.pods.state import STATE, Pod, Settings, State, folder_of, locked, names, read_state
+from zeropods.pods.wire import AgentError, ask_agents, ask_all
 from zeropods.tables import Table
 
+HOME = "ZEROPODS_HOME"
 BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
     "local": LocalWorkers,
     "cml": CmlWorkers,
     "hosts": OwnHosts,
 }
-HOSTFILE, SSH_CONFIG, KNOWN_HOSTS, KEY, SECRET = "hostfile", "ssh_config", "known_hosts", "id_ed25519", "secret"
+STATE, HOSTFILE, SSH_CONFIG, KNOWN_HOSTS = "state.json", "hostfile", "ssh_config", "known_hosts"
+KEY, SECRET = "id_ed25519", "secret"
 ENVIRONMENT = "deepspeed_env"
 """What ranks need exported, in the form of DeepSpeed's `DS_ENV_FILE`."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
 SCRIPT = "textsql_train.py"
@@ -66,15 +74,20 @@ class PodStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster(State):
-    """Pods that are ready; `down` ends them. The files lie in `folder`."""
+class Cluster:
+    """A cluster as it is kept in its folder; it is up once it has pods, until `down` ends them."""
 
     folder: Path
+    settings: Settings
+    workers: tuple[str, ...] = ()
+    """Ids of the workers that were started."""
+    ssh_port: int = 0
+    pods: tuple[Pod, ...] = ()
 
-    @classmethod
-    def of(cls, folder: Path, state: State) -> Cluster:
-        """A cluster from its state."""
-        return cls(folder=folder, **vars(state))
+    @property
+    def name(self) -> str:
+        """The name of the cluster and of its folder."""
+        return self.folder.name
 
     @property
     def backend(self) -> str:
@@ -162,17 +175,16 @@ class Cluster(State):
 def find(name: str | None = None) -> Cluster:
     """A cluster that is up: of this name, else the shell's, else the only one; `UserError` where there is none."""
     name = name or chosen_name()
-    state = read_state(folder_of(name)) if name else None
-    if name is None or state is None or not state.pods:
+    cluster = read_cluster(folder_of(name)) if name else None
+    if cluster is None or not cluster.pods:
         there = f"up are {', '.join(c.name for c in clusters())}" if clusters() else "none is up"
         raise UserError(f"cluster {name or SHELL_NAME}: is not up, {there}; zeropods pods up --count N")
-    return Cluster.of(folder_of(name), state)
+    return cluster
 
 
 def clusters() -> list[Cluster]:
-    """All clusters of this home."""
-    found = ((folder_of(name), read_state(folder_of(name))) for name in names())
-    return [Cluster.of(folder, state) for folder, state in found if state and state.pods]
+    """All clusters of this home that are up."""
+    return [found for name in names() if (found := read_cluster(folder_of(name))) and found.pods]
 
 
 def chosen_name() -> str | None:
@@ -185,11 +197,11 @@ def chosen_name() -> str | None:
     return there[0]
 
 
-def workers_of(folder: Path, settings: Settings) -> LocalWorkers:
+def workers_of(cluster: Cluster) -> LocalWorkers:
     """The workers whose records lie in a cluster's folder."""
-    if settings.backend not in BACKENDS:
-        raise UserError(f"{folder}: backend {settings.backend!r}; expected one of {', '.join(BACKENDS)}")
-    return BACKENDS[settings.backend](folder, settings)
+    if cluster.backend not in BACKENDS:
+        raise UserError(f"{cluster.folder}: backend {cluster.backend!r}; expected one of {', '.join(BACKENDS)}")
+    return BACKENDS[cluster.backend](cluster.folder, cluster.settings)
 
 
 def expected_here() -> Expectation:
@@ -197,6 +209,84 @@ def expected_here() -> Expectation:
     here = Path.cwd()
     scripts = (SCRIPT,) if (here / SCRIPT).is_file() else ()
     return Expectation.of_this_machine(here, scripts, cml="CDSW_ENGINE_ID" in os.environ)
+
+
+# What is kept of a cluster
+
+
+def home() -> Path:
+    """The folder of all clusters: `$ZEROPODS_HOME`, else `.zeropods` in the project."""
+    return Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
+
+
+def folder_of(name: str) -> Path:
+    """The folder of a cluster; `UserError` for a name that is none."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"cluster name {name!r}: expected 1 to 40 letters, digits, '-' or '_', a letter or digit first")
+    return home() / name
+
+
+def names() -> list[str]:
+    """Names of all clusters that have a folder, whether they are complete or not."""
+    if not home().is_dir():
+        return []
+    return sorted(path.name for path in home().iterdir() if (path / STATE).is_file() and NAME.fullmatch(path.name))
+
+
+def write_cluster(cluster: Cluster) -> None:
+    """Write a cluster's state; whoever reads it meanwhile sees the old one."""
+    document = asdict(cluster)
+    del document["folder"]
+    files.write_json(cluster.folder / STATE, document)
+
+
+def read_cluster(folder: Path) -> Cluster | None:
+    """The cluster of a folder, None where there is none; `UserError` for a file that is not one of ours."""
+    path = folder / STATE
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        asked = document["settings"]
+        return Cluster(
+            folder=folder,
+            settings=Settings(**{**asked, "hosts": tuple(asked["hosts"])}),
+            workers=tuple(document["workers"]),
+            ssh_port=document["ssh_port"],
+            pods=tuple(Pod(**pod) for pod in document["pods"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        problem = f"not a cluster's state ({error})"
+        raise UserError(f"{path}: {problem}; end its pods and remove {folder}") from None
+
+
+@contextmanager
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Hold a cluster's folder, made with mode 700 where there is none; `UserError` where another process holds it.
+
+    The lock is a name in the abstract namespace (unix(7)): it leaves no file, and ends with the process that holds it.
+    """
+    deadline = time.monotonic() + seconds
+    name = hashlib.sha256(os.fsencode(folder)).hexdigest()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
+        while True:
+            with suppress(OSError):
+                lock.bind(f"\0zeropods-{name}")
+                break
+            if time.monotonic() >= deadline:
+                raise UserError(f"cluster {folder.name}: another process starts or ends it; wait for that one")
+            time.sleep(0.1)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            yield
+        finally:
+            # Nothing came to be in it: then it was only made to be locked.
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+# The files by which ssh, pdsh and DeepSpeed reach the pods
 
 
 def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
@@ -243,52 +333,30 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
     ]  # fmt: skip
 
 
-# The lease of a cluster, renewed by the process that started it: when that is gone, the pods end.
+# The lease of a cluster, renewed by the process that started it: when that is gone, the pods end
 
 
 class Keeper:
-    """A thread that renews the lease of one cluster on all of its pods.
-
-    It has a loop of its own, since a notebook's cell may keep the kernel's loop for hours.
-    """
+    """A thread that renews the lease of one cluster on all of its pods; a notebook's cell may keep the kernel busy."""
 
     def __init__(self, cluster: Cluster, *, end_at_exit: bool) -> None:
         self.cluster = cluster
         self.end_at_exit = end_at_exit
-        self._pause = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
-        self._loop = asyncio.new_event_loop()
-        self._stopped = asyncio.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zeropods-keeper", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Renew no longer."""
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._stopped.set)
+        self._stopped.set()
         self._thread.join(2 * RENEW_SECONDS)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._renew_all())
-
-    async def _renew_all(self) -> None:
-        # Each at its own pace: one that does not answer must not cost the others their lease.
+        seconds = min(RENEW_SECONDS, self.cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
         secret = self.cluster.secret
-        tasks = [asyncio.create_task(self._renew(AgentClient(*agent, secret))) for agent in self.cluster.agents]
-        await self._stopped.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _renew(self, client: AgentClient) -> None:
-        try:
-            while True:
-                # Who uses a pod that is lost finds that out; this only has to go on asking.
-                with suppress(AgentError):
-                    await client.ask({"do": "renew"}, RENEW_SECONDS)
-                await asyncio.sleep(self._pause)
-        finally:
-            await client.close()
+        while not self._stopped.wait(seconds):
+            # Who uses a pod that is lost finds that out; this only has to go on asking.
+            asyncio.run(ask_agents(self.cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
 
 
 _keepers: dict[str, Keeper] = {}
@@ -322,10 +390,10 @@ def _end_all(owner: int) -> None:
     if os.getpid() == owner:
         for keeper in list(_keepers.values()):
             if keeper.end_at_exit:
-                take_down(keeper.cluster.name, keeper.cluster.pods)
+                keeper.cluster.down()
 
 
-# The end of clusters: their pods, their keys, and what is left where `up` was killed.
+# The end of clusters: their pods, their keys, and what is left where `up` was killed
 
 
 def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
@@ -339,8 +407,8 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         release(name)
         return False
     with locked(folder, LOCK_SECONDS):
-        state = read_state(folder)
-        if state is None or pods not in (None, state.pods):
+        cluster = read_cluster(folder)
+        if cluster is None or pods not in (None, cluster.pods):
             return False
         release(name)
         with deferred():
@@ -350,12 +418,12 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
 
 def clear(folder: Path) -> None:
     """End what a cluster's folder speaks of and empty the folder, whose lock is held; an empty one stays as it is."""
-    state = read_state(folder)
-    if state is None:
+    cluster = read_cluster(folder)
+    if cluster is None:
         if any(folder.iterdir()):
             raise UserError(f"{folder}: holds something that is no cluster; choose another name")
         return
-    workers_of(folder, state.settings).stop(state.workers)
+    workers_of(cluster).stop(cluster.workers)
     for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -368,8 +436,6 @@ def sweep() -> None:
     for name in names():
         # What another process holds, or what is no cluster of ours, is left alone.
         with suppress(UserError), locked(folder_of(name)):
-            state = read_state(folder_of(name))
-            if state and state.settings.backend != "cml":
-                workers = workers_of(folder_of(name), state.settings)
-                if all(worker.has_ended for worker in workers.list()):
-                    clear(folder_of(name))
+            cluster = read_cluster(folder_of(name))
+            if cluster and cluster.backend != "cml" and all(w.has_ended for w in workers_of(cluster).list()):
+                clear(cluster.folder)

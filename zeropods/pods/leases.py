@@ -35,16 +35,21 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
 
-@dataclass
 class Lease:
-    """Runs out when it was not renewed for so many seconds of a monotonic clock."""
+    """Runs out when it was not renewed for so many seconds."""
 
-    seconds: float
-    renewed: float
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.renew()
 
-    def left(self, now: float) -> float:
+    def renew(self) -> None:
+        """Let it begin anew."""
+        self._renewed = time.monotonic()
+
+    @property
+    def left(self) -> float:
         """Seconds until it runs out; 0 or less when it has."""
-        return self.renewed + self.seconds - now
+        return self._renewed + self.seconds - time.monotonic()
 
 
 @dataclass
@@ -62,18 +67,6 @@ class RunState:
     """Processes that got SIGTERM."""
 
 
-@dataclass(frozen=True)
-class PodProcesses:
-    """What lives below an agent at one moment."""
-
-    runs: dict[str, list[Process]] = field(default_factory=dict)
-    """Those with a run's mark in their environment, and all that is below them."""
-    sessions: int = 0
-    """Number of connections of the agent's sshd."""
-    orphans: frozenset[Process] = frozenset()
-    """Children of the agent without a mark, besides its sshd."""
-
-
 class Leases:
     """The pod's own lease and those of its runs.
 
@@ -88,20 +81,18 @@ class Leases:
         self._sshd = sshd
         self._end = end
         self._kind = ""
-        self._cluster: Lease | None = None
+        self._pod: Lease | None = None
         self._runs: dict[str, RunState] = {}
-        self._orphans: frozenset[Process] = frozenset()
         self._tasks: set[asyncio.Task[int]] = set()
 
     def open(self, kind: str, seconds: float) -> None:
         """Begin the pod's own lease, of kind `kernel` or `idle`."""
-        self._kind = kind
-        self._cluster = Lease(seconds, time.monotonic())
+        self._kind, self._pod = kind, Lease(seconds)
 
     def renew(self) -> None:
         """The master asked for more time."""
-        if self._cluster is not None:
-            self._cluster.renewed = time.monotonic()
+        if self._pod is not None:
+            self._pod.renew()
 
     def use(self) -> None:
         """Somebody uses the pod: a request, an ssh session, an open run."""
@@ -116,14 +107,14 @@ class Leases:
         run = self._run(name, seconds)
         if run.has_ended:
             return {"error": f"run {name} {HAS_ENDED}"}
-        run.lease = Lease(seconds, time.monotonic())
-        members = self.look().runs.get(name, ())
+        run.lease = Lease(seconds)
+        members = self._look()[0].get(name, ())
         since = None if run.last_seen is None else round(time.monotonic() - run.last_seen, 3)
         return {"processes": len(members), "seen": run.seen, "last_seen_seconds": since, "oom_kills": oom_kills()}
 
     def ask_for_stacks(self, name: str) -> int:
         """Ask a run's ranks for the stacks of their threads; returns how many were asked."""
-        return ask_for_stacks(self.look().runs.get(name, ()))
+        return ask_for_stacks(self._look()[0].get(name, ()))
 
     async def end_run(self, name: str, grace_seconds: float) -> int:
         """End a run for ever: SIGTERM, later SIGKILL; returns how many of its processes are left after all."""
@@ -134,32 +125,28 @@ class Leases:
         empty = 0
         try:
             while True:
-                members = self.look().runs.get(name, [])
+                members = self._look()[0].get(name, [])
                 empty = 0 if members else empty + 1
                 overdue = time.monotonic() - kill_at
                 if empty == EMPTY_READINGS or overdue > KILL_SECONDS:
                     return len(members)
-                self._signal(run, members, kill=overdue >= 0)
+                for process in members:
+                    if overdue >= 0:
+                        send(process, signal.SIGKILL)
+                    elif process not in run.asked and takes_sigterm(process):
+                        run.asked.add(process)
+                        send(process, signal.SIGTERM)
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:
             run.ending -= 1
 
     def status(self) -> dict[str, object]:
         """Open runs and those that have processes with their number, sessions, and how long the lease lasts."""
-        found = self.look()
-        names = sorted({name for name, run in self._runs.items() if not run.has_ended} | found.runs.keys())
-        left = None if self._cluster is None else round(self._cluster.left(time.monotonic()), 3)
-        runs = {name: len(found.runs.get(name, ())) for name in names}
-        return {"runs": runs, "sessions": found.sessions, "lease_seconds_left": left}
-
-    def look(self) -> PodProcesses:
-        """The pod's processes now; what is seen of a run is remembered, and an unknown one gets a short lease."""
-        found = pod_processes(self._agent, self._sshd())
-        for name, members in found.runs.items():
-            run = self._run(name, STRANGER_SECONDS)
-            run.seen = max(run.seen, len(members))
-            run.last_seen = time.monotonic()
-        return found
+        found, sessions = self._look()
+        names = sorted({name for name, run in self._runs.items() if not run.has_ended} | found.keys())
+        left = None if self._pod is None else round(self._pod.left, 3)
+        runs = {name: len(found.get(name, ())) for name in names}
+        return {"runs": runs, "sessions": sessions, "lease_seconds_left": left}
 
     async def watch(self) -> None:
         """Check each second, for ever."""
@@ -173,47 +160,45 @@ class Leases:
 
     def _check(self) -> None:
         """Begin to end what has no lease any more."""
-        found = self.look()
-        now = time.monotonic()
+        found, sessions = self._look()
         for name, run in self._runs.items():
-            run.has_ended = run.has_ended or run.lease.left(now) <= 0
-            if run.has_ended and not run.ending and name in found.runs:
+            run.has_ended = run.has_ended or run.lease.left <= 0
+            if run.has_ended and not run.ending and name in found:
                 task = asyncio.create_task(self.end_run(name, GRACE_SECONDS))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        is_used = bool(found.sessions) or any(run.ending or not run.has_ended for run in self._runs.values())
-        # What sessions and runs have left behind: ended where two checks have seen it, and nobody can want it.
-        orphans = frozenset() if is_used else found.orphans
-        for process in orphans & self._orphans:
-            send(process, signal.SIGKILL)
-        self._orphans = orphans
-        if is_used:
+        if sessions or any(run.ending or not run.has_ended for run in self._runs.values()):
             self.use()
-        if self._cluster is not None and self._cluster.left(now) <= 0:
+        if self._pod is not None and self._pod.left <= 0:
             neglect = "renewed" if self._kind == KERNEL else "used"
-            self._end(f"its {self._kind} lease was not {neglect} for {self._cluster.seconds:g} s")
+            self._end(f"its {self._kind} lease was not {neglect} for {self._pod.seconds:g} s")
+
+    def _look(self) -> tuple[dict[str, list[Process]], int]:
+        """What `pod_processes` finds now; that is noted of each run, and an unknown one gets a short lease."""
+        found, sessions = pod_processes(self._agent, self._sshd())
+        for name, members in found.items():
+            run = self._run(name, STRANGER_SECONDS)
+            run.seen = max(run.seen, len(members))
+            run.last_seen = time.monotonic()
+        return found, sessions
 
     def _run(self, name: str, seconds: float) -> RunState:
-        return self._runs.setdefault(name, RunState(Lease(seconds, time.monotonic())))
-
-    def _signal(self, run: RunState, members: list[Process], *, kill: bool) -> None:
-        for process in members:
-            if kill:
-                send(process, signal.SIGKILL)
-            elif process not in run.asked and takes_sigterm(process):
-                run.asked.add(process)
-                send(process, signal.SIGTERM)
+        return self._runs.setdefault(name, RunState(Lease(seconds)))
 
 
-def pod_processes(agent: int, sshd: int | None) -> PodProcesses:
-    """Sort what lives below `agent`, whose ssh daemon is `sshd`."""
+def pod_processes(agent: int, sshd: int | None) -> tuple[dict[str, list[Process]], int]:
+    """What lives below `agent`, whose ssh daemon is `sshd`.
+
+    Returns:
+        By run, the processes with its mark in their environment and all that is below them; and the number of
+        connections of sshd.
+    """
     # Nothing but an sshd without sessions: an idle pod looks each second, and reads no tree for it.
     if sshd is not None and child_pids(agent) == [sshd] and child_pids(sshd) == []:
-        return PodProcesses()
+        return {}, 0
     run_of: dict[int, str] = {}
     runs: dict[str, list[Process]] = {}
     sessions = 0
-    orphans = set()
     for process in descendants(agent):
         with suppress(psutil.Error), process.oneshot():
             parent = process.ppid()
@@ -227,9 +212,7 @@ def pod_processes(agent: int, sshd: int | None) -> PodProcesses:
                 runs.setdefault(run, []).append(process)
             elif parent == sshd:
                 sessions += 1
-            elif parent == agent and process.pid != sshd:
-                orphans.add(process)
-    return PodProcesses(runs, sessions, frozenset(orphans))
+    return runs, sessions
 
 
 def takes_sigterm(process: Process) -> bool:

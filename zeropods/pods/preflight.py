@@ -12,12 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +27,12 @@ from zeropods.pods.ssh import ssh_argv
 from zeropods.tables import Table
 
 MAX_AT_ONCE = 64
-LOGIN_SECONDS = 2.7
-"""A dead pod is named after this time; a living one logs us in within a fraction of a second."""
-POLL_SECONDS = 0.05
+ANSWER_SECONDS = PROBE_SECONDS + 5.0
+"""A pod that has not answered by then is given up; one that cannot be reached is named after `CONNECT_SECONDS`."""
 MAX_OUTPUT_BYTES = 1_048_576
 """Bytes that are read of each stream; what comes after them is not."""
 SSH_STATUS = 255
 """ssh's own exit status where the connection failed; any other is the command's."""
-LOGGED_IN = "Authenticated to "
-"""What ssh says at log level VERBOSE; a shell's start-up files may take their time after that."""
-CHATTER = (LOGGED_IN, "Transferred: ", "Bytes per second: ")
-"""What ssh says at that level where all is well."""
 ANEW = "'zeropods pods down' and 'zeropods pods up'"
 FAILURES = (
     (
@@ -125,7 +118,7 @@ def preflight(
     ssh_config: Path | None = None,
     port: int | None = None,
 ) -> Preflight:
-    """Check all hosts in parallel; a dead one is given up before 3 s, a living one after its probe's deadline.
+    """Check all hosts in parallel; a dead one is given up before 3 s, one that hangs after `ANSWER_SECONDS`.
 
     Args:
         names: the pods', for people; their addresses where there are none.
@@ -139,26 +132,25 @@ def preflight(
         raise UserError("preflight: no host to check; start pods with 'zeropods pods up', or name a hostfile")
     if shutil.which("ssh") is None:
         raise UserError("ssh: not found; install it (Debian: apt-get install openssh-client)")
-    shown = names if names is not None else [host.address for host in hosts]
     # The run's port is wanted on the first pod only: there its first rank listens.
     wanted = [
         replace(expected, slots=host.slots, address=host.address, master_port=None if number else expected.master_port)
         for number, host in enumerate(hosts)
     ]
-    stop = threading.Event()
-    with ThreadPoolExecutor(min(len(hosts), MAX_AT_ONCE)) as threads:
-        try:
-            examine = partial(_examine, ssh_config=ssh_config, port=port, stop=stop)
-            return Preflight(pods=tuple(threads.map(examine, shown, wanted)))
-        finally:
-            stop.set()
+    shell = [ssh_argv(ssh_config, each.address or "", ["sh", "-c", probe_command(each)], port=port) for each in wanted]
+    ends = [end for first in range(0, len(shell), MAX_AT_ONCE) for end in run_all(shell[first : first + MAX_AT_ONCE])]
+    pods = []
+    for host, name, end in zip(hosts, names or [host.address for host in hosts], ends, strict=True):
+        reached = ssh_check(end, host.address, port)
+        judged = _judged(end) if reached.verdict == "ok" else ()
+        pods.append(PodChecks(pod=name, address=host.address, checks=(reached, *judged)))
+    return Preflight(pods=tuple(pods))
 
 
 def preflight_self(expected: Expectation) -> Preflight:
     """Check this machine alone, without ssh; also for the programs with which it serves and starts others."""
-    asked = time.time()
-    ended = run_bounded(["sh", "-c", _probe_command(expected)], threading.Event(), over_ssh=False)
-    return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(ended, asked)),))
+    (end,) = run_all([["sh", "-c", probe_command(expected)]])
+    return Preflight(pods=(PodChecks(pod="self", address="", checks=_judged(end)),))
 
 
 def require(found: Preflight) -> None:
@@ -189,7 +181,7 @@ def _line(pod: PodChecks, check: Check) -> str:
     return f"{place}: {check.check} {check.verdict}: {check.value}; {check.remedy}"
 
 
-# One pod: the probe is run there, and what it says is judged.
+# The probe is run on each pod, and what it says is judged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,106 +190,82 @@ class ProbeEnd:
 
     status: int | None
     """Its exit status, negative for a signal; None where it was killed by us."""
-    login_seconds: float | None
-    """Seconds from the start to the login; None where there was none."""
     output: str
     errors: str
+    asked: float
+    """Seconds since 1970, before it was started."""
+    answered: float
+    """The same, when it had ended."""
 
 
-def run_bounded(argv: list[str], stop: threading.Event, *, over_ssh: bool = True) -> ProbeEnd:
-    """Run the probe. It is killed with its process group if it takes too long, to log in or altogether.
-
-    Args:
-        stop: it is killed as well once this is set.
-        over_ssh: False where there is nobody to log in to.
-    """
-    # Files, not pipes: nothing has to be read while it runs.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-
-        def written(file: int) -> str:
-            return os.pread(file, MAX_OUTPUT_BYTES, 0).decode(errors="replace")
-
-        started = time.monotonic()
-        login = None if over_ssh else 0.0
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
-        try:
-            while process.poll() is None and not stop.is_set():
-                passed = time.monotonic() - started
-                if login is None and LOGGED_IN in written(errors.fileno()):
-                    login = passed
-                if passed > LOGIN_SECONDS + (0 if login is None else PROBE_SECONDS):
-                    break
-                time.sleep(POLL_SECONDS)
-            status = process.poll()
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        said = written(errors.fileno())
-        if login is None and LOGGED_IN in said:
-            login = time.monotonic() - started
-        return ProbeEnd(status=status, login_seconds=login, output=written(output.fileno()), errors=said)
+def run_all(commands: Sequence[list[str]]) -> list[ProbeEnd]:
+    """Run commands at once; those that take too long, or run when this is interrupted, are killed with their group."""
+    with ExitStack() as stack:
+        # Files, not pipes: nothing has to be read while they run.
+        files = [[stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)] for _ in commands]
+        processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(_kill, processes)
+        asked = time.time()
+        for argv, (output, errors) in zip(commands, files, strict=True):
+            processes.append(
+                subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
+            )
+        deadline = time.monotonic() + ANSWER_SECONDS
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        answered = time.time()
+        said = [[os.pread(file.fileno(), MAX_OUTPUT_BYTES, 0).decode(errors="replace") for file in of] for of in files]
+        return [
+            ProbeEnd(status=process.returncode, output=output, errors=errors, asked=asked, answered=answered)
+            for process, (output, errors) in zip(processes, said, strict=True)
+        ]
 
 
-def ssh_check(ended: ProbeEnd, address: str, port: int | None) -> Check:
-    """Whether ssh logged in; else why not in a few words, and the remedy."""
-    login = ended.login_seconds
-    if login is not None and ended.status != SSH_STATUS:
-        return Check("ssh", "ok", f"{login:.1f} s")
-    place = address if port is None else f"{address}:{port}"
-    hangs = f"{place} is cut off or hangs; see 'zeropods pods list'"
-    if login is not None:
-        return Check("ssh", "failed", "lost after login", hangs)
-    if ended.status is None:
-        return Check("ssh", "failed", f"no answer in {LOGIN_SECONDS:.1f} s", hangs)
-    known = address if port in (None, 22) else f"'[{address}]:{port}'"
-    for pattern, value, remedy in FAILURES:
-        if re.search(pattern, ended.errors):
-            return Check("ssh", "failed", value, remedy.format(address=address, place=place, known=known))
-    return Check("ssh", "failed", _last_words(ended.errors) or "ssh failed", f"see what 'ssh -v {address}' says")
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _examine(
-    name: str, expected: Expectation, *, ssh_config: Path | None, port: int | None, stop: threading.Event
-) -> PodChecks:
-    address = str(expected.address)
-    command = ["sh", "-c", _probe_command(expected)]
-    asked = time.time()
-    ended = run_bounded(ssh_argv(ssh_config, address, command, port=port, log_level="VERBOSE"), stop)
-    reached = ssh_check(ended, address, port)
-    judged = _judged(ended, asked) if reached.verdict == "ok" else ()
-    return PodChecks(pod=name, address=address, checks=(reached, *judged))
-
-
-def _probe_command(expected: Expectation) -> str:
+def probe_command(expected: Expectation) -> str:
     """The command for a shell: in the project folder and with this interpreter, as DeepSpeed starts its ranks."""
     argv = [sys.executable, "-m", "zeropods.pods.checks", expected.to_json()]
     return f"cd {shlex.quote(str(expected.project))} 2>/dev/null; exec {shlex.join(argv)}"
 
 
-def _judged(ended: ProbeEnd, asked: float) -> tuple[Check, ...]:
-    """The checks that a pod has made of itself, and of its clock; or the one that says why there are none.
+def ssh_check(end: ProbeEnd, address: str, port: int | None) -> Check:
+    """Whether ssh reached the pod; else why not in a few words, and the remedy."""
+    place = address if port is None else f"{address}:{port}"
+    if end.status is None:
+        remedy = f"{place} hangs, or the storage of its project folder is gone; see 'zeropods pods list'"
+        return Check("ssh", "failed", f"no answer in {ANSWER_SECONDS:.0f} s", remedy)
+    if end.status != SSH_STATUS:
+        return Check("ssh", "ok", "reached")
+    known = address if port in (None, 22) else f"'[{address}]:{port}'"
+    for pattern, value, remedy in FAILURES:
+        if re.search(pattern, end.errors):
+            return Check("ssh", "failed", value, remedy.format(address=address, place=place, known=known))
+    return Check("ssh", "failed", _last_words(end.errors) or "ssh failed", f"see what 'ssh -v {address}' says")
 
-    Args:
-        asked: seconds since 1970, when it was asked.
-    """
-    if ended.status is None:
-        remedy = "is the pod overloaded, or the storage of its project folder gone?"
-        return (Check("python", "failed", f"no answer in {PROBE_SECONDS} s", remedy),)
-    if ended.status in (126, 127):
+
+def _judged(end: ProbeEnd) -> tuple[Check, ...]:
+    """The checks that a pod has made of itself, and of its clock; or the one that says why there are none."""
+    if end.status in (126, 127):
         return (Check("python", "failed", "missing", f"{sys.executable} is not on the pod; share the project folder"),)
     # A shell's start-up files may have written other lines before it.
-    answer = next((line for line in reversed(ended.output.splitlines()) if line.startswith("{")), "")
+    answer = next((line for line in reversed(end.output.splitlines()) if line.startswith("{")), "")
     try:
         found = json.loads(answer)
-        clock = check_clock(found["time_seconds"], asked=asked, answered=time.time())
+        clock = check_clock(found["time_seconds"], asked=end.asked, answered=end.answered)
         return (*(Check(**check) for check in found["checks"]), clock)
     except (ValueError, KeyError, TypeError):
-        value = _last_words(ended.errors) or "not understood"
+        value = _last_words(end.errors) or f"ended with status {end.status}"
         return (Check("python", "failed", value, "install the same zeropods with its requirements on the pod"),)
 
 
 def _last_words(errors: str) -> str:
     """The last line on stderr that says something, cut to what a cell can show."""
-    lines = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith(CHATTER)]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return "".join(filter(str.isprintable, lines[-1]))[:200] if lines else ""

@@ -26,8 +26,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 5.0
 """What is there so long after SIGKILL hangs in the kernel."""
-CLOCK_SECONDS = 10.0
-"""By so much the start of a process moves at most when the clock is set."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
@@ -47,14 +45,6 @@ def is_alive(process: Process) -> bool:
     """Whether it still runs; one that has ended and was not reaped does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_stopped(process: Process) -> bool:
-    """Whether a process was stopped by SIGSTOP or the like."""
-    try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.NoSuchProcess:
         return False
 
@@ -91,20 +81,6 @@ def catches(process: Process, number: int) -> bool:
 def ask_for_stacks(processes: Iterable[Process]) -> int:
     """Send `STACKS` to those that catch it, and to no other: it would end them. Returns how many got it."""
     return sum(send(process, STACKS) for process in processes if catches(process, STACKS))
-
-
-def to_record(process: Process) -> list[object]:
-    """A process on disk: its number and its start."""
-    return [process.pid, process.create_time()]
-
-
-def from_record(record: list[object]) -> Process | None:
-    """The process of a record; None where it has ended."""
-    pid, started = record
-    process = find_process(pid) if isinstance(pid, int) else None
-    if process is None or not isinstance(started, float):
-        return None
-    return process if abs(process.create_time() - started) < CLOCK_SECONDS else None
 
 
 # Trees of processes and their end.

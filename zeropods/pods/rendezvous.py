@@ -1,25 +1,22 @@
-"""The rendezvous of a new cluster: pods report in, and are told together to serve. Both sides of it."""
+"""The rendezvous of a new cluster: pods register, and are told together to serve. Both sides of it."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from types import TracebackType
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.pods.wire import Channel, ChannelError, Listener, Message, allow_open_files, connect, listening_socket
+from zeropods.pods.wire import ChannelError, Message, Server, allow_open_files, connected, listening_socket
 
 PURPOSE = "register"
 CONNECT_SECONDS = 5.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
-HANDSHAKE_SECONDS = 5.0
+READY_SECONDS = 10.0
 WATCH_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
 STRANGERS = 64
@@ -27,11 +24,12 @@ STRANGERS = 64
 OTHER_FILES = 512
 """Descriptors left to the rest of the process."""
 SHOWN_CHARACTERS = 400
+SAME_VERSION = "is one version of zeropods on master and pods?"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registration:
-    """What a pod says of itself."""
+class Pod:
+    """A pod, as it describes itself when it registers."""
 
     worker: str
     """Its id with the backend that started it."""
@@ -43,55 +41,43 @@ class Registration:
     host_key: str
     """Public key of its sshd, `ssh-ed25519 AAAA...`, without a comment."""
     control_port: int
-    free_ports: tuple[int, ...]
-    """Those of the ports that were proposed for sshd which it can listen on."""
+    name: str = ""
+    """`pod1` and so on in the hostfile's order; given by the master when all are ready."""
 
     def __str__(self) -> str:
         return f"{self.worker} ({self.address})"
 
-    @classmethod
-    def from_json(cls, body: Message) -> Registration:
-        """The inverse of `asdict`; `UserError` where a field is missing or unknown."""
-        _check_fields(body, {field.name for field in fields(cls)}, "a registration")
-        return cls(**{**body, "free_ports": tuple(body["free_ports"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What every pod is told, beside the port of its sshd."""
+    """What every pod is told once all have registered."""
 
-    cluster: str
     authorized_key: str
     """Public key of those who may log in."""
     lease: str
     """`kernel`: renewed by the master; `idle`: renewed by use."""
     lease_seconds: float
+    ssh_port: int = 0
+    """The port of every pod's sshd."""
 
 
-class MissingPods(Exception):  # noqa: N818 - what is missing, not what went wrong
-    """The deadline passed before all pods were ready."""
-
-    def __init__(self, message: str, registered: tuple[Registration, ...]) -> None:
-        super().__init__(message)
-        self.registered = registered
-        """Those that had done all that was asked of them until then."""
-
-
-# The pod's side.
+# The pod's side
 
 
 async def register(
     master: tuple[str, int],
     secret: bytes,
-    registration: Registration,
+    pod: Pod,
+    free_ports: tuple[int, ...],
     seconds: float,
-    serve: Callable[[Message], Awaitable[None]],
-) -> Message:
+    serve: Callable[[Answer], Awaitable[None]],
+) -> Answer:
     """Register with the master and return its answer, once `serve(answer)` is done and the master was told so.
 
     Args:
         master: address and port. It may come up later than this pod, or drop a connection: both are tried again.
         secret: of the cluster; proves both sides to each other and is never sent.
+        free_ports: those of the ports that were proposed for sshd which the pod can listen on.
         seconds: until the master's answer has to be there.
         serve: starts the pod's sshd; a `UserError` of it is told to the master and raised again.
 
@@ -102,12 +88,20 @@ async def register(
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
     pause = FIRST_PAUSE_SECONDS
+    request = {"do": "register", "pod": asdict(pod), "free_ports": free_ports}
     while True:
+        answer = None
         try:
-            channel = await connect(*master, secret, PURPOSE, min(CONNECT_SECONDS, deadline - clock()))
-            answer = await channel.ask(asdict(registration), deadline - clock())
-            break
+            async with connected(*master, secret, PURPOSE, min(CONNECT_SECONDS, deadline - clock())) as channel:
+                answer = _read_answer(place, await channel.ask(request, deadline - clock()))
+                said = await _served(serve, answer)
+                await channel.ask({"worker": pod.worker, **said}, READY_SECONDS)
+                if "why" in said:
+                    raise UserError(said["why"])
+                return answer
         except ChannelError as error:
+            if answer is not None:
+                raise UserError(f"{place}: the master gave up: {error}; start the cluster again") from None
             if clock() + pause >= deadline:
                 raise UserError(
                     f"{place}: no answer of the master in {seconds:g} s ({error}); is it up and reachable, "
@@ -115,46 +109,34 @@ async def register(
                 ) from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def _read_answer(place: str, told: Message) -> Answer:
+    if "refused" in told:
+        raise UserError(f"{place}: refused by the master: {plain_line(told['refused'])}")
     try:
-        await _begin_to_serve(channel, answer, place, serve)
-    except ChannelError as error:
-        raise UserError(f"{place}: the master gave up: {error}; start the cluster again") from None
-    finally:
-        await channel.close()
-    return answer
+        return Answer(**told)
+    except TypeError as error:
+        raise UserError(f"{place}: the master's answer: {plain_line(error)}; {SAME_VERSION}") from None
 
 
-async def _begin_to_serve(
-    channel: Channel, answer: Message, place: str, serve: Callable[[Message], Awaitable[None]]
-) -> None:
-    if "refused" in answer:
-        raise UserError(f"{place}: refused by the master: {plain_line(answer['refused'])}")
-    _check_fields(answer, {"ssh_port", *(field.name for field in fields(Answer))}, "the master's answer")
+async def _served(serve: Callable[[Answer], Awaitable[None]], answer: Answer) -> Message:
+    """What the master is told once the pod serves, or cannot."""
     try:
         await serve(answer)
     except UserError as error:
-        await channel.send({"failed": plain_line(error)})
-        raise
-    await channel.send({"ready": True})
+        return {"do": "failed", "why": plain_line(error)}
+    return {"do": "ready"}
 
 
-# The master's side.
-
-
-@dataclass(eq=False)
-class _Entry:
-    """A pod that has registered; one that comes again gets a new entry."""
-
-    pod: Registration
-    channel: Channel
-    is_ready: bool = False
+# The master's side
 
 
 class Rendezvous:
     """Listens from `__enter__` to `__exit__`; `gather` waits for the pods.
 
-    It has a thread with a loop of its own, since in a notebook the main thread runs one already. Entries belong to
-    that loop; the caller's thread only reads them.
+    It has a thread with a loop of its own, since in a notebook the main thread runs one already. What is written
+    below is written in that loop; the caller's thread only reads it.
 
     Args:
         secret: of the cluster; a connection that does not prove it is dropped.
@@ -176,18 +158,22 @@ class Rendezvous:
         ssh_ports: tuple[int, ...],
     ) -> None:
         self._count = count
-        self._answer = answer
+        self.answer = answer
+        """With the port of every pod's sshd when `gather` has returned."""
         self._place = address, port
         self._ssh_ports = ssh_ports
-        self._ssh_port: int | None = None
-        """Chosen when all pods are told, which is when the last one has registered."""
-        self._entries: dict[str, _Entry] = {}
-        """By worker."""
+        self._pods: dict[str, Pod] = {}
+        """Pods that have registered, by worker."""
+        self._free: dict[str, set[int]] = {}
+        self._ready: set[str] = set()
+        self._failure: str | None = None
+        """Why the cluster does not come up."""
+        self._told = asyncio.Event()
+        """Set when the pods that wait can be answered."""
         self._settled = threading.Event()
-        """Set once, when all pods are ready or one error has ended it."""
-        self._failure: UserError | None = None
+        """Set once, when all pods are ready or the cluster does not come up."""
         self._unproven = STRANGERS + 2 * count
-        self._listener = Listener(secret, PURPOSE, self._attend, unproven=self._unproven, seconds=HANDSHAKE_SECONDS)
+        self._server = Server(secret, PURPOSE, self._attend, unproven=self._unproven)
 
     def __enter__(self) -> Rendezvous:
         # Those that are being accepted come on top of those that are being proven.
@@ -197,12 +183,10 @@ class Rendezvous:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="zeropods-rendezvous", daemon=True)
         self._thread.start()
-        self._run(self._listener.open(sock))
+        self._run(self._server.open(sock))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._run(self._close())
         finally:
@@ -211,13 +195,11 @@ class Rendezvous:
             self._loop.close()
 
     @property
-    def ssh_port(self) -> int:
-        """The port of every pod's sshd; known when `gather` has returned."""
-        if self._ssh_port is None:
-            raise RuntimeError("ssh_port is chosen when all pods have registered; call gather first")
-        return self._ssh_port
+    def there(self) -> frozenset[str]:
+        """The workers that have done all that was asked of them until now."""
+        return frozenset(self._ready.copy() if len(self._pods) == self._count else self._pods.copy())
 
-    def gather(self, seconds: float, watch: Callable[[frozenset[str]], object]) -> tuple[Registration, ...]:
+    def gather(self, seconds: float, watch: Callable[[frozenset[str]], object]) -> tuple[Pod, ...]:
         """Wait until all pods have registered and are ready; returns them by numeric address.
 
         Args:
@@ -226,128 +208,92 @@ class Rendezvous:
                 what it raises ends the wait.
 
         Raises:
-            MissingPods: not all of them in time; it counts and holds those that are there.
+            TimeoutError: not all of them are ready in time; `there` tells which.
             UserError: a pod failed, pods contradict each other, or no port for sshd is free on all.
         """
         deadline = time.monotonic() + seconds
         while not self._settled.wait(max(0.0, min(WATCH_SECONDS, deadline - time.monotonic()))):
-            watch(frozenset(self._entries.copy()))
+            watch(frozenset(self._pods.copy()))
             if time.monotonic() >= deadline and not self._settled.is_set():
-                raise self._missing(seconds)
+                raise TimeoutError(f"{len(self.there)} of {self._count} pods in {seconds:g} s")
         if self._failure is not None:
-            raise self._failure
-        watch(frozenset(self._entries.copy()))
-        return tuple(entry.pod for entry in self._by_address())
+            raise UserError(self._failure)
+        watch(frozenset(self._pods.copy()))
+        return tuple(sorted(self._pods.values(), key=lambda pod: ipaddress.IPv4Address(pod.address)))
 
-    def _by_address(self) -> list[_Entry]:
-        return sorted(self._entries.copy().values(), key=lambda entry: ipaddress.IPv4Address(entry.pod.address))
+    # From here on everything runs in the loop, so that nothing needs a lock.
 
-    def _missing(self, seconds: float) -> MissingPods:
-        entries = self._by_address()
-        is_full = len(entries) == self._count
-        done = tuple(entry.pod for entry in entries if entry.is_ready or not is_full)
-        what = "are ready" if is_full else "have registered"
-        return MissingPods(f"{len(done)} of {self._count} pods {what} in {seconds:g} s", done)
+    async def _attend(self, request: Message, peer: str) -> Message:
+        """Answer a pod: once all are there, or at once."""
+        match request:
+            case {"do": "register"}:
+                return await self._register(request, peer)
+            case {"do": "ready", "worker": worker} if worker in self._pods:
+                self._ready.add(worker)
+                if len(self._ready) == self._count:
+                    self._settle(None)
+            case {"do": "failed", "worker": worker, "why": why} if worker in self._pods:
+                self._settle(f"{self._pods[worker]}: {plain_line(why)}")
+            case _:
+                self._settle(f"pod at {peer}: said {plain_line(request)}; {SAME_VERSION}")
+        return {}
 
-    # From here on everything runs on the loop, so that nothing needs a lock.
-
-    async def _attend(self, channel: Channel, body: Message) -> None:
-        """Admit a pod, tell all if it was the last one, and hear what it says."""
+    async def _register(self, request: Message, peer: str) -> Message:
+        """Admit a pod, tell all if it was the last one; what it is told."""
         try:
-            try:
-                pod = Registration.from_json(body)
-            except UserError as error:
-                raise UserError(f"pod at {channel.peer}: {error}") from None
-            before = self._entries.get(pod.worker)
-            if before is None and len(self._entries) == self._count:
-                # A pod too many harms nobody.
-                await self._refuse(channel, f"{pod}: all {self._count} pods of the cluster have registered")
-                return
-            self._check_admission(pod, before)
-        except UserError as error:
-            self._settle(error)
-            await self._refuse(channel, str(error))
-            return
-        self._entries[pod.worker] = entry = _Entry(pod, channel)
-        if before is not None:
-            await before.channel.close()
-        try:
-            if len(self._entries) == self._count and self._ssh_port is None and not self._settled.is_set():
-                await self._tell_all()
-            # gather's deadline bounds this wait, and the listener's end ends it.
-            self._heard(entry, await channel.receive(math.inf))
-        except ChannelError as error:
-            self._lost(entry, error)
-        finally:
-            await channel.close()
+            pod, free = Pod(**request["pod"]), set(request["free_ports"])
+        except (KeyError, TypeError) as error:
+            return self._refused(f"pod at {peer}: a registration: {plain_line(error)}; {SAME_VERSION}")
+        if pod.worker not in self._pods and len(self._pods) == self._count:
+            # A pod too many harms nobody.
+            return {"refused": f"{pod}: all {self._count} pods of the cluster have registered"}
+        contradiction = self._contradiction(pod)
+        if contradiction:
+            return self._refused(contradiction)
+        self._pods[pod.worker], self._free[pod.worker] = pod, free
+        if len(self._pods) == self._count and not self._told.is_set():
+            self._choose_port()
+        await self._told.wait()
+        return asdict(self.answer) if self._failure is None else {"refused": self._failure}
 
-    async def _refuse(self, channel: Channel, why: str) -> None:
-        await channel.send({"refused": why})
-        await channel.close()
+    def _refused(self, why: str) -> Message:
+        self._settle(why)
+        return {"refused": why}
 
-    def _check_admission(self, new: Registration, before: _Entry | None) -> None:
-        """Refuse a pod that contradicts another, or another one of the same name, `before`."""
-        if before is not None and before.pod.host_key != new.host_key:
-            raise UserError(
-                f"{new.worker}: two pods call themselves so, at {before.pod.address} and {new.address}, "
-                "with different host keys; end one of them"
-            )
-        if before is not None and self._ssh_port is not None:
-            raise UserError(f"{new}: registered again after it was told to serve; did its agent start twice?")
-        for other in self._entries.values():
-            if other.pod.address == new.address and other is not before:
-                workers = f"{other.pod.worker} and {new.worker}"
-                raise UserError(f"{new.address}: two pods have this address, {workers}; each needs one of its own")
+    def _contradiction(self, new: Pod) -> str | None:
+        """In what a pod contradicts another one, or another one of the same name; a pod may register twice."""
+        same = self._pods.get(new.worker)
+        if same is not None and same.host_key != new.host_key:
+            where = f"at {same.address} and {new.address}, with different host keys"
+            return f"{new.worker}: two pods call themselves so, {where}; end one of them"
+        for other in self._pods.values():
+            if other.address == new.address and other is not same:
+                workers = f"{other.worker} and {new.worker}"
+                return f"{new.address}: two pods have this address, {workers}; each needs one of its own"
+        return None
 
-    async def _tell_all(self) -> None:
-        free = [set(entry.pod.free_ports) for entry in self._entries.values()]
-        self._ssh_port = next((port for port in self._ssh_ports if all(port in ports for ports in free)), None)
-        if self._ssh_port is None:
+    def _choose_port(self) -> None:
+        """All pods are there: let them be told on which port to serve."""
+        common = set.intersection(*self._free.values())
+        port = next((port for port in self._ssh_ports if port in common), None)
+        if port is None:
             tried = ", ".join(map(str, self._ssh_ports))
-            ports = f"ssh: none of the ports {tried} is free on every pod"
-            self._settle(UserError(f"{ports}; end what listens there and try again"))
-            return
-        await self._tell({"ssh_port": self._ssh_port, **asdict(self._answer)})
-
-    def _heard(self, entry: _Entry, said: Message) -> None:
-        if "failed" in said:
-            self._settle(UserError(f"{entry.pod}: {plain_line(said['failed'])}"))
-        elif said != {"ready": True} or self._ssh_port is None:
-            self._settle(UserError(f"{entry.pod}: said {plain_line(said)}; is its zeropods another version?"))
+            self._settle(f"ssh: none of the ports {tried} is free on every pod; end what listens there and try again")
         else:
-            entry.is_ready = True
-            if all(other.is_ready for other in self._entries.values()):
-                self._settle(None)
+            self.answer = replace(self.answer, ssh_port=port)
+            self._told.set()
 
-    def _lost(self, entry: _Entry, error: ChannelError) -> None:
-        if self._ssh_port is not None:
-            self._settle(UserError(f"{entry.pod}: lost before its sshd was up ({error}); see the pod's log"))
-        elif self._entries.get(entry.pod.worker) is entry:
-            del self._entries[entry.pod.worker]
-
-    def _settle(self, failure: UserError | None) -> None:
+    def _settle(self, failure: str | None) -> None:
         """The first word counts: a failure after success, or after another one, changes nothing."""
         if not self._settled.is_set():
             self._failure = failure
             self._settled.set()
+            self._told.set()
 
     async def _close(self) -> None:
-        """Tell the pods that still wait, and end all connections and the listener."""
-        self._settled.set()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await self._tell({"refused": "the cluster did not come up"})
-        await self._listener.close()
-
-    async def _tell(self, body: Message) -> None:
-        """Tell it to all pods that are not ready."""
-
-        async def tell(entry: _Entry) -> None:
-            # A pod that is gone is found by the task that receives from it.
-            with suppress(ChannelError):
-                await entry.channel.send(body)
-
-        await asyncio.gather(*(tell(entry) for entry in self._entries.values() if not entry.is_ready))
+        """Tell the pods that still wait, and end all connections and the server."""
+        self._settle("the cluster did not come up")
+        await self._server.close(FAREWELL_SECONDS)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -357,10 +303,3 @@ def plain_line(text: object) -> str:
     """What another machine said, as one line of printable characters of bounded length."""
     line = " ".join(str(text).split())[:SHOWN_CHARACTERS]
     return "".join(character if character.isprintable() else "?" for character in line)
-
-
-def _check_fields(body: Message, expected: set[str], what: str) -> None:
-    wrong = sorted(expected.symmetric_difference(body))
-    if wrong:
-        shown = plain_line(", ".join(wrong))
-        raise UserError(f"{what}: {shown}: missing or unknown; is one version of zeropods on master and pods?")

@@ -1,14 +1,28 @@
-"""What the ssh client is told: pinned host keys, one configuration that pdsh's ssh and plain ssh both use."""
+"""ssh: keys, what clients are told, and each pod's own unprivileged daemon, which knows one key and forwards nothing.
+
+pdsh's ssh and plain ssh use one configuration, in which the host keys of all pods are pinned.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import pwd
 import shlex
+import signal
+import subprocess
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import checked_address
+from zeropods.pods.processes import end_with_parent
+from zeropods.pods.this_pod import interface
+from zeropods.programs import find_program, is_free, own_programs_first
 
+KEYGEN_SECONDS = 30.0
 CONNECT_SECONDS = 2
 ALIVE_SECONDS = 2
 ALIVE_MISSES = 3
@@ -19,6 +33,7 @@ ALWAYS = {
     "PasswordAuthentication": "no",
     "StrictHostKeyChecking": "yes",
     "ControlMaster": "no",
+    "LogLevel": "ERROR",
 }
 """Options of every connection, with an own configuration or with the user's: ask nothing, trust no unknown key."""
 PINNED = {
@@ -31,13 +46,67 @@ PINNED = {
     "CanonicalizeHostname": "no",
     "ServerAliveInterval": str(ALIVE_SECONDS),
     "ServerAliveCountMax": str(ALIVE_MISSES),
-    "LogLevel": "ERROR",
     "ClearAllForwardings": "yes",
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "ControlPath": "none",
 }
 """Nothing of the user's own agent, connections or known hosts has a part in a cluster."""
+HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
+RUN_FOLDER = Path("/run/sshd")
+CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
+"""What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
+BANNER_SECONDS = 15.0
+PAUSE_SECONDS = 0.05
+SSHD_OPTIONS = """\
+PidFile none
+StrictModes no
+AuthenticationMethods publickey
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitUserRC no
+DisableForwarding yes
+LoginGraceTime 20
+MaxStartups 100:30:200
+MaxSessions 100
+ClientAliveInterval 5
+ClientAliveCountMax 3
+LogLevel ERROR
+PrintMotd no
+PrintLastLog no
+"""
+"""What differs from sshd's own defaults: no PAM, no tunnel, no environment of the user's."""
+
+
+# Keys
+
+
+def make_key(path: Path, comment: str) -> str:
+    """Write a new ed25519 key without passphrase to `path` (mode 600), and its public half to `path`.pub.
+
+    Args:
+        comment: ends the public file's line; says whose key it is.
+
+    Returns:
+        The public key without its comment: `ssh-ed25519 AAAA...`.
+
+    Raises:
+        UserError: ssh-keygen is missing or fails; it overwrites no key.
+    """
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=KEYGEN_SECONDS, check=False)
+    except FileNotFoundError:
+        raise UserError("ssh-keygen: not found; install it (Debian: apt-get install openssh-client)") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"ssh-keygen: not done after {KEYGEN_SECONDS:.0f} s; is {path.parent} reachable?") from None
+    if done.returncode != 0:
+        said = " ".join((done.stderr + done.stdout).decode(errors="replace").split())
+        raise UserError(f"{path}: ssh-keygen failed: {said or done.returncode}; is the folder there and writable?")
+    return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
+
+
+# The client
 
 
 def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
@@ -45,7 +114,7 @@ def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
     lines = []
     for address, port, key in entries:
         name = checked_address(address) if port == 22 else f"[{checked_address(address)}]:{port}"
-        lines.append(f"{name} {_one_line(key)}\n")
+        lines.append(f"{name} {_quotable(key)}\n")
     return "".join(lines)
 
 
@@ -68,21 +137,21 @@ def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts:
 
 
 def ssh_argv(
-    ssh_config: Path | None, address: str, command: Sequence[str], *, port: int | None = None, log_level: str = "ERROR"
+    ssh_config: Path | None, address: str, command: Sequence[str], *, port: int | None = None, **options: object
 ) -> list[str]:
     """The argument list that runs `command` on a host, where a shell reads it as the same arguments.
 
     Args:
         ssh_config: None for the user's own configuration, in which `ALWAYS` still holds.
         port: None for the configuration's.
-        log_level: what ssh itself says on stderr; `VERBOSE` tells when it has logged in.
+        options: more of ssh's options.
     """
-    argv = ["ssh", "-T", "-o", f"LogLevel={log_level}"]
+    argv = ["ssh", "-T"]
     if ssh_config is not None:
         argv += ["-F", str(ssh_config)]
     if port is not None:
         argv += ["-p", str(port)]
-    for name, value in ALWAYS.items():
+    for name, value in {**ALWAYS, **options}.items():
         argv += ["-o", f"{name}={value}"]
     return [*argv, "--", checked_address(address), shlex.join(command)]
 
@@ -101,6 +170,118 @@ def pdsh_ssh_arguments(ssh_config: Path) -> str:
     return "-F " + path.replace("%", "%%")
 
 
+# The daemon
+
+
+class Sshd:
+    """One daemon, a child of this process that the kernel kills with it.
+
+    Args:
+        folder: absolute, mode 700; holds the host key, and takes configuration and log.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self._folder = folder
+        self._address = address
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None until it is started."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self, port: int, authorized_key: str) -> None:
+        """Start it and wait for its banner; `UserError` if it is not installed or does not come up."""
+        place = f"{self._address}:{port}"
+        if not is_free(self._address, port):
+            raise UserError(f"{place}: taken meanwhile by another process; start the cluster again")
+        self._write(AUTHORIZED_KEYS, f"{authorized_key}\n")
+        self._write(CONFIG, self._config(port))
+        if os.geteuid() == 0:
+            RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
+        parent = os.getpid()
+        # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
+        self._process = subprocess.Popen(
+            [find_sshd(), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
+        )
+        deadline = time.monotonic() + BANNER_SECONDS
+        while not await _has_banner(self._address, port):
+            if self._process.poll() is not None:
+                raise UserError(f"{place}: sshd ended at its start: {self.last_words()}")
+            if time.monotonic() > deadline:
+                raise UserError(f"{place}: sshd said nothing in {BANNER_SECONDS:.0f} s: {self.last_words()}")
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def last_words(self) -> str:
+        """The last line of its log."""
+        with suppress(OSError, IndexError):
+            return (self._folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")[-2].strip()
+        return "it said nothing"
+
+    def kill(self) -> None:
+        """End the daemon; its sessions live on."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _config(self, port: int) -> str:
+        # This Python and its programs come first, then what the agent has.
+        found = {"PATH": own_programs_first(os.environ.get("PATH")), "ZEROPODS_POD": self._address}
+        kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
+        # gloo would take the interface of the host's name, which on Debian is loopback.
+        kept["GLOO_SOCKET_IFNAME"] = interface(self._address)
+        session = found | {name: value for name, value in kept.items() if value}
+        head = {
+            "ListenAddress": self._address,
+            "Port": str(port),
+            "HostKey": _quoted_for_sshd(str(self._folder / HOST_KEY)),
+            "AuthorizedKeysFile": _quoted_for_sshd(str(self._folder / AUTHORIZED_KEYS).replace("%", "%%")),
+            "AllowUsers": account(),
+            # One line, since sshd heeds only the first one.
+            "SetEnv": " ".join(_quoted_for_sshd(f"{name}={value}") for name, value in session.items()),
+        }
+        return "".join(f"{name} {value}\n" for name, value in head.items()) + SSHD_OPTIONS
+
+    def _write(self, name: str, text: str) -> None:
+        path = self._folder / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o600)
+
+
+def find_sshd() -> str:
+    """Absolute path of the program."""
+    found = find_program("sshd")
+    if found is None:
+        raise UserError("sshd: not found; install it on the pods (Debian: apt-get install openssh-server)")
+    return os.path.abspath(found)
+
+
+def account() -> str:
+    """This user's name, the only one that may log in."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise UserError(f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses who has none") from None
+
+
+async def _has_banner(address: str, port: int) -> bool:
+    with suppress(OSError):
+        async with asyncio.timeout(BANNER_SECONDS):
+            reader, writer = await asyncio.open_connection(address, port, limit=1024)
+            try:
+                return (await reader.read(4)).startswith(b"SSH-")
+            finally:
+                writer.close()
+    return False
+
+
+# Quoting
+
+
 def _quoted_path(path: Path) -> str:
     if "${" in str(path):
         raise UserError(f"{path}: ssh would read '${{' as a variable, and knows no escape; choose another folder")
@@ -109,10 +290,16 @@ def _quoted_path(path: Path) -> str:
 
 
 def _quoted(text: str) -> str:
-    return '"' + _one_line(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + _quotable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _one_line(text: str) -> str:
+def _quoted_for_sshd(text: str) -> str:
+    if '"' in text:
+        raise UserError(f"{text!r}: an sshd configuration cannot hold a quotation mark; choose another name")
+    return f'"{_quotable(text)}"'
+
+
+def _quotable(text: str) -> str:
     if not text.isprintable():
         raise UserError(f"{text!r}: has characters that an ssh configuration cannot hold; choose another name")
     return text

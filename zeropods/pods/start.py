@@ -8,21 +8,37 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.pods import this_pod
 from zeropods.pods.backends.cml import is_session, require_module
-from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Worker
-from zeropods.pods.cluster import BACKENDS, KEY, SECRET, Cluster, clear, hold, sweep, workers_of, write_files
+from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings, Worker
+from zeropods.pods.cluster import (
+    BACKENDS,
+    KEY,
+    SECRET,
+    SSH_CONFIG,
+    Cluster,
+    clear,
+    folder_of,
+    hold,
+    locked,
+    read_cluster,
+    sweep,
+    workers_of,
+    write_cluster,
+    write_files,
+)
 from zeropods.pods.hostfile import Host, read_hostfile
 from zeropods.pods.processes import deferred, ending_in_order
-from zeropods.pods.rendezvous import Answer, MissingPods, Registration, Rendezvous
-from zeropods.pods.sshd import make_key
-from zeropods.pods.state import Pod, Settings, State, folder_of, locked, read_state, write_state
-from zeropods.programs import LISTENED, find_program, in_kernel
+from zeropods.pods.rendezvous import Answer, Pod, Rendezvous
+from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
+from zeropods.programs import LISTENED, find_program
+from zeropods.tables import progress
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -38,10 +54,6 @@ LIST_SECONDS = 1.0
 """Time between two questions to the backend."""
 PENDING_SECONDS = 5.0
 """A worker that has still to start is named on stderr after that time."""
-BAR_SECONDS = 2.0
-"""A bar of the pods that are there is shown after that time."""
-
-Number = TypeVar("Number", int, float)
 
 
 def up(
@@ -81,29 +93,29 @@ def up(
     Raises:
         UserError: a program is missing, a worker ended or never started, or the name is taken.
     """
-    hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)
-    if hosts:
-        count, backend = len(hosts), "hosts"
-    if count is None:
-        raise UserError("count: not given; say how many pods, or name a hostfile")
+    numbers = {"count": count, "slots": slots, "lease_seconds": lease_seconds, "cpu": cpu, "memory": memory}
+    for what, value in {**numbers, "seconds": seconds}.items():
+        if value is not None and value <= 0:
+            raise UserError(f"{what}: {value}; expected a positive number")
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
+    hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)
+    if count is None and not hosts:
+        raise UserError("count: not given; say how many pods, or name a hostfile")
     settings = Settings(
-        count=positive("count", count),
-        slots=None if slots is None else positive("slots", slots),
-        backend=_chosen(backend, own=bool(hosts)),
+        count=len(hosts) or count or 0,
+        slots=slots,
+        backend="hosts" if hosts else _chosen(backend),
         lease=lease,
-        lease_seconds=positive("lease_seconds", LEASES[lease] if lease_seconds is None else lease_seconds),
-        cpu=positive("cpu", cpu),
-        memory=positive("memory", memory),
-        nvidia_gpu=_gpus() if nvidia_gpu is None else nvidia_gpu,
+        lease_seconds=lease_seconds or LEASES[lease],
+        cpu=cpu,
+        memory=memory,
+        nvidia_gpu=(this_pod.slots() if GPU_DEVICES.exists() else 0) if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
-        ssh_config=None if ssh_config is None else str(_readable(Path(ssh_config))),
+        ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
     )
     folder = folder_of(name or f"kernel-{os.getpid()}")
-    positive("seconds", seconds)
-    if len(str(folder).split()) > 1:
-        raise UserError(f"{folder}: pdsh cannot use a path with blanks; set ZEROPODS_HOME to a folder without")
+    pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder that pdsh cannot be told
     require_programs()
     sweep()
     with ending_in_order(), locked(folder):
@@ -114,13 +126,6 @@ def up(
     return cluster
 
 
-def positive(what: str, value: Number) -> Number:
-    """The value; `UserError` if it is not above zero."""
-    if value <= 0:
-        raise UserError(f"{what}: {value}; expected a positive number")
-    return value
-
-
 def require_programs() -> None:
     """`UserError` that names all missing programs and the packages that bring them."""
     missing = [name for name in PACKAGES if find_program(name) is None]
@@ -129,11 +134,11 @@ def require_programs() -> None:
         raise UserError(f"{', '.join(missing)}: not found on PATH; apt-get install {packages}")
 
 
-def _chosen(backend: str | None, *, own: bool) -> str:
+def _chosen(backend: str | None) -> str:
     """The backend that was asked for, else CML inside a CML session; `UserError` where it is not to be had."""
     if backend is None:
         return "cml" if is_session() else "local"
-    if backend not in BACKENDS or (backend == "hosts") != own:
+    if backend not in BACKENDS or backend == "hosts":
         raise UserError(f"backend {backend!r}: expected local or cml")
     if backend == "cml":
         require_module()
@@ -156,141 +161,107 @@ def _own_hosts(
         raise UserError(f"slots {slots}: the hostfile says how many each host has; leave slots out")
     if backend is not None:
         raise UserError(f"backend {backend!r}: expected local or cml without a hostfile, or none with one")
+    if ssh_config is not None and not Path(ssh_config).is_file():
+        raise UserError(f"{ssh_config}: no such ssh configuration; name one, or leave it out for your usual one")
     hosts = read_hostfile(Path(hostfile))
-    if count is not None and positive("count", count) > len(hosts):
+    if count is not None and count > len(hosts):
         raise UserError(f"count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
     return hosts[:count]
 
 
-def _readable(ssh_config: Path) -> Path:
-    if not ssh_config.is_file():
-        raise UserError(f"{ssh_config}: no such ssh configuration; name one, or leave it out for your usual one")
-    return ssh_config.absolute()
-
-
-def _gpus() -> int:
-    return this_pod.slots() if GPU_DEVICES.exists() else 0
-
-
 def _standing(folder: Path, settings: Settings) -> Cluster | None:
     """The cluster of this name if it is as asked for; None if all of it that may be there can be cleared."""
-    state = read_state(folder)
-    if state is None or not state.pods:
+    cluster = read_cluster(folder)
+    if cluster is None or not cluster.pods:
         return None
-    cluster = Cluster.of(folder, state)
     pods = cluster.statuses()
     there = [pod for pod in pods if pod.is_ready]
-    before, after = asdict(state.settings), asdict(settings)
+    before, after = asdict(cluster.settings), asdict(settings)
     changed = ", ".join(f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key])
     if len(there) == len(pods) and not changed:
         return cluster
     used = [pod.pod for pod in there if pod.runs]
     if there and (changed or used):
-        why = f"with other settings ({changed})" if changed else f"in part, with a run on {', '.join(used)}"
-        raise UserError(f"cluster {state.name}: is up {why}; zeropods pods down --name {state.name}, or another name")
+        name, why = cluster.name, f"with other settings ({changed})"
+        if not changed:
+            why = f"in part, with a run on {', '.join(used)}"
+        raise UserError(f"cluster {name}: is up {why}; zeropods pods down --name {name}, or another name")
     return None
 
 
-# The course of a start: folder, key, secret, rendezvous, workers, registrations, files.
-
-
 def _make(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
+    """Start all pods of a cluster in its folder and write its files; whatever goes wrong ends and removes them."""
     clear(folder)
-    try:
-        return _bring_up(folder, settings, port, seconds)
-    except BaseException:
-        with deferred():
-            clear(folder)
-        raise
-
-
-def _bring_up(folder: Path, settings: Settings, port: int | None, seconds: float) -> Cluster:
-    """Start all pods of a cluster in its empty folder and write its files."""
-    # The state comes first: it says what to clean up, should this process not come to its end.
-    state = State(name=folder.name, settings=settings)
-    write_state(folder, state)
-    workers = workers_of(folder, settings)
-    public_key = make_key(folder / KEY, f"zeropods {state.name}")
-    secret = _make_secret(folder)
-    address = workers.master_address()
-    answer = Answer(
-        cluster=state.name, authorized_key=public_key, lease=settings.lease, lease_seconds=settings.lease_seconds
-    )
-    ports = (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS))
-    listener = Rendezvous(
-        secret=secret, count=settings.count, answer=answer, address=address, port=port, ssh_ports=ports
-    )
-    with listener as rendezvous:
-        env = {
-            "ZEROPODS_MASTER": f"{address}:{rendezvous.port}",
-            "ZEROPODS_SECRET": secret.hex(),
-            "ZEROPODS_SSH_PORTS": ",".join(map(str, ports)),
-            "ZEROPODS_REGISTER_SECONDS": f"{seconds:g}",
-            **({} if settings.slots is None else {"ZEROPODS_SLOTS": str(settings.slots)}),
-        }
-        with deferred():
-            state = replace(state, workers=workers.start(env))
-            write_state(folder, state)
-        registrations = _gather(rendezvous, workers, state, seconds)
-        state = replace(state, ssh_port=rendezvous.ssh_port, pods=_pods(state, registrations))
-        cluster = Cluster.of(folder, state)
-        write_files(cluster, workers.user)
-        write_state(folder, state)
-        return cluster
-
-
-def _make_secret(folder: Path) -> bytes:
-    """A new secret of 32 random bytes, kept in a file that only its owner can read."""
-    secret = secrets.token_bytes(32)
-    with os.fdopen(os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{secret.hex()}\n")
-    return secret
-
-
-def _pods(state: State, registrations: Sequence[Registration]) -> tuple[Pod, ...]:
-    """The pods in the order of the user's hostfile, where there is one; else of their addresses."""
-    if state.settings.hosts:
-        registrations = sorted(registrations, key=lambda pod: state.workers.index(pod.worker))
-    return tuple(
-        Pod(
-            name=f"pod{number}",
-            worker=pod.worker,
-            address=pod.address,
-            hostname=pod.hostname,
-            slots=pod.slots,
-            host_key=pod.host_key,
-            control_port=pod.control_port,
+    with ExitStack() as undo:
+        undo.callback(_clear_whole, folder)
+        # The state comes first: it says what to clean up, should this process not come to its end.
+        cluster = Cluster(folder=folder, settings=settings)
+        write_cluster(cluster)
+        workers = workers_of(cluster)
+        answer = Answer(
+            authorized_key=make_key(folder / KEY, f"zeropods {cluster.name}"),
+            lease=settings.lease,
+            lease_seconds=settings.lease_seconds,
         )
-        for number, pod in enumerate(registrations, start=1)
-    )
+        secret = secrets.token_bytes(32)
+        with open(folder / SECRET, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(f"{secret.hex()}\n")
+        address, ports = workers.master_address(), (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS))
+        with Rendezvous(
+            secret=secret, count=settings.count, answer=answer, address=address, port=port, ssh_ports=ports
+        ) as rendezvous:
+            env = {
+                "ZEROPODS_MASTER": f"{address}:{rendezvous.port}",
+                "ZEROPODS_SECRET": secret.hex(),
+                "ZEROPODS_SSH_PORTS": ",".join(map(str, ports)),
+                "ZEROPODS_REGISTER_SECONDS": f"{seconds:g}",
+                **({} if settings.slots is None else {"ZEROPODS_SLOTS": str(settings.slots)}),
+            }
+            with deferred():
+                cluster = replace(cluster, workers=workers.start(env))
+                write_cluster(cluster)
+            pods = _gather(rendezvous, workers, cluster, seconds)
+            cluster = replace(cluster, ssh_port=rendezvous.answer.ssh_port, pods=pods)
+            write_files(cluster, workers.user)
+            write_cluster(cluster)
+        undo.pop_all()
+    return cluster
 
 
-def _gather(rendezvous: Rendezvous, workers: LocalWorkers, state: State, seconds: float) -> tuple[Registration, ...]:
-    """Wait until all pods have registered; `UserError` names a worker that has ended, or those that are missing."""
-    from tqdm import tqdm
+def _clear_whole(folder: Path) -> None:
+    with deferred():
+        clear(folder)
 
-    shown = sys.stderr.isatty() or in_kernel()
-    bar = tqdm(
-        desc="pods", unit=" pods", total=state.settings.count, file=sys.stderr, delay=BAR_SECONDS, leave=False,
-        disable=not shown,
-    )  # fmt: skip
-    with bar:
-        arrivals = Arrivals(workers, state, bar)
+
+# Waiting for the workers
+
+
+def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, seconds: float) -> tuple[Pod, ...]:
+    """The pods once all are ready, named, in the order of the user's hostfile if there is one, else of addresses.
+
+    `UserError` names a worker that has ended, or those that are missing after so many seconds.
+    """
+    settings = cluster.settings
+    with progress("pods", "pods", settings.count) as bar:
+        arrivals = Arrivals(workers, cluster, bar)
         try:
-            return rendezvous.gather(seconds, arrivals)
-        except MissingPods as error:
-            registered = {pod.worker for pod in error.registered}
-            missing = [arrivals.describe(each) for each in arrivals.workers() if each.id not in registered]
-            head = f"cluster {state.name}: {len(registered)} of {state.settings.count} pods after {seconds:g} s"
-            raise UserError(f"{head}: {'; '.join(missing) or error}") from None
+            pods = rendezvous.gather(seconds, arrivals)
+        except TimeoutError:
+            there = rendezvous.there
+            missing = [arrivals.describe(each) for each in arrivals.workers() if each.id not in there]
+            head = f"cluster {cluster.name}: {len(there)} of {settings.count} pods after {seconds:g} s"
+            raise UserError(f"{head}: {'; '.join(missing) or 'they did not become ready'}") from None
+    if settings.hosts:
+        pods = tuple(sorted(pods, key=lambda pod: cluster.workers.index(pod.worker)))
+    return tuple(replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1))
 
 
 class Arrivals:
     """Looks after workers while they start: called some times a second with the ids of those that have registered."""
 
-    def __init__(self, workers: LocalWorkers, state: State, bar: tqdm) -> None:
+    def __init__(self, workers: LocalWorkers, cluster: Cluster, bar: tqdm) -> None:
         self._workers = workers
-        self._state = state
+        self._cluster = cluster
         self._bar = bar
         self._began = self._listed = time.monotonic()
         self._mentioned: set[str] = set()
@@ -314,13 +285,13 @@ class Arrivals:
 
     def workers(self) -> list[Worker]:
         """The workers of this start."""
-        return [worker for worker in self._workers.list() if worker.id in self._state.workers]
+        return [worker for worker in self._workers.list() if worker.id in self._cluster.workers]
 
     def describe(self, worker: Worker) -> str:
         """What a worker does instead of registering."""
         if not worker.is_pending:
             return f"{_shown(worker)} is {worker.status}{_last_words(worker)}"
-        asked = self._state.settings
+        asked = self._cluster.settings
         size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
         reason = worker.reason or f"it waits for {size}; quota or a free machine is missing"
         return f"{_shown(worker)} is {worker.status}: {reason}"

@@ -1,4 +1,4 @@
-"""Authenticated, bounded connections between a master and its pods.
+"""Authenticated, bounded requests between a master and its pods.
 
 Listener and connector each open with `zeropods 1 NONCE`. The session key is HMAC-SHA256(secret, purpose | listener's
 nonce | connector's nonce), and every message is a line `MAC JSON`, where MAC = HMAC-SHA256(session key, direction |
@@ -17,7 +17,8 @@ import resource
 import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -29,6 +30,8 @@ MAX_MESSAGE_BYTES = 65_536
 """A longer line, proof included, is refused before it is parsed; also the `limit` of every stream reader here."""
 SEND_SECONDS = 10.0
 """A peer that does not take a message for so long is given up."""
+PROOF_SECONDS = 5.0
+"""A peer proves itself to a server within this time."""
 CLOSE_SECONDS = 1.0
 QUEUE = 4_096
 """Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
@@ -49,11 +52,51 @@ class ChannelError(Exception):
     """One line: the peer, and whether it was closed, too large, badly proven, malformed or timed out."""
 
 
-class Channel:
-    """A connection; after `greet` the first message received proves who the peer is.
+class AgentError(Exception):
+    """One line: the agent did not answer in time, or refused."""
 
-    Any error is final and closes the connection. Only one task at a time may `ask`.
+
+# The master's questions to agents
+
+
+def control_purpose(address: str, control_port: int) -> str:
+    """What a connection to one agent is for: a proof made for it is none for another, whoever passes it on."""
+    return f"control {address}:{control_port}"
+
+
+async def ask_agents(
+    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
+) -> list[Message | AgentError]:
+    """Ask all agents at once; answers in their order, an `AgentError` in the place of one that gave none.
+
+    Args:
+        agents: (address, control port) of each.
     """
+
+    async def ask(address: str, port: int) -> Message | AgentError:
+        try:
+            async with connected(address, port, secret, control_purpose(address, port), seconds) as channel:
+                answer = await channel.ask(request, seconds)
+        except ChannelError as error:
+            return AgentError(f"{address}:{port}: no answer to {request.get('do')!r}: {error}")
+        return AgentError(f"{address}:{port}: {answer['error']}") if "error" in answer else answer
+
+    return await asyncio.gather(*(ask(*agent) for agent in agents))
+
+
+def ask_all(
+    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
+) -> list[Message | AgentError]:
+    """`ask_agents` in a thread with a loop of its own, since in a notebook the calling thread runs one already."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
+        return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
+
+
+# One connection
+
+
+class Channel:
+    """A connection; after `greet` the first message received proves who the peer is. Any error is final."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, listens: bool) -> None:
         name = writer.get_extra_info("peername")
@@ -69,11 +112,11 @@ class Channel:
     async def greet(self, secret: bytes, purpose: str, seconds: float) -> None:
         """Exchange nonces, from which the key of this connection follows."""
         own = secrets.token_hex(16).encode()
-        async with self._bounded(seconds):
+        async with _bounded(self.peer, seconds):
             self._writer.write(b"zeropods 1 " + own + b"\n")
-            greeting = _GREETING.fullmatch(await self._line())
-            if greeting is None:
-                raise ChannelError(f"{self.peer}: malformed: no greeting of this protocol")
+            greeting = _GREETING.fullmatch((await self._reader.readuntil(b"\n"))[:-1])
+        if greeting is None:
+            raise ChannelError(f"{self.peer}: malformed: no greeting of this protocol")
         nonces = (own, greeting[1]) if self._listens else (greeting[1], own)
         self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
 
@@ -81,25 +124,24 @@ class Channel:
         """Send one message; `ValueError` for a number that JSON does not have."""
         text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         line = self._proof(self._sends, text) + b" " + text + b"\n"
-        async with self._bounded(SEND_SECONDS):
-            if len(line) > MAX_MESSAGE_BYTES:
-                raise ChannelError(f"{self.peer}: too large: a message of {len(line)} bytes to send")
+        if len(line) > MAX_MESSAGE_BYTES:
+            raise ChannelError(f"{self.peer}: too large: a message of {len(line)} bytes to send")
+        async with _bounded(self.peer, SEND_SECONDS):
             self._writer.write(line)
             await self._writer.drain()
 
     async def receive(self, seconds: float) -> Message:
         """The next message of the peer, proven and parsed."""
-        async with self._bounded(seconds):
-            proof, _, text = (await self._line()).partition(b" ")
-            if not hmac.compare_digest(self._proof(self._receives, text), proof):
-                raise ChannelError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
-            try:
-                body = json.loads(text)
-            except ValueError:
-                body = None
-            if not isinstance(body, dict):
-                raise ChannelError(f"{self.peer}: malformed: a message that is no JSON object")
-            return body
+        async with _bounded(self.peer, seconds):
+            line = await self._reader.readuntil(b"\n")
+        proof, _, text = line[:-1].partition(b" ")
+        if not hmac.compare_digest(self._proof(self._receives, text), proof):
+            raise ChannelError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
+        with suppress(ValueError):
+            body = json.loads(text)
+            if isinstance(body, dict):
+                return body
+        raise ChannelError(f"{self.peer}: malformed: a message that is no JSON object")
 
     async def ask(self, body: Message, seconds: float) -> Message:
         """Send a message and receive the next one."""
@@ -109,12 +151,10 @@ class Channel:
     async def close(self) -> None:
         """Send what is left and close; cut where the peer does not take it."""
         self._writer.close()
-        try:
+        with suppress(OSError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                with suppress(ConnectionError):
-                    await self._writer.wait_closed()
-        except OSError:
-            self.cut()
+                await self._writer.wait_closed()
+        self.cut()
 
     def cut(self) -> None:
         """Close without sending what is left."""
@@ -125,89 +165,87 @@ class Channel:
         self._numbers[direction] += 1
         return hmac.digest(self._key, sealed, "sha256").hex().encode()
 
-    async def _line(self) -> bytes:
-        try:
-            return (await self._reader.readuntil(b"\n"))[:-1]
-        except asyncio.IncompleteReadError as error:
-            cut = " in the middle of a message" if error.partial else ""
-            raise ChannelError(f"{self.peer}: closed: the peer ended the connection{cut}") from None
-        except asyncio.LimitOverrunError:
-            raise ChannelError(f"{self.peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
 
-    @asynccontextmanager
-    async def _bounded(self, seconds: float) -> AsyncIterator[None]:
-        """A deadline, errors as `ChannelError`, and a connection that is cut where the block does not end well."""
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except BaseException as error:
-            self.cut()
-            if isinstance(error, OSError):
-                raise _channel_error(self.peer, error, seconds) from None
-            raise
-
-
-async def connect(address: str, port: int, secret: bytes, purpose: str, seconds: float) -> Channel:
-    """Connect to a listener and exchange nonces within `seconds`; `ChannelError` where it is not there."""
+@asynccontextmanager
+async def connected(address: str, port: int, secret: bytes, purpose: str, seconds: float) -> AsyncIterator[Channel]:
+    """A connection to a server, which has been greeted within `seconds`; `ChannelError` where it is not there."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + seconds
+    async with _bounded(f"{address}:{port}", seconds):
+        streams = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+    channel = Channel(*streams, listens=False)
+    try:
+        await channel.greet(secret, purpose, deadline - clock())
+        yield channel
+    finally:
+        await channel.close()
+
+
+@asynccontextmanager
+async def _bounded(peer: str, seconds: float) -> AsyncIterator[None]:
+    """A deadline, and errors as `ChannelError`."""
     try:
         async with asyncio.timeout(seconds):
-            streams = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+            yield
+    except TimeoutError:
+        raise ChannelError(f"{peer}: timed out: nothing in {seconds:g} s") from None
+    except asyncio.IncompleteReadError as error:
+        cut = " in the middle of a message" if error.partial else ""
+        raise ChannelError(f"{peer}: closed: the peer ended the connection{cut}") from None
+    except asyncio.LimitOverrunError:
+        raise ChannelError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
     except OSError as error:
-        raise _channel_error(f"{address}:{port}", error, seconds) from None
-    channel = Channel(*streams, listens=False)
-    await channel.greet(secret, purpose, deadline - clock())
-    return channel
+        raise ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
 
 
-def _channel_error(peer: str, error: OSError, seconds: float) -> ChannelError:
-    if isinstance(error, TimeoutError):
-        return ChannelError(f"{peer}: timed out: nothing in {seconds:g} s")
-    return ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}")
+# The server, which pods and their master both are
 
 
-class Listener:
-    """Accepts connections, and hands on those that have proven with their first message that they know the secret.
+class Server:
+    """Answers the requests of peers that have proven with their first message that they know the secret.
 
     Args:
-        attend: serves a connection, from its first message to its end.
+        answer: takes a request and the peer's address; what it returns is sent.
         unproven: number of connections that may be unproven at a time. One more costs the oldest its place, not
             itself: an honest peer needs it for milliseconds, so that those who sit there silently keep nobody out.
-        seconds: from a connection's begin to its first message.
+        silent_seconds: a connection on which nothing is asked for so long is closed.
     """
 
     def __init__(
         self,
         secret: bytes,
         purpose: str,
-        attend: Callable[[Channel, Message], Awaitable[None]],
+        answer: Callable[[Message, str], Awaitable[Message]],
         *,
-        unproven: int,
-        seconds: float,
+        unproven: int = 64,
+        silent_seconds: float = 120.0,
     ) -> None:
         self._secret = secret
         self._purpose = purpose
-        self._attend = attend
+        self._answer = answer
         self._limit = unproven
-        self._seconds = seconds
+        self._silent_seconds = silent_seconds
         self._unproven: list[Channel] = []
         """Oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def open(self, sock: socket.socket) -> None:
-        """Serve the connections of a listening socket, which is the listener's from now on."""
+        """Serve the connections of a listening socket, which is the server's from now on."""
         self._server = await asyncio.start_server(self._serve, sock=sock, limit=MAX_MESSAGE_BYTES, backlog=AT_ONCE)
         # asyncio takes one number for both of them.
         sock.listen(QUEUE)
 
-    async def close(self) -> None:
-        """Stop listening and cut all connections."""
+    async def close(self, seconds: float = 0.0) -> None:
+        """Stop listening; connections are cut which their peers have not closed `seconds` later."""
         if self._server is None:
             return
         self._server.close()
         self._server = None
+        for channel in self._unproven:
+            channel.cut()
+        if self._tasks and seconds:
+            await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -219,9 +257,12 @@ class Listener:
         self._tasks.add(task)
         channel = Channel(reader, writer, listens=True)
         try:
-            # One that was accepted while the listener was closed is nobody's.
+            # One that was accepted while the server was closed is nobody's.
             if self._server is not None:
-                await self._attend(channel, await self._first_message(channel))
+                request = await self._first_message(channel)
+                while True:
+                    await channel.send(await self._answer(request, channel.peer))
+                    request = await channel.receive(self._silent_seconds)
         except (ChannelError, asyncio.CancelledError):
             pass  # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
         finally:
@@ -234,9 +275,9 @@ class Listener:
             self._unproven.pop(0).cut()
         self._unproven.append(channel)
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._seconds
+        deadline = clock() + PROOF_SECONDS
         try:
-            await channel.greet(self._secret, self._purpose, self._seconds)
+            await channel.greet(self._secret, self._purpose, PROOF_SECONDS)
             return await channel.receive(deadline - clock())
         finally:
             if channel in self._unproven:
@@ -254,15 +295,10 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     """
     reason: object = None
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # A master that ended a moment ago leaves connections in TIME_WAIT, which are nobody's.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((address, candidate))
-            sock.listen()
-            return sock
+            # With SO_REUSEADDR: a master that ended a moment ago leaves connections in TIME_WAIT, which are nobody's.
+            return socket.create_server((address, candidate))
         except (OSError, OverflowError) as error:
-            sock.close()
             reason = getattr(error, "strerror", None) or error
     place = f"{address}:{port or 'any port'}"
     raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")

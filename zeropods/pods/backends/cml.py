@@ -16,8 +16,7 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.pods import this_pod
-from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Worker
-from zeropods.pods.state import Settings
+from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Settings, Worker
 
 MODULES = ("cml.workers_v1", "cdsw")
 """The newer and the older name of the same functions."""

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import FrameType
 
 from zeropods.errors import UserError, guarded
 from zeropods.pods import this_pod
@@ -34,10 +33,8 @@ from zeropods.pods.ssh import ssh_argv
 ASK_SECONDS, MAX_AT_ONCE = 10.0, 32
 TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
 """How the names of the variables begin that a worker is told."""
-KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+KEEP_ALIVE = {"ServerAliveInterval": 15, "ServerAliveCountMax": 4}
 """A host that is cut off is given up after a minute; the worker there ends with its lease."""
-END_SECONDS = 13.5
-"""Time for the other side to end its worker: less than this process is given itself."""
 THERE_SECONDS = 12.0
 """From SIGTERM to SIGKILL of a worker there, which takes up to 10 to end."""
 SSH_FAILED = 255
@@ -134,25 +131,34 @@ def _towards(addresses: list[str]) -> str:
         raise UserError(f"{there}: no network to this host ({error.strerror}); fix the hostfile") from None
 
 
-# The two sides of a worker on another host.
+# The two sides of a worker on another host
 
 
 def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
     """Run the program on the host until it ends, or until this process is asked to end."""
-    signal.signal(signal.SIGTERM, _end)
     told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
     # Not for ssh, whose configuration may start other programs.
     os.environ.pop(SECRET_VARIABLE, None)
     there = [sys.executable, "-m", "zeropods.pods.backends.hosts", "there", *program]
-    ssh, *rest = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *there])
-    with _child([ssh, *KEEP_ALIVE, *rest], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            last = _converse(process, told)
-            status = process.wait()
-        except SystemExit:
-            return _finish(process)
-    if status == SSH_FAILED:
-        raise UserError(f"host {host}: {last or 'ssh failed'}; 'ssh {host} true' has to work without a question")
+    argv = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *there], **KEEP_ALIVE)
+    last = b""
+    with _child(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as ssh:
+        assert ssh.stdin is not None and ssh.stderr is not None
+        stdin = ssh.stdin
+        # An ssh that has ended already says on stderr why.
+        with suppress(BrokenPipeError):
+            stdin.write(json.dumps(told).encode() + b"\n")
+        # The end of stdin tells the other side to end.
+        signal.signal(signal.SIGTERM, lambda *_: stdin.close())
+        for line in ssh.stderr:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            last = line.strip() or last
+        status = ssh.wait()
+        is_asked = stdin.closed
+    if status == SSH_FAILED and not is_asked:
+        said = last.decode(errors="replace") or "ssh failed"
+        raise UserError(f"host {host}: {said}; 'ssh {host} true' has to work without a question")
     return status
 
 
@@ -161,9 +167,7 @@ def run_there(program: list[str]) -> int:
     try:
         told = dict(json.loads(sys.stdin.buffer.readline()))
     except (ValueError, TypeError):
-        raise UserError(
-            "zeropods.pods.backends.hosts: stdin says nothing; 'zeropods pods up --hostfile' starts it"
-        ) from None
+        raise UserError(f"{__spec__.name}: stdin says nothing; 'zeropods pods up --hostfile' starts it") from None
     worker = _child(program, stdin=subprocess.DEVNULL, env={**os.environ, **told}, start_new_session=True)
     threading.Thread(target=_end_with_stdin, args=(worker,), daemon=True).start()
     return worker.wait()
@@ -173,35 +177,6 @@ def _child(argv: list[str], **how: object) -> subprocess.Popen[bytes]:
     """A process that gets SIGTERM when this one ends."""
     parent = os.getpid()
     return subprocess.Popen(argv, preexec_fn=lambda: end_with_parent(parent, signal.SIGTERM), **how)  # type: ignore[call-overload]
-
-
-def _converse(ssh: subprocess.Popen[bytes], told: dict[str, str]) -> str:
-    """Say what the worker is told, and pass on what comes until the end; returns the last line of stderr."""
-    assert ssh.stdin is not None and ssh.stderr is not None
-    # An ssh that has ended already says on stderr why.
-    with suppress(BrokenPipeError):
-        ssh.stdin.write(json.dumps(told).encode() + b"\n")
-        ssh.stdin.flush()
-    last = b""
-    for line in ssh.stderr:
-        sys.stderr.buffer.write(line)
-        sys.stderr.buffer.flush()
-        last = line.strip() or last
-    return last.decode(errors="replace")
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise SystemExit
-
-
-def _finish(ssh: subprocess.Popen[bytes]) -> int:
-    """The end of stdin tells the other side to end; a connection that is dead is cut."""
-    try:
-        ssh.communicate(timeout=END_SECONDS)
-    except subprocess.TimeoutExpired:
-        ssh.kill()
-    return ssh.wait()
 
 
 def _end_with_stdin(worker: subprocess.Popen[bytes]) -> None:

@@ -15,17 +15,37 @@ from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.pods.processes import Process, deferred, end, from_record, is_alive, to_record
-from zeropods.pods.sshd import account
-from zeropods.pods.state import ROOT, Settings
+from zeropods.pods.processes import Process, deferred, end, find_process, is_alive
+from zeropods.pods.ssh import account
 from zeropods.programs import is_free
 
+ROOT = Path(__file__).resolve().parents[3]
 SSH_PORT = 2222
 """Where CML's own sshd listens, and ours where it can."""
 WORKER_SCRIPT = ROOT / "worker_p.py"
 RECORDS, LOGS = "workers", "logs"
 STOP_SECONDS = 15.0
 """Time from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
+CLOCK_SECONDS = 10.0
+"""By so much the start of a process moves at most when the clock is set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What was asked for: two calls of `up` that differ in it mean two clusters."""
+
+    count: int
+    slots: int | None
+    backend: str
+    lease: str
+    lease_seconds: float
+    cpu: float
+    memory: float
+    nvidia_gpu: int
+    hosts: tuple[str, ...] = ()
+    """Lines of the user's hostfile, where the hosts are the user's own."""
+    ssh_config: str | None = None
+    """The ssh configuration by which they are reached; None for the user's usual one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +77,16 @@ class WorkerProcess:
 
     id: str
     address: str
-    process: list[object]
-    """The process, as `processes.to_record` writes it."""
+    pid: int
+    started: float
+    """Start of the process, in seconds since 1970."""
 
     def find(self) -> Process | None:
         """The process; None where it has ended."""
-        process = from_record(self.process)
-        return process if process is not None and is_alive(process) else None
+        process = find_process(self.pid)
+        if process is None or not is_alive(process) or abs(process.create_time() - self.started) > CLOCK_SECONDS:
+            return None
+        return process
 
 
 class LocalWorkers:
@@ -146,7 +169,7 @@ class LocalWorkers:
         worker = secrets.token_hex(8)
         place = {"CDSW_IP_ADDRESS": address, "CDSW_ENGINE_ID": worker, "CDSW_MASTER_IP": self.master_address()}
         claim = self._claims.pop(address, None)
-        with open(_private_file(self.folder / LOGS / f"{worker}.log"), "ab") as log:
+        with open(self._log(worker), "ab", opener=_open_private) as log:
             popen = subprocess.Popen(
                 self.command(address, [sys.executable, str(WORKER_SCRIPT)]),
                 stdin=subprocess.DEVNULL,
@@ -161,31 +184,28 @@ class LocalWorkers:
             claim.close()
         self._popens[worker] = popen
         # Not reaped yet, so that its number is still its own.
-        record = WorkerProcess(worker, address, to_record(Process(popen.pid)))
+        record = WorkerProcess(worker, address, popen.pid, Process(popen.pid).create_time())
         files.write_json(self.folder / RECORDS / f"{worker}.json", asdict(record))
         return worker
 
     def _described(self, worker: WorkerProcess) -> Worker:
         running = worker.find() is not None
         popen = self._popens.get(worker.id)
+        said = self._log(worker.id).read_text(encoding="utf-8", errors="replace").split("\n")
         return Worker(
             id=worker.id,
             status="running" if running else "stopped",
             has_ended=not running,
             address=worker.address,
             exit_code=None if running or popen is None else popen.poll(),
-            last_line=_last_line(self.folder / LOGS / f"{worker.id}.log"),
+            last_line=next((line.strip() for line in reversed(said) if line.strip()), ""),
         )
 
-
-def _private_file(path: Path) -> Path:
-    """An empty file that only its owner can read."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(0o600)
-    return path
+    def _log(self, worker: str) -> Path:
+        return self.folder / LOGS / f"{worker}.log"
 
 
-def _last_line(path: Path) -> str:
-    """The last line of a file; empty where there is none."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    return os.open(path, flags, 0o600)
