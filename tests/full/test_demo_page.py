@@ -77,26 +77,12 @@ def browser() -> Iterator[object]:
         yield browser
 
 
-@pytest.fixture
-def visit(browser: object, verb: Served) -> Iterator[BrowserContext]:
-    """A visitor of their own."""
+@pytest.fixture(scope="module")
+def page(browser: object, verb: Served) -> Iterator[Page]:
+    """A visitor's page, which the tests use one after the other."""
     context = browser.new_context()  # type: ignore[attr-defined]
     context.set_default_timeout(WAIT)
     context.on("request", lambda request: verb.requests.append(request.url))
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def page(visit: BrowserContext, verb: Served) -> Page:
-    return opened(visit, verb)
-
-
-@pytest.fixture(scope="module")
-def one_page(browser: object, verb: Served) -> Iterator[Page]:
-    """A page for one question after the other."""
-    context = browser.new_context()  # type: ignore[attr-defined]
-    context.set_default_timeout(WAIT)
     yield opened(context, verb)
     context.close()
 
@@ -179,25 +165,6 @@ def test_two_runs_answer_side_by_side(page: Page) -> None:
     assert first and second and first["y"] == second["y"] and first["x"] < second["x"]
 
 
-def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, browser: object, verb: Served) -> None:
-    shown = upload(page, CATS.encode())
-    assert "3 rows" in shown and "<b>Mia</b>" in shown and "Age (number)" in shown
-    ask(page, "How old is Kit?")
-    assert re.search(r"SELECT .*(Name|Age) FROM table", page.inner_text(".zp-card .zp-sql"))
-    assert page.locator(".zp-expected").count() == 0
-    other = browser.new_context()  # type: ignore[attr-defined]
-    try:
-        assert "cats.csv" not in opened(other, verb).inner_text("#zp-preview")
-    finally:
-        other.close()
-
-
-def test_a_question_after_a_bad_csv_is_not_about_another_table(page: Page) -> None:
-    shown = upload(page, b"Name,Name\n1,2\n")
-    assert shown.strip() == "The file cats.csv: line 1: columns 1 and 2 are both named 'Name'; rename one"
-    assert ask(page, "How many are there?").strip() == page.inner_text("#zp-preview").strip()
-
-
 @pytest.mark.parametrize("event", ["upload", "ask_1"], ids=["file", "question"])
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "file"])
 def test_a_file_that_was_not_uploaded_is_no_input(verb: Served, tmp_path: Path, event: str, streamed: bool) -> None:
@@ -223,13 +190,13 @@ def test_other_names_and_pages_are_refused(verb: Served, header: str, value: str
     assert answered == status
 
 
-def test_a_hostile_question_is_text(one_page: Page) -> None:
-    ask(one_page, ATTACK)
-    assert one_page.inner_text(".zp-question") == ATTACK
-    assert one_page.locator("#zp-answer img, #zp-answer script").count() == 0
-    assert one_page.title() == "Ask a table"
-    one_page.set_viewport_size({"width": 480, "height": 800})
-    assert one_page.evaluate("document.documentElement.scrollWidth") <= 480
+def test_a_hostile_question_is_text(page: Page) -> None:
+    ask(page, ATTACK)
+    assert page.inner_text(".zp-question") == ATTACK
+    assert page.locator("#zp-answer img, #zp-answer script").count() == 0
+    assert page.title() == "Ask a table"
+    page.set_viewport_size({"width": 480, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 480
 
 
 @pytest.mark.parametrize(
@@ -242,9 +209,26 @@ def test_a_hostile_question_is_text(one_page: Page) -> None:
     ],
     ids=["empty", "too many tokens", "injection", "other scripts"],
 )
-def test_any_question_gets_an_answer_or_a_line(one_page: Page, question: str, said: str) -> None:
-    shown = ask(one_page, question)
+def test_any_question_gets_an_answer_or_a_line(page: Page, question: str, said: str) -> None:
+    shown = ask(page, question)
     assert said in shown and "Traceback" not in shown
+
+
+def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, browser: object, verb: Served) -> None:
+    shown = upload(page, CATS.encode())
+    assert "3 rows" in shown and "<b>Mia</b>" in shown and "Age (number)" in shown
+    ask(page, "How old is Kit?")
+    assert re.search(r"SELECT .*(Name|Age) FROM table", page.inner_text(".zp-card .zp-sql"))
+    assert page.locator(".zp-expected").count() == 0
+    other = browser.new_context()  # type: ignore[attr-defined]
+    try:
+        second = opened(other, verb)
+        assert "cats.csv" not in second.inner_text("#zp-preview")
+        shown = upload(second, b"Name,Name\n1,2\n")
+        assert shown.strip() == "The file cats.csv: two columns are named 'Name'; rename one"
+        assert ask(second, "How many are there?").strip() == second.inner_text("#zp-preview").strip()
+    finally:
+        other.close()
 
 
 def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
 from zeropods.data.wikisql import Cell, Example, SQLTable
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
-from zeropods.evaluate.score_file import QueryScore
+from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
 from zeropods.measure.record import read_json
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.execute import Execution, Rows, is_usable
@@ -27,16 +26,8 @@ from zeropods.sql.query import AGGREGATES, Query
 if TYPE_CHECKING:
     from zeropods.evaluate.generate import QueryAnswerer
 
-TASK_NAMES = {"squad": "squad", "lm": "text"}
-MAX_CHARACTERS = 1_000
-"""Longest question; WikiSQL's longest has 300 characters."""
 LOADED = 2
 """Number of models in memory: as many as stand side by side."""
-SECONDS = 2.0
-"""Longest time that a query may take."""
-INSTRUCTIONS = 1_000
-"""SQLite looks at the clock after so many steps of its machine."""
-READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 
 # The trained models below the folders that a user names, the best first.
@@ -94,11 +85,9 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
 
 def _below(folder: Path) -> Iterator[TrainedModel]:
     whole = folder.resolve()
-    if not whole.is_dir():
-        raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
     is_model = (whole / "config.json").is_file() and any(whole.glob("*.safetensors"))
-    runs = {} if is_model else find_runs([folder])
-    if not runs or whole in runs.values():
+    runs = {whole.name: whole} if is_model else find_runs([folder])
+    if whole in runs.values():
         yield _model(whole, whole.name)
         return
     for name, run in runs.items():
@@ -108,10 +97,10 @@ def _below(folder: Path) -> Iterator[TrainedModel]:
 
 
 def _model(folder: Path, name: str) -> TrainedModel:
-    """The model in a run or model folder."""
+    """The model in a run or model folder, with what its run says about it."""
     task, within = task_of(folder), model_folder(folder)
-    if task in TASK_NAMES:
-        raise UserError(f"{folder}: is a {TASK_NAMES[task]} run; the demo asks text-to-SQL models")
+    if task != TEXT2SQL:
+        raise UserError(f"{folder}: is a {task} run; the demo asks text-to-SQL models")
     prompt = read_json(within / "config.json").get("prompt")
     if prompt not in PROMPTS:
         raise UserError(f"{folder}: does not say its prompt ({prompt!r}); train it with textsql_train.py")
@@ -128,45 +117,22 @@ def _with_run(model: TrainedModel) -> TrainedModel:
     run, losses = entry.config, entry.record.eval_losses if entry.record else []
     score = entry.score if isinstance(entry.score, QueryScore) else None
     executed = score.execution_accuracy if score else None
-    model = replace(
+    path = Path(run.dataset["path"]) if run and "path" in run.dataset else None
+    prepared = path if path is not None and (path / "manifest.json").is_file() else None
+    limit = read_manifest(prepared).max_source_tokens if prepared else None
+    return replace(
         model,
+        model_id=run.model_id if run else model.model_id,
+        technique=run.technique if run else None,
         split=entry.split,
         accuracy=score.logical_form_accuracy if score and executed is None else executed,
         eval_loss=losses[-1].loss if losses else None,
+        prepared=prepared,
+        source_limit=limit or model.source_limit,
     )
-    if run is None:
-        return model
-    model = replace(model, model_id=run.model_id, technique=run.technique)
-    prepared = Path(run.dataset["path"]) if "path" in run.dataset else None
-    if prepared is None or not (prepared / "manifest.json").is_file():
-        return model
-    limit = read_manifest(prepared).max_source_tokens or model.source_limit
-    return replace(model, prepared=prepared, source_limit=limit)
 
 
-# A visitor's query, on one table in memory that it can only read, for a limited time.
-
-
-class BoundedExecution(Execution):
-    """An `Execution` that only reads, and for `seconds` in all; what takes longer gives None, and `overdue` is set."""
-
-    def __init__(self, table: SQLTable, seconds: float = SECONDS) -> None:
-        super().__init__(table)
-        self.overdue = False
-        self._deadline = time.monotonic() + seconds
-        self._database.execute("PRAGMA query_only = ON")
-        self._database.set_authorizer(_may)
-        self._database.set_progress_handler(self._is_over, INSTRUCTIONS)
-
-    def _is_over(self) -> bool:
-        self.overdue = time.monotonic() > self._deadline
-        return self.overdue
-
-
-def _may(action: int, first: str | None, *_: object) -> int:
-    """Reading the one table, and nothing else."""
-    allowed = action in READING and (action != sqlite3.SQLITE_READ or first == "cells")
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+# One question to one model.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,20 +150,15 @@ class QueryResult:
 
 
 def run_query(query: Query, table: SQLTable) -> QueryResult:
-    """Execute a query read-only and timed; `UserError` where it takes too long."""
-    with closing(BoundedExecution(table)) as execution:
+    """Execute a query, timed, on its table alone: no word of a visitor's is part of the statement."""
+    with closing(Execution(table)) as execution:
         began = time.perf_counter()
         executed = cells = execution.execute(query)
         rows = execution.matching_rows(query)
         seconds = time.perf_counter() - began
-        if execution.overdue:
-            raise UserError("the query took too long on this table and was stopped; ask for less, or take fewer rows")
     if rows is not None and not AGGREGATES[query.agg]:
         cells = [row[query.sel] for row in rows.rows]
     return QueryResult(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
-
-
-# One question to one model.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +204,6 @@ def checked(question: str | None) -> str:
     line = " ".join("".join(c if c.isprintable() else " " for c in question or "").split())
     if not any(letter.isalnum() for letter in line):
         raise UserError("there is no question yet; type one, or choose an example")
-    if len(line) > MAX_CHARACTERS:
-        raise UserError(f"the question has {len(line):,} characters; ask in at most {MAX_CHARACTERS:,}")
     return line
 
 
@@ -263,13 +222,10 @@ def loaded(model: TrainedModel) -> QueryAnswerer:
 
 
 def _generated(answerer: QueryAnswerer, table: SQLTable, question: str) -> Query:
-    from zeropods.evaluate.generate import Generation
-
     example = Example(0, question, table, Query(0, 0))
     try:
-        (prediction,) = answerer.answer([example], Generation())
+        (prediction,) = answerer.answer([example])
     except ValueError:  # The grammar's: no column of the table has a name that the tokenizer can write.
         raise UserError("the model cannot write any of this table's column names; give them others") from None
-    if prediction.query is None:
-        raise UserError("the model wrote no query; ask in other words")
+    assert prediction.query is not None  # The grammar lets nothing else through.
     return prediction.query

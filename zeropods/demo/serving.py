@@ -12,25 +12,23 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from zeropods.demo.page import Site, build_page
 from zeropods.demo.tables import MAX_BYTES, tables_in
 from zeropods.errors import UserError
 from zeropods.files import DEMO, make_private_folder
+from zeropods.programs import free_port
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
     from gradio import Blocks
     from starlette.requests import Request
     from starlette.responses import Response
-    from uvicorn import Server
 
 HOST = "127.0.0.1"
 """Never another: who can reach the page can ask, and CML's proxy looks here."""
 USUAL_PORT = 7860
-GRACE_SECONDS = 2
-"""For an answer that is being written."""
 OWN_NAMES = ("127.0.0.1", "localhost")
 """Names of the page's host: a foreign name that leads to this machine (DNS rebinding) would make its pages ours."""
 ANY_NAME = ("*",)
@@ -61,31 +59,30 @@ def serve(
     Raises:
         UserError: a port that cannot be listened on, folders or data that cannot be shown.
     """
-    site = Site(tuple(folders), data)
-    with listening(port) as listener, _own_files():
+    site, number = Site(tuple(folders), data), usable_port(port)
+    with _own_files():
         count = _warmed(site, announce)
-        server = _server(_application(site, names))
-        address = f"http://{HOST}:{listener.getsockname()[1]}/"
-        announce(f"{address} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
-        server.run(sockets=[listener])
+        page = _opened(site, number, names)
+        try:
+            announce(f"{page.local_url} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
+            Event().wait()
+        finally:
+            page.close(verbose=False)
 
 
-@contextmanager
-def listening(port: str | None) -> Iterator[socket.socket]:
-    """A socket at the port that was asked for; who connects early waits until the page is ready."""
+def usable_port(port: str | None) -> int:
+    """The port that was asked for, where nothing listens; without one the usual port, or any free one."""
     if port is not None and (not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65_536):
         raise UserError(f"port {port}; expected a number from 1 to 65535")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for number in [int(port)] if port else [USUAL_PORT, 0]:
-            try:
-                listener.bind((HOST, number))
-                listener.listen()
-                break
-            except OSError as error:
-                if port:
-                    raise UserError(f"port {port}: {error.strerror}; give another with --port") from None
-        yield listener
+        try:
+            listener.bind((HOST, int(port or USUAL_PORT)))
+        except OSError as error:
+            if port is None:
+                return free_port(HOST)
+            raise UserError(f"port {port}: {error.strerror}; give another with --port") from None
+        return int(port or USUAL_PORT)
 
 
 @contextmanager
@@ -93,6 +90,8 @@ def _own_files() -> Iterator[None]:
     """A folder of this page's for what visitors upload, gone with it; no word to anybody outside."""
     folder = make_private_folder(DEMO)
     os.environ |= {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
+    # Gradio asks its own page whether it can be opened.
+    os.environ["NO_PROXY"] = HOST
     try:
         yield
     finally:
@@ -125,22 +124,29 @@ def _warmed(site: Site, announce: Callable[[str], object]) -> int:
     return len(site.models())
 
 
-def _application(site: Site, names: Sequence[str]) -> FastAPI:
+def _opened(site: Site, port: int, names: Sequence[str]) -> Blocks:
+    """The page, served by a thread of this process."""
     import gradio as gr
-    from fastapi import FastAPI
-    from fastapi.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+    guards = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False),
+        Middleware(BaseHTTPMiddleware, dispatch=_own_pages_only),
+    ]
     theme = gr.themes.Default(
         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
     )
-    application = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    application.middleware("http")(_own_pages_only)
-    application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)
-    return gr.mount_gradio_app(
-        application, build_page(site, _blocks_of_uploads()), path="/", server_name=HOST, footer_links=[],
-        run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False, enable_monitoring=False,
-        pwa=False, mcp_server=False, theme=theme, css=Path(__file__).with_name("page.css").read_text(encoding="utf-8"),
+    page = build_page(site, _blocks_of_uploads())
+    page.launch(
+        server_name=HOST, server_port=port, prevent_thread_lock=True, quiet=True, inbrowser=False, share=False,
+        footer_links=[], run_history=False, show_error=False, max_file_size=MAX_BYTES, ssr_mode=False,
+        enable_monitoring=False, pwa=False, mcp_server=False, theme=theme,
+        css_paths=Path(__file__).with_name("page.css"),
+        app_kwargs={"middleware": guards, "docs_url": None, "redoc_url": None, "openapi_url": None},
     )  # fmt: skip
+    return page
 
 
 async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -157,8 +163,8 @@ async def _own_pages_only(request: Request, answer: Callable[[Request], Awaitabl
 def _blocks_of_uploads() -> type[Blocks]:
     """Gradio's blocks, whose inputs name no file but those that were uploaded.
 
-    Any input that has the form of a file is copied to where it can be fetched, that of a text box too, and is
-    downloaded where it names an address. Gradio itself looks which file it is only in pages that `launch` serves.
+    Any input that has the form of a file is copied to where it can be fetched, that of a text box too, and Gradio
+    downloads it where it names an address.
     """
     import gradio as gr
     from gradio.utils import get_upload_folder
@@ -174,23 +180,3 @@ def _blocks_of_uploads() -> type[Blocks]:
             return await super().preprocess_data(block_fn, inputs, *others, **more)
 
     return OwnFilesOnly
-
-
-def _server(application: FastAPI) -> Server:
-    """Ends what open pages wait for before it waits for them: each holds a connection for as long as it is open."""
-    import uvicorn
-    from gradio.routes import App
-    from starlette.routing import Mount
-
-    mounted = [route.app for route in application.routes if isinstance(route, Mount)]
-    pages = [app for app in mounted if isinstance(app, App)]
-
-    class EndsOpenPages(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            for page in pages:
-                page.stop_event.set()
-            await super().shutdown(sockets)
-
-    return EndsOpenPages(
-        uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, ws="none")
-    )
