@@ -22,8 +22,7 @@ from benchmarks.data import ROOT, SHARED
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16, timed_steps
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
-from zeropods.data.prepare import prepare
-from zeropods.data.prepare_causal import CausalPreparation
+from zeropods.data.prepare import CausalPreparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.command import train_arguments
 from zeropods.launch.log import LINE

@@ -1,19 +1,19 @@
-"""Which documents a folder of text has, and what is said of one that has none."""
+"""Which documents a folder of text has, what is said of one that has none, and how documents become blocks."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.download import DATASETS, RECORD
-from zeropods.data.text import FolderCorpus, articles, open_corpus, split_by_hash
+from zeropods.data.text import FolderCorpus, articles, join, open_corpus, overlap, pack, split_by_hash
 from zeropods.errors import UserError
 
 LINES = [" \n", " = Ann = \n", " = = Life = = \n", " = 1 , x = \n", "text\n"]
@@ -118,12 +118,12 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, files: dict[str, 
     [
         ({"content": ["a"]}, "no text in 'text'; name the field that holds it (--text-field), of 'content'"),
         ({"text": [1]}, "no text in 'text'"),
-        ({"text": ["a", None]}, "a row without 'text'"),
+        ({"text": ["a", None]}, "row 2: no text in 'text'"),
     ],
 )
 def test_parquet_without_text_is_named(tmp_path: Path, columns: dict[str, list[object]], said: str) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
-    assert f"train.parquet: {said}" in fault(tmp_path)
+    assert "train.parquet, row " in fault(tmp_path) and said in fault(tmp_path)
 
 
 @pytest.mark.parametrize("data", ["/nowhere/text", "a/b/c", "../nothing"])
@@ -135,13 +135,6 @@ def test_a_path_that_is_not_there_is_not_asked_of_the_hub(data: str) -> None:
 def test_a_configuration_of_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="dataset_config 'en'"):
         open_corpus(write(tmp_path, train_txt="a"), "en", "text")
-
-
-def test_the_samples_articles_are_found(tmp_path: Path) -> None:
-    summary = write_text_sample(tmp_path / "text")
-    corpus = FolderCorpus(tmp_path / "text", "text")
-    found = {split: len(list(corpus.documents(split))) for split in corpus.splits}
-    assert tuple(found.values()) == tuple(summary.articles.values())
 
 
 def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
@@ -157,7 +150,40 @@ def test_all_articles_of_wikitext_are_found(shared_data: Path, split: str, numbe
 
 
 def test_a_text_alone_is_train_whatever_its_hash_says(tmp_path: Path) -> None:
-    for number in range(60):
-        (tmp_path / "book.txt").write_text(f"the text of book {number}")
-        corpus = open_corpus(tmp_path, None, "text")
-        assert (corpus.splits, len(list(corpus.documents("train")))) == (["train"], 1)
+    (tmp_path / "book.txt").write_text("document 4")
+    corpus = open_corpus(tmp_path, None, "text")
+    assert (split_by_hash("document 4"), corpus.splits, list(corpus.documents("train"))) == (
+        "dev",
+        ["train"],
+        ["document 4"],
+    )
+
+
+# Blocks.
+
+tokens = st.lists(st.integers(0, 50_000), max_size=80).map(lambda ids: np.array(ids, np.int32))
+END = 99_999
+
+
+def flat(blocks: list[np.ndarray]) -> list[int]:
+    return [token for block in blocks for token in block.tolist()]
+
+
+@given(tokens, st.integers(2, 20))
+def test_packing_loses_no_token_but_the_leftover(ids: np.ndarray, length: int) -> None:
+    blocks, leftover = pack(ids, length)
+    assert leftover < length and all(len(block) == length for block in blocks)
+    assert flat(blocks) == ids[: len(ids) - leftover].tolist()
+
+
+@given(st.lists(tokens, max_size=8))
+def test_documents_are_joined_by_the_end_token(documents: list[np.ndarray]) -> None:
+    expected = [token for document in documents for token in [END, *document.tolist()]][1:]
+    assert join(documents, END).tolist() == expected
+
+
+@given(tokens, st.integers(2, 20))
+def test_every_token_of_an_evaluation_but_the_first_is_predicted_once(ids: np.ndarray, length: int) -> None:
+    blocks = overlap(ids, length)
+    assert flat([block[1:] for block in blocks]) == ids[1:].tolist()
+    assert all(len(block) == length for block in blocks[:-1]) and all(2 <= len(block) <= length for block in blocks)

@@ -11,8 +11,7 @@ import pytest
 
 from zeropods.data.causal_samples import write_squad_sample
 from zeropods.data.download import DATASETS, RECORD
-from zeropods.data.prompts import answer_in, squad_prompt
-from zeropods.data.squad import SquadExample, read_squad, squad_splits
+from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
 from zeropods.errors import UserError
 
 QUESTION = {"id": "q1", "question": "Where is Ann?", "answers": [{"text": "in Rome", "answer_start": 7}]}

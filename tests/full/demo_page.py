@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.made import a_record, a_score, write_run
-from zeropods.data.prepare import source_of, target_of
-from zeropods.data.wikisql import Example, read_split
+from zeropods.data.wikisql import Example, read_split, source_of, target_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 90.0

@@ -9,8 +9,7 @@ from pathlib import Path
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import ForkServer
 from zeropods.data.causal_samples import write_text_sample
-from zeropods.data.prepare import prepare
-from zeropods.data.prepare_causal import CausalPreparation
+from zeropods.data.prepare import CausalPreparation, prepare
 from zeropods.launch.child import child_environment
 from zeropods.programs import free_port
 

@@ -14,10 +14,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare import prepare
-from zeropods.data.prepare_causal import CausalPreparation
-from zeropods.data.prompts import squad_prompt
-from zeropods.data.squad import SquadEncoder, SquadExample, read_squad
+from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
 from zeropods.data.text import HubCorpus, open_hub
 from zeropods.data.tokenizers import (
     first_tokens,

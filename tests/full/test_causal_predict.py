@@ -13,8 +13,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from zeropods.cli import main
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
-from zeropods.data.prepare import prepare
-from zeropods.data.prepare_causal import CausalPreparation
+from zeropods.data.prepare import CausalPreparation, prepare
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QuestionAnswerer, sample_text

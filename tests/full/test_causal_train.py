@@ -18,8 +18,7 @@ import pytest
 from tests.full.conftest import ROOT
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare import content_key, prepare
-from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
+from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
 from zeropods.errors import guarded
 from zeropods.measure.record import BatchShape, Record, read_record
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments, parse_flags
@@ -331,4 +330,5 @@ def test_data_at_the_hub_are_not_asked_for_again(text_run: Path) -> None:
     made = replace(read_manifest(text_run / "data"), source_sha256={"allenai/c4 en": "a1b2"})
     asked = {"task": "lm", "data": "allenai/c4", "dataset_config": "en", "tokenizer": "gpt-tiny", "max_seq_length": 32}
     wanted = CausalPreparation(**asked)
-    assert key_of_preparation(wanted, made) == content_key(wanted, {"allenai/c4 en": "a1b2"})
+    other = replace(made, source_sha256={"allenai/c4 en": "c3d4"})
+    assert key_of_preparation(wanted, made) != key_of_preparation(wanted, other)

@@ -119,9 +119,8 @@ def test_all_of_wikisql_is_prepared_and_little_of_it_lost(shared_data: Path, tmp
 
 
 def test_ids_by_words_are_the_tokenizers_own(shared_data: Path) -> None:
-    from zeropods.data.prompts import source_text
     from zeropods.data.tokenizers import Encoder
-    from zeropods.data.wikisql import read_split
+    from zeropods.data.wikisql import read_split, source_text
 
     tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))
     examples = list(read_split(shared_data / "wikisql", "dev"))

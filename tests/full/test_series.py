@@ -15,8 +15,7 @@ import pytest
 from tests.full.conftest import ROOT
 from tests.full.launches import until
 from zeropods.data.causal_samples import write_text_sample
-from zeropods.data.prepare import prepare
-from zeropods.data.prepare_causal import CausalPreparation
+from zeropods.data.prepare import CausalPreparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.measure.record import read_record
 

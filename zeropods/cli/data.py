@@ -92,8 +92,7 @@ def _task_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:
-    from zeropods.data.prepare import Preparation, prepare
-    from zeropods.data.prepare_causal import CausalPreparation
+    from zeropods.data.prepare import CausalPreparation, Preparation, prepare
 
     given = _given(arguments) | {"data": arguments.data, "tokenizer": arguments.tokenizer, "limit": arguments.limit}
     wanted: Preparation | CausalPreparation

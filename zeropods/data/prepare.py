@@ -1,6 +1,6 @@
-"""Raw data to a tokenized set with its tokenizer and manifest: what every task shares, and WikiSQL's part of it.
+"""Raw data to a tokenized set with its tokenizer and manifest: `zeropods prepare`.
 
-`zeropods.data.prepare_causal` holds the sources of the tasks `squad` and `lm`.
+A task's raw data are read and tokenized by `WikiSQLData`, `SquadData` or `TextData`; what is here holds for all three.
 """
 
 from __future__ import annotations
@@ -9,73 +9,53 @@ import gc
 import hashlib
 import itertools
 import json
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zeropods import __version__
 from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatistics, TokenStatistics, read_manifest
-from zeropods.data.prompts import MAX_SOURCE_TOKENS, MAX_TARGET_TOKENS, PROMPTS, source_text
-from zeropods.data.tokenizers import TINY, Encoder, Ids, fingerprint, load_tokenizer, train_tokenizer
-from zeropods.data.wikisql import SPLITS, Example, read_split, split_file
+from zeropods.data.squad import SquadData
+from zeropods.data.text import TextData, hub_name
+from zeropods.data.tokenizers import (
+    GPT_TINY,
+    NO_LOSS,
+    TINY,
+    Ids,
+    TokenRows,
+    fingerprint,
+    load_causal_tokenizer,
+    load_tokenizer,
+    train_byte_tokenizer,
+    train_tokenizer,
+    unknown_id,
+)
+from zeropods.data.wikisql import (
+    MAX_SOURCE_TOKENS,
+    MAX_TARGET_TOKENS,
+    PROMPTS,
+    WikiSQLData,
+    split_file,
+    wikisql_splits,
+)
 from zeropods.errors import UserError
 from zeropods.files import new_folder, sha256, write_json
-from zeropods.sql.text import format_query
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-Progress = Callable[[int], object]
-"""Called with the number of rows, or of documents, done since the last call."""
-MOST_TOKENS = 2**31 - 1
-"""Rows are found by 32-bit offsets."""
+CAUSAL_TASKS = ("squad", "lm")
+LOSSES = ("answer", "all")
+FEWEST_TOKENS = 2
+"""A row of one token has nothing to predict."""
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
-CHUNK = 8_192
-
-
-class RawData(Protocol):
-    """Raw data of a task, and how they become rows."""
-
-    splits: list[str]
-    hashes: dict[str, str]
-    """SHA-256 by file, or a revision at the hub."""
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that was asked for: loaded, or trained on the train split."""
-
-    def build(
-        self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress
-    ) -> tuple[Dataset, SplitStatistics]:
-        """The rows of a split and their statistics."""
-
-    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """The fields of the manifest that are the task's own."""
-
-
-class Asked(Protocol):
-    """What is asked of a preparation."""
-
-    @property
-    def tokenizer(self) -> str:
-        """A hub id, a folder, a file, or the name of one that is trained on the data."""
-
-    @property
-    def limit(self) -> int | None:
-        """Number of examples, or documents, of each split; None for all."""
-
-    def settings(self) -> dict[str, Any]:
-        """What decides the result besides the raw data, the tokenizer and the versions."""
-
-    def open(self) -> RawData:
-        """The raw data; `UserError` where they are not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +64,7 @@ class Preparation:
 
     data: Path
     tokenizer: str
+    """A hub id, a folder, a spiece.model, or `t5-tiny`: trained on the data."""
     prompt: str = "schema"
     limit: int | None = None
     """Number of examples of each split, the first ones; None for all."""
@@ -96,9 +77,7 @@ class Preparation:
         if self.prompt not in PROMPTS:
             raise UserError(f"prompt {self.prompt!r}; expected {' or '.join(PROMPTS)}")
         for name in ("limit", "max_source_tokens", "max_target_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value}; expected at least 1")
+            _at_least(1, name, getattr(self, name))
 
     @property
     def source_limit(self) -> int:
@@ -106,7 +85,7 @@ class Preparation:
         return self.max_source_tokens or MAX_SOURCE_TOKENS[self.prompt]
 
     def settings(self) -> dict[str, Any]:
-        """Prompt, limits and vocabulary."""
+        """What decides the result besides the raw data, the tokenizer and the versions."""
         return {
             "prompt": self.prompt,
             "limit": self.limit,
@@ -115,36 +94,158 @@ class Preparation:
         }
 
     def open(self) -> WikiSQLData:
-        """The splits of the folder; train must be there, the others may be."""
-        return WikiSQLData(self)
+        """The raw data; `UserError` where they are not there."""
+        return WikiSQLData(self.data, self.prompt, self.limit, self.source_limit, self.max_target_tokens)
+
+    def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
+        """The tokenizer that was asked for, or a tiny one that is trained on the texts."""
+        if self.tokenizer == TINY:
+            return train_tokenizer(texts())
+        return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
+
+    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The fields of the manifest that are the task's own."""
+        return {
+            "task": "text2sql",
+            "prompt": self.prompt,
+            "max_source_tokens": self.source_limit,
+            "max_target_tokens": self.max_target_tokens,
+        }
 
     def rows(self) -> int:
         """Number of examples that are asked for, of all splits together."""
         counts = []
-        for split in _splits(self.data):
+        for split in wikisql_splits(self.data):
             with open(split_file(self.data, split, "jsonl"), "rb") as lines:
                 counts.append(sum(1 for _ in itertools.islice(lines, self.limit)))
         return sum(counts)
 
 
-def prepare(wanted: Asked, out: Path, progress: Progress = lambda rows: None) -> tuple[Manifest, bool]:
+@dataclass(frozen=True, kw_only=True)
+class CausalPreparation:
+    """What is asked of `prepare` for a causal model; methods as those of `Preparation`."""
+
+    task: str
+    """`squad` or `lm`."""
+    data: Path | str
+    """A folder; for `lm` also the id of a data set at the hub, which is streamed."""
+    tokenizer: str
+    """A hub id, a folder, or `gpt-tiny`: trained on the data."""
+    max_seq_length: int = 512
+    """squad: the most tokens of a row. lm: the tokens of a block."""
+    loss_on: str | None = None
+    """squad: `answer`, which is also meant by None, or `all`. lm: always `all`."""
+    limit: int | None = None
+    """Only the first N questions, or documents, of each split."""
+    dataset_config: str | None = None
+    """A configuration of a data set at the hub, as `en` of `allenai/c4`."""
+    text_field: str = "text"
+    """lm: the field of JSON lines, Parquet and data sets at the hub that holds the text."""
+
+    def __post_init__(self) -> None:
+        if self.task not in CAUSAL_TASKS:
+            raise UserError(f"task {self.task!r}; expected {' or '.join(CAUSAL_TASKS)}")
+        if self.loss_on not in (None, *LOSSES):
+            raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
+        if self.task == "lm" and self.loss_on == "answer":
+            raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
+        _at_least(FEWEST_TOKENS, "max_seq_length", self.max_seq_length)
+        if self.task == "squad" and self.dataset_config is not None:
+            raise UserError(f"dataset_config {self.dataset_config!r}: SQuAD is read from a folder; leave it out")
+        _at_least(1, "limit", self.limit)
+
+    @property
+    def loss(self) -> str:
+        """Which tokens carry a loss: `answer` or `all`."""
+        return self.loss_on or ("answer" if self.task == "squad" else "all")
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "max_seq_length": self.max_seq_length,
+            "loss_on": self.loss,
+            "limit": self.limit,
+            "text_field": self.text_field,
+        }
+
+    def open(self) -> SquadData | TextData:
+        if self.task == "squad":
+            return SquadData(Path(self.data), self.limit, self.max_seq_length, self.loss)
+        return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
+
+    def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
+        return train_byte_tokenizer(texts()) if self.tokenizer == GPT_TINY else load_causal_tokenizer(self.tokenizer)
+
+    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "prompt": self.task,
+            "max_source_tokens": None,
+            "max_target_tokens": None,
+            "max_seq_length": self.max_seq_length,
+            "loss_on": self.loss,
+            "pad_token": str(tokenizer.pad_token),
+        }
+
+
+def _at_least(least: int, name: str, value: int | None) -> None:
+    if value is not None and value < least:
+        raise UserError(f"{name} {value}; expected at least {least}")
+
+
+def prepare(
+    wanted: Preparation | CausalPreparation, out: Path, progress: Callable[[int], object] = lambda done: None
+) -> tuple[Manifest, bool]:
     """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
 
     Every split is a folder of the columns `input_ids` and `labels`: lists of int32, without padding.
+
+    Args:
+        progress: called with the number of rows, or of documents, done since the last call.
     """
+    from datasets import DatasetDict
+
     raw, out = wanted.open(), Path(out)
-    key = content_key(wanted, raw.hashes)
+    key = _content_key(wanted, raw.hashes)
     if (out / FILE).is_file():
         current = read_manifest(out)
         if current.content_key == key:
             return current, False
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
-    with _without_collector(), new_folder(out) as folder:
-        return _build(wanted, raw, key, folder, progress), True
+    with _undisturbed(), new_folder(out) as folder:
+        tokenizer = wanted.make_tokenizer(raw.texts)
+        splits = {split: raw.rows(split, tokenizer, progress) for split in raw.splits}
+        DatasetDict({split: _dataset(rows) for split, rows in splits.items()}).save_to_disk(folder)
+        tokenizer.save_pretrained(folder / "tokenizer")
+        manifest = Manifest(
+            schema_version=SCHEMA_VERSION,
+            content_key=key,
+            tokenizer=wanted.tokenizer,
+            tokenizer_fingerprint=fingerprint(tokenizer),
+            vocabulary_size=len(tokenizer),
+            limit=wanted.limit,
+            source_sha256=raw.hashes,
+            splits={split: _statistics(rows, unknown_id(tokenizer)) for split, rows in splits.items()},
+            versions=_versions(),
+            **wanted.described(tokenizer),
+        )
+        write_json(folder / FILE, manifest.to_json())
+        return manifest, True
 
 
-def content_key(wanted: Asked, hashes: dict[str, str]) -> str:
+def key_of_preparation(wanted: CausalPreparation, made: Manifest) -> str:
+    """The content key of the set that `prepare` would make; `made` is one that it has made.
+
+    Raw data that are gone, or at a hub, which may not answer and whose revision moves on, count as they were then.
+    """
+    data = Path(wanted.data)
+    gone = not data.exists() and (isinstance(wanted.data, Path) or data.is_absolute())
+    of_hub = hub_name(str(wanted.data), wanted.dataset_config) in made.source_sha256
+    return _content_key(wanted, made.source_sha256 if gone or of_hub else wanted.open().hashes)
+
+
+def _content_key(wanted: Preparation | CausalPreparation, hashes: dict[str, str]) -> str:
     """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -154,154 +255,6 @@ def content_key(wanted: Asked, hashes: dict[str, str]) -> str:
         **wanted.settings(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
-def dataset_of(**columns: tuple[NDArray[np.integer], NDArray[np.int32]]) -> Dataset:
-    """Columns of lists of int32, each given as (rows,) lengths and (all tokens,) values."""
-    import pyarrow
-    from datasets import Dataset
-
-    def lists(lengths: NDArray[np.integer], values: NDArray[np.int32]) -> pyarrow.ListArray:
-        offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-        if offsets[-1] > MOST_TOKENS:
-            raise UserError(f"{offsets[-1]:,} tokens; a split holds at most {MOST_TOKENS:,}: prepare less with --limit")
-        return pyarrow.ListArray.from_arrays(offsets.astype(np.int32), values)
-
-    return Dataset(pyarrow.table({name: lists(*column) for name, column in columns.items()}))
-
-
-def token_statistics(lengths: Sequence[int] | NDArray[np.integer], truncated: int, unknowns: Any) -> TokenStatistics:
-    """Lengths of a side of a split.
-
-    Args:
-        lengths: (rows,) tokens of each row.
-        unknowns: (rows,) unknown tokens of each row.
-    """
-    lengths, unknowns = np.asarray(lengths), np.asarray(unknowns)
-    return TokenStatistics(
-        total=int(lengths.sum()),
-        mean=round(float(lengths.mean()), 3),
-        p50=int(np.percentile(lengths, 50)),
-        p99=int(np.percentile(lengths, 99)),
-        max=int(lengths.max()),
-        truncated_rows=truncated,
-        unknown_tokens=int(unknowns.sum()),
-        rows_with_unknown=int(np.count_nonzero(unknowns)),
-    )
-
-
-def count_by_row(tokens: NDArray[np.bool_], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """(rows,) number of marked tokens of each row; `tokens` holds the rows one behind the other."""
-    sums = np.concatenate(([0], np.cumsum(tokens, dtype=np.int64)))
-    ends = np.cumsum(lengths)
-    return sums[ends] - sums[ends - lengths]
-
-
-def folded(text: str) -> str:
-    """The text with compatible characters and runs of spaces made one, as it is compared after decoding."""
-    return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-def source_of(example: Example, prompt: str) -> str:
-    """What the model reads of an example."""
-    return source_text(prompt, example.question, example.table.header, example.table.types)
-
-
-def target_of(example: Example) -> str:
-    """What the model shall write."""
-    return format_query(example.query, example.table.header)
-
-
-class WikiSQLData:
-    """The questions of a folder in WikiSQL's layout, each with its query as the target."""
-
-    def __init__(self, wanted: Preparation) -> None:
-        split_file(wanted.data, "train", "jsonl")
-        self._wanted = wanted
-        self.splits = _splits(wanted.data)
-        files = [split_file(wanted.data, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
-        self.hashes = {path.name: sha256(path) for path in files}
-
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """T5's, completed by what it lacks, or a tiny one that is trained on sources and targets."""
-        wanted = self._wanted
-        if wanted.tokenizer != TINY:
-            return load_tokenizer(wanted.tokenizer, complete=wanted.complete_vocabulary)
-        examples = self._examples("train")
-        return train_tokenizer(text for e in examples for text in (source_of(e, wanted.prompt), target_of(e)))
-
-    def build(
-        self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Progress
-    ) -> tuple[Dataset, SplitStatistics]:
-        """Sources as `input_ids` and targets as `labels`; what is too long is cut, its end token kept."""
-        prompt, lost = self._wanted.prompt, 0
-        encode, backend = Encoder(tokenizer), tokenizer.backend_tokenizer
-        sources, targets, examples = list[Ids](), list[Ids](), self._examples(split)
-        while chunk := list(itertools.islice(examples, CHUNK)):
-            texts = [target_of(example) for example in chunk]
-            ids = encode(texts)
-            sources += encode([source_of(example, prompt) for example in chunk])
-            targets += ids
-            decoded = backend.decode_batch(ids, skip_special_tokens=True)
-            lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
-            progress(len(chunk))
-        read = _side(sources, self._wanted.source_limit, tokenizer)
-        written = _side(targets, self._wanted.max_target_tokens, tokenizer)
-        statistics = SplitStatistics(rows=len(sources), source=read[1], target=written[1], targets_lost=lost)
-        return dataset_of(input_ids=read[0], labels=written[0]), statistics
-
-    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """The prompt and the limits of both sides."""
-        return {
-            "task": "text2sql",
-            "prompt": self._wanted.prompt,
-            "max_source_tokens": self._wanted.source_limit,
-            "max_target_tokens": self._wanted.max_target_tokens,
-        }
-
-    def _examples(self, split: str) -> Iterator[Example]:
-        return itertools.islice(read_split(self._wanted.data, split), self._wanted.limit)
-
-
-def _build(wanted: Asked, raw: RawData, key: str, folder: Path, progress: Progress) -> Manifest:
-    """Write the splits, the tokenizer and, last, the manifest."""
-    from datasets import DatasetDict
-
-    tokenizer = raw.tokenizer()
-    built = {split: raw.build(split, tokenizer, progress) for split in raw.splits}
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        content_key=key,
-        tokenizer=wanted.tokenizer,
-        tokenizer_fingerprint=fingerprint(tokenizer),
-        vocabulary_size=len(tokenizer),
-        limit=wanted.limit,
-        source_sha256=raw.hashes,
-        splits={split: statistics for split, (_, statistics) in built.items()},
-        versions=_versions(),
-        **raw.described(tokenizer),
-    )
-    with _without_bars():
-        DatasetDict({split: rows for split, (rows, _) in built.items()}).save_to_disk(folder)
-    tokenizer.save_pretrained(folder / "tokenizer")
-    write_json(folder / FILE, manifest.to_json())
-    return manifest
-
-
-def _side(
-    rows: list[Ids], limit: int, tokenizer: PreTrainedTokenizerBase
-) -> tuple[tuple[NDArray[np.int64], Ids], TokenStatistics]:
-    """One side of a split, cut at `limit` tokens, the end token last: (rows,) lengths, (tokens,) ids; statistics."""
-    truncated = sum(len(row) > limit for row in rows)
-    end = np.int32(tokenizer.eos_token_id)
-    cut = [row if len(row) <= limit else np.append(row[: limit - 1], end) for row in rows]
-    lengths, ids = np.array([len(row) for row in cut]), np.concatenate(cut)
-    unknowns = count_by_row(ids == tokenizer.unk_token_id, lengths)
-    return (lengths, ids), token_statistics(lengths, truncated, unknowns)
-
-
-def _splits(data: Path) -> list[str]:
-    return [split for split in SPLITS if (Path(data) / f"{split}.jsonl").is_file()]
 
 
 def _tokenizer_identity(source: str) -> str:
@@ -318,27 +271,60 @@ def _versions() -> dict[str, str]:
     return {"zeropods": __version__, **{name: version(name) for name in ("tokenizers", "sentencepiece", "datasets")}}
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Millions of rows and none in a cycle: looking for cycles takes a quarter of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def _dataset(rows: TokenRows) -> Dataset:
+    """Two columns of lists of int32."""
+    import pyarrow
+    from datasets import Dataset
+
+    def lists(column: list[Ids]) -> pyarrow.ListArray:
+        offsets = np.cumsum([0, *map(len, column)]).astype(np.int32)
+        return pyarrow.ListArray.from_arrays(offsets, np.concatenate(column))
+
+    return Dataset(pyarrow.table({"input_ids": lists(rows.input_ids), "labels": lists(rows.labels)}))
+
+
+def _statistics(rows: TokenRows, unknown: int | None) -> SplitStatistics:
+    """The statistics of a split: `source` counts the tokens of `input_ids`, `target` the labels that carry a loss."""
+    ids, labels = np.concatenate(rows.input_ids), np.concatenate(rows.labels)
+    return SplitStatistics(
+        rows=len(rows.input_ids),
+        source=_side(rows.input_ids, np.full(len(ids), True), ids == unknown, rows.inputs_cut),
+        target=_side(rows.labels, labels != NO_LOSS, labels == unknown, rows.labels_cut),
+        targets_lost=rows.targets_lost,
+        documents=rows.documents,
+        leftover_tokens=rows.leftover_tokens,
+    )
+
+
+def _side(column: list[Ids], counted: NDArray[np.bool_], unknown: NDArray[np.bool_], cut: int) -> TokenStatistics:
+    """Lengths of one side; `counted` and `unknown` mark tokens of the rows, which lie one behind the other."""
+    starts = np.cumsum([0, *map(len, column[:-1])])
+    lengths = np.add.reduceat(counted, starts, dtype=np.int64)
+    unknowns = np.add.reduceat(unknown, starts, dtype=np.int64)
+    return TokenStatistics(
+        total=int(lengths.sum()),
+        mean=round(float(lengths.mean()), 3),
+        p50=int(np.percentile(lengths, 50)),
+        p99=int(np.percentile(lengths, 99)),
+        max=int(lengths.max()),
+        truncated_rows=cut,
+        unknown_tokens=int(unknowns.sum()),
+        rows_with_unknown=int(np.count_nonzero(unknowns)),
+    )
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Our own progress is shown; a second bar for each split is none."""
+def _undisturbed() -> Iterator[None]:
+    """No search for cycles, which takes a quarter of the time and finds none, and no bars but our own."""
     import datasets
 
-    hidden = datasets.are_progress_bars_disabled()
+    collecting, hidden = gc.isenabled(), datasets.are_progress_bars_disabled()
+    gc.disable()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
+        if collecting:
+            gc.enable()
         if not hidden:
             datasets.enable_progress_bars()

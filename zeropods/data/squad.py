@@ -1,29 +1,27 @@
-"""SQuAD v1.1: a strict reader of its official layout, and its questions as tokens for a causal model."""
+"""SQuAD v1.1: a strict reader of its official layout, its prompt, and its questions as tokens for a causal model."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from zeropods.data.prompts import ANSWER, squad_prompt
-from zeropods.data.tokenizers import first_tokens
+from zeropods.data.tokenizers import NO_LOSS, Ids, TokenRows, first_tokens, folded
 from zeropods.errors import UserError
-from zeropods.files import json_object, text_of
+from zeropods.files import json_object, sha256, text_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-
-# A strict reader of SQuAD v1.1's official layout: one JSON document a split.
-
 SPLITS = ("train", "dev", "test")
+CHUNK_QUESTIONS = 2_048
+QUESTION, CONTEXT, ANSWER = "Question: ", " Context: ", " Answer:"
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class SquadExample:
     context: str
     answers: tuple[str, ...]
     """At least one; train has one, dev three or more, often the same."""
-    starts: tuple[int, ...] = ()
+    starts: tuple[int, ...]
     """Where in `context` each answer begins, in characters."""
 
 
@@ -123,9 +121,20 @@ def _objects(place: str, document: dict[str, Any], key: str) -> list[dict[str, A
     return value
 
 
-# SQuAD's prompts as tokens: too long a context is cut, question and answer stay.
+# The prompt, and questions as tokens: too long a context is cut, question and answer stay.
 
-Ids = NDArray[np.int32]
+
+def squad_prompt(question: str, context: str) -> str:
+    """The text that the model goes on from; an answer follows after a space.
+
+    Line breaks inside a context stay: the first one that the model writes ends its answer.
+    """
+    return f"{QUESTION}{question.strip()}{CONTEXT}{context.strip()}{ANSWER}"
+
+
+def answer_in(generated: str) -> str:
+    """The answer in the text that a model wrote after a prompt: its first line, without spaces around it."""
+    return generated.strip().partition("\n")[0].strip()
 
 
 @dataclass(frozen=True)
@@ -139,20 +148,8 @@ class SquadRow:
     """Whether tokens of the context were left out."""
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where the parts of a row lie in its text, in characters."""
-
-    context: int
-    """The space before the context."""
-    tail: int
-    """The end of the context, where ` Answer:` begins."""
-    marked: tuple[int, int] | None
-    """The part of the context that shall stay."""
-
-
 class SquadEncoder:
-    """Rows and prompts of at most `limit` tokens, as one tokenizer makes them."""
+    """TokenRows and prompts of at most `limit` tokens, as one tokenizer makes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
         self._backend = tokenizer.backend_tokenizer
@@ -170,30 +167,35 @@ class SquadEncoder:
         prompts = [squad_prompt(e.question, e.context) for e in examples]
         texts = [f"{prompt} {e.answers[0].strip()}" for prompt, e in zip(prompts, examples, strict=True)]
         encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-        return [
-            self._row(example, encoding, len(prompt), keep_answer)
-            for example, encoding, prompt in zip(examples, encodings, prompts, strict=True)
-        ]
+        rows = []
+        for example, encoding, prompt in zip(examples, encodings, prompts, strict=True):
+            ids, cut = self._fitted(example, encoding, len(prompt), [self._end], keep_answer)
+            answer = len(encoding.ids) - _tokens_before(encoding, len(prompt))
+            rows.append(SquadRow(ids, answer + 1, cut))
+        return rows
 
     def prompts(self, examples: Sequence[SquadExample]) -> list[Ids]:
         """The prompt of each example, without an answer; a context that is too long keeps its beginning."""
         texts = [squad_prompt(e.question, e.context) for e in examples]
         encodings = self._backend.encode_batch(texts, add_special_tokens=False)
         pairs = zip(examples, encodings, texts, strict=True)
-        return [self._fitted(e, encoding, _places(e, len(text), False), [])[0] for e, encoding, text in pairs]
+        return [self._fitted(e, encoding, len(text), [], False)[0] for e, encoding, text in pairs]
 
-    def _row(self, example: SquadExample, encoding: Encoding, prompt: int, keep_answer: bool) -> SquadRow:
-        answer = len(encoding.ids) - _tokens_before(encoding, prompt)
-        ids, cut = self._fitted(example, encoding, _places(example, prompt, keep_answer), [self._end])
-        return SquadRow(ids, answer + 1, cut)
+    def _fitted(
+        self, example: SquadExample, encoding: Encoding, prompt: int, last: list[int], keep_answer: bool
+    ) -> tuple[Ids, bool]:
+        """The ids, first and last tokens included, with as much of the context as fits; whether it was cut.
 
-    def _fitted(self, example: SquadExample, encoding: Encoding, places: _Places, last: list[int]) -> tuple[Ids, bool]:
-        """The ids, first and last tokens included, with as much of the context as fits."""
+        Args:
+            prompt: number of characters of the prompt, which ends with ` Answer:`.
+        """
         ids, room = encoding.ids, self._limit - len(self._first) - len(last)
         surplus = len(ids) - room
         if surplus <= 0:
             return np.array([*self._first, *ids, *last], np.int32), False
-        start, stop = _tokens_before(encoding, places.context), _tokens_until(encoding, places.tail)
+        context_end = prompt - len(ANSWER)
+        context = context_end - len(example.context.strip())
+        start, stop = _tokens_before(encoding, context - 1), _tokens_until(encoding, context_end)
         kept = stop - start - surplus
         if kept < 0:
             needed = self._limit - kept
@@ -201,31 +203,21 @@ class SquadEncoder:
                 f"question {example.id!r}: needs {needed} tokens without its context, and {self._limit} are allowed; "
                 f"raise the limit to {needed} or more"
             )
-        first = start + _window(encoding, start, stop, kept, places.marked)
+        first = start
+        if keep_answer:
+            begin = context + example.starts[0] - (len(example.context) - len(example.context.lstrip()))
+            answer = _tokens_before(encoding, begin), _tokens_until(encoding, begin + len(example.answers[0]))
+            first += _left_out(answer[0] - start, answer[1] - start, stop - start, kept)
         ids = [*self._first, *ids[:start], *ids[first : first + kept], *ids[stop:], *last]
         return np.array(ids, np.int32), True
 
 
-def _places(example: SquadExample, prompt: int, keep_answer: bool) -> _Places:
-    tail = prompt - len(ANSWER)
-    context = tail - len(example.context.strip())
-    if not keep_answer:
-        return _Places(context - 1, tail, None)
-    stripped = len(example.context) - len(example.context.lstrip())
-    begin = example.starts[0] if example.starts else example.context.find(example.answers[0])
-    begin += context - stripped
-    return _Places(context - 1, tail, (begin, begin + len(example.answers[0])))
-
-
-def _window(encoding: Encoding, start: int, stop: int, kept: int, marked: tuple[int, int] | None) -> int:
-    """How many tokens of the context to leave out at its beginning, so that the marked part is kept."""
-    if marked is None:
-        return 0
-    first, last = _tokens_before(encoding, marked[0]) - start, _tokens_until(encoding, marked[1]) - start
+def _left_out(first: int, last: int, tokens: int, kept: int) -> int:
+    """How many tokens of a context to leave out at its beginning, so that its tokens `first` to `last` are kept."""
     if last <= kept:
         return 0
     around = (first + last - kept) // 2
-    return max(0, min(first, around, stop - start - kept))
+    return max(0, min(first, around, tokens - kept))
 
 
 def _tokens_before(encoding: Encoding, character: int) -> int:
@@ -244,3 +236,50 @@ def _span(encoding: Encoding, token: int) -> tuple[int, int]:
     if span is None:
         raise ValueError(f"token {token} has no place in the text, though no special token was added")
     return span
+
+
+class SquadData:
+    """The questions of a folder as rows; train must be there."""
+
+    def __init__(self, folder: Path, limit: int | None, max_tokens: int, loss: str) -> None:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; fetch SQuAD: zeropods data get squad --out DIR")
+        self._folder, self._limit, self._max_tokens, self._loss = folder, limit, max_tokens, loss
+        self.splits = squad_splits(folder)
+        files = [squad_file(folder, split) for split in self.splits]
+        self.hashes = {path.name: sha256(path) for path in files}
+        """SHA-256 by file."""
+
+    def texts(self) -> Iterator[str]:
+        """What a tokenizer learns from: the rows of train."""
+        for example in self._examples("train"):
+            yield f"{squad_prompt(example.question, example.context)} {example.answers[0]}"
+
+    def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
+        """The rows of a split.
+
+        A context of train that is too long keeps the part around its answer. One of dev or test keeps its
+        beginning, as it will when the question is asked: where the answer lies is not known then.
+        """
+        encoder = SquadEncoder(tokenizer, self._max_tokens)
+        rows, examples, lost = TokenRows(), self._examples(split), 0
+        while chunk := list(itertools.islice(examples, CHUNK_QUESTIONS)):
+            new = encoder.rows(chunk, keep_answer=split == "train")
+            answers = [row.ids[len(row.ids) - row.answer : -1].tolist() for row in new]
+            texts = tokenizer.backend_tokenizer.decode_batch(answers, skip_special_tokens=True)
+            lost += sum(folded(text) != folded(e.answers[0]) for text, e in zip(texts, chunk, strict=True))
+            rows.inputs_cut += sum(row.cut for row in new)
+            rows.input_ids += [row.ids for row in new]
+            rows.labels += [self._labels(row) for row in new]
+            progress(len(chunk))
+        rows.targets_lost = lost
+        return rows
+
+    def _labels(self, row: SquadRow) -> Ids:
+        """The ids of what carries a loss, -100 before it; nothing predicts the first token."""
+        labels = row.ids.copy()
+        labels[: len(labels) - row.answer if self._loss == "answer" else 1] = NO_LOSS
+        return labels
+
+    def _examples(self, split: str) -> Iterator[SquadExample]:
+        return itertools.islice(read_squad(self._folder, split), self._limit)

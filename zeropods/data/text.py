@@ -7,21 +7,20 @@ the name of its file; where no name tells one, by the hash of its text.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from zeropods.data.tokenizers import ANSWER_SECONDS, Ids
+from zeropods.data.tokenizers import ANSWER_SECONDS, NO_LOSS, Ids, TokenRows, first_tokens
 from zeropods.errors import UserError
 from zeropods.files import encodable, first_line, json_lines, sha256
 
 if TYPE_CHECKING:
-    import pyarrow
-    from datasets import IterableDataset
+    from transformers import PreTrainedTokenizerBase
 
 SPLITS = ("train", "dev", "test")
 DEV_SHARE = 20
@@ -40,26 +39,104 @@ WORDS = {
 TITLE = re.compile(r" = (?!= ).*(?<! =) = ?\n?")
 """` = Title = `, and not ` = = Section = = `."""
 WIKITEXT = re.compile(r"(wiki\.)?(train|valid|test)\.(txt|tokens|raw)")
-WIKITEXT_KINDS = ("*.tokens", "*.raw")
-"""Text where WikiText's files are named so, and anything elsewhere."""
-ROWS_AT_ONCE = 1_024
+KINDS = (".txt", ".tokens", ".raw", ".jsonl", ".parquet")
+"""Endings of files of text; `.tokens` and `.raw` are that where WikiText's files are named so, and else anything."""
 BY_LINE = "wikitext"
 """The data set at the hub whose rows are lines, blank ones without their ` \\n`, as in the published files."""
+MOST_TOKENS = 2**31 - 1
+"""TokenRows are found by 32-bit offsets."""
+CHUNK_DOCUMENTS, CHUNK_CHARACTERS = 1_024, 2_000_000
+"""What is encoded at once stays in memory."""
 
 
-class Corpus(Protocol):
-    """Documents by split."""
+class TextData:
+    """The documents of a folder, or of a data set at the hub, as blocks of `length` tokens."""
 
-    hashes: dict[str, str]
-    """What tells this text from any other: SHA-256 by file, or a revision at the hub."""
-    splits: list[str]
-    """`train`, and those of `dev` and `test` that there are."""
+    def __init__(
+        self, data: Path | str, limit: int | None, length: int, dataset_config: str | None, text_field: str
+    ) -> None:
+        self._data, self._limit, self._length = data, limit, length
+        self._corpus = open_corpus(data, dataset_config, text_field)
+        self.splits, self.hashes = self._corpus.splits, self._corpus.hashes
 
-    def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split, in an order that does not change."""
+    def texts(self) -> Iterator[str]:
+        """What a tokenizer learns from: the documents of train."""
+        return self._documents("train")
+
+    def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
+        """The blocks of a split; nothing predicts the first token of a block.
+
+        Blocks of train have exactly `length` tokens; what is left of the last is counted. Those of
+        dev and test overlap by a token and the last may be short, so that every token is predicted but the first.
+        """
+        documents = self._tokens(split, tokenizer, progress)
+        tokens, least = join(documents, tokenizer.eos_token_id), self._length if split == "train" else 2
+        if len(tokens) < least:
+            raise UserError(
+                f"{self._data}, {split}: {len(tokens)} tokens, fewer than one block of {least}; "
+                "give more text or a smaller --max-seq-length"
+            )
+        blocks, leftover = pack(tokens, self._length) if split == "train" else (overlap(tokens, self._length), 0)
+        labels = [block.copy() for block in blocks]
+        for row in labels:
+            row[0] = NO_LOSS
+        return TokenRows(blocks, labels, documents=len(documents), leftover_tokens=leftover)
+
+    def _tokens(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> list[Ids]:
+        encode, first = tokenizer.backend_tokenizer.encode_batch_fast, first_tokens(tokenizer)
+        tokens: list[Ids] = []
+        total = 0
+        for chunk in _chunks(self._documents(split)):
+            new = [np.array([*first, *encoding.ids], np.int32) for encoding in encode(chunk, add_special_tokens=False)]
+            tokens += new
+            total += sum(map(len, new))
+            if total > MOST_TOKENS:
+                raise UserError(f"{self._data}, {split}: more than {MOST_TOKENS:,} tokens; say --limit DOCUMENTS")
+            progress(len(chunk))
+        return tokens
+
+    def _documents(self, split: str) -> Iterator[str]:
+        return itertools.islice(self._corpus.documents(split), self._limit)
 
 
-def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -> Corpus:
+def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of a thousand texts, or of fewer that are long."""
+    chunk: list[str] = []
+    characters = 0
+    for text in texts:
+        chunk.append(text)
+        characters += len(text)
+        if len(chunk) == CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+def join(documents: Sequence[Ids], end: int) -> Ids:
+    """(tokens,) all documents in their order, the end token between two of them."""
+    parts = [part for document in documents for part in (document, np.array([end], np.int32))]
+    return np.concatenate(parts[:-1]) if parts else np.empty(0, np.int32)
+
+
+def pack(tokens: Ids, length: int) -> tuple[list[Ids], int]:
+    """Blocks of exactly `length` tokens in their order, and how many tokens are left over: fewer than `length`."""
+    starts = range(0, len(tokens) - length + 1, length)
+    return [tokens[start : start + length] for start in starts], len(tokens) % length
+
+
+def overlap(tokens: Ids, length: int) -> list[Ids]:
+    """Blocks for evaluation, of 2 to `length` tokens: each starts with the last token of the one before.
+
+    Since nothing predicts the first token of a block, every token but the very first is predicted once.
+    """
+    return [tokens[start : start + length] for start in range(0, len(tokens) - 1, length - 1)]
+
+
+# Documents by split.
+
+
+def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -> FolderCorpus | HubCorpus:
     """The text at `data`: a folder, or else the id of a data set at the hub."""
     folder = Path(data)
     if folder.is_dir():
@@ -70,7 +147,6 @@ def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -
         raise UserError(f"{data}: a file; name the folder that holds it")
     if folder.is_absolute() or len(folder.parts) > 2 or folder.parts[:1] in (("..",), ("~",)):
         raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set at the hub")
-
     return open_hub(str(data), dataset_config, text_field)
 
 
@@ -78,63 +154,74 @@ class FolderCorpus:
     """Text, JSON lines or Parquet in a folder and the folders below it, all of one kind."""
 
     def __init__(self, folder: Path, text_field: str) -> None:
-        files = sorted(path for path in folder.rglob("*") if kind_of(path) and not _is_hidden(path, folder))
+        files = sorted(path for path in folder.rglob("*") if _is_text(path.relative_to(folder)) and path.is_file())
         if not files:
-            raise UserError(f"{folder}: no text there; expected files named {', '.join(READERS)}")
-        kinds = {kind_of(path): path.name for path in files}
+            raise UserError(f"{folder}: no text there; expected files named {', '.join(f'*{kind}' for kind in KINDS)}")
+        kinds = {path.suffix: path.name for path in files}
         if len(kinds) > 1:
             names = " and ".join(sorted(kinds.values()))
             raise UserError(f"{folder}: holds {names}; keep files of one kind there")
         self._text_field = text_field
-        self._named = by_split(folder, files)
-        self._files = self._named or {"train": files}
+        self._files = _by_split(folder, files)
+        self._by_hash = not self._files
+        if self._by_hash:
+            self._files = {"train": files}
+            # A single text, or a few that all fall on one side, are all train.
+            self._by_hash = {split_by_hash(text) for text in self._read("train")} == {"train", "dev"}
+        self.splits = ["train", "dev"] if self._by_hash else [split for split in SPLITS if split in self._files]
+        """`train`, and those of `dev` and `test` that there are."""
         self.hashes = {str(path.relative_to(folder)): sha256(path) for path in files}
-        self.splits = [split for split in SPLITS if split in self._files] if self._named else self._split_by_hashes()
+        """What tells this text from any other: SHA-256 by file."""
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split in the order of the files' names; `UserError` at the first fault."""
-        if self._named:
-            return self._read(split)
-        if self.splits == ["train"]:
-            return self._read("train")
-        return (text for text in self._read("train") if split == split_by_hash(text))
+        if self._by_hash:
+            return (text for text in self._read("train") if split == split_by_hash(text))
+        return self._read(split)
 
     def _read(self, split: str) -> Iterator[str]:
+        """Documents without a word are left out."""
         for path in self._files[split]:
-            yield from read_documents(path, self._text_field)
-
-    def _split_by_hashes(self) -> list[str]:
-        """Train and dev, if there are documents of both; else, as for a single file, all is train."""
-        both = {split_by_hash(text) for text in self._read("train")} == {"train", "dev"}
-        return ["train", "dev"] if both else ["train"]
+            yield from (text for text in _documents_of(path, self._text_field) if text.strip())
 
 
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+def _is_text(path: Path) -> bool:
+    """Whether a file in the folder is one of text; others, and hidden ones, are left alone."""
+    if path.suffix not in KINDS or any(part.startswith(".") for part in path.parts):
+        return False
+    return path.suffix not in (".tokens", ".raw") or WIKITEXT.fullmatch(path.name) is not None
 
 
-def hub_name(name: str, config: str | None) -> str:
-    """What a manifest calls a data set at the hub."""
-    return f"{name} {config or ''}".strip()
+def _by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+    """The files of each split; nothing where no name tells one."""
+    splits: dict[str, list[Path]] = {}
+    for path in files:
+        name = path.relative_to(folder)
+        found = {WORDS[word] for word in re.findall(r"[a-z]+", str(name).lower()) if word in WORDS}
+        if len(found) > 1:
+            raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
+        splits.setdefault("".join(found), []).append(path)
+    unnamed = splits.pop("", [])
+    if not splits:
+        return {}
+    named = next(iter(splits.values()))[0]
+    if unnamed:
+        raise UserError(f"{unnamed[0]}: no split in its name, but one in {named.name}; expected train, valid or test")
+    if "train" not in splits:
+        raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
+    return splits
 
 
-def open_hub(name: str, config: str | None, field: str) -> HubCorpus:
-    """The data set as it is at the hub now; `UserError` where the hub does not answer or has none of that name."""
-    import httpx2
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+def split_by_hash(text: str) -> str:
+    """`dev` for one document in twenty by the SHA-256 of its text, else `train`.
 
-    try:
-        revision = HfApi().dataset_info(name, timeout=ANSWER_SECONDS).sha
-    except (httpx2.TransportError, OfflineModeIsEnabled, OSError) as error:
-        raise UserError(f"{_nowhere(name)} cannot be reached ({first_line(error)}); name a folder of text") from None
-    except (HfHubHTTPError, HFValidationError) as error:
-        raise UserError(f"{_nowhere(name)} did not give it ({first_line(error)}); name a folder of text") from None
-    return HubCorpus(name, config, field, revision)
+    The same text is always on the same side: a document that stands there twice is not in both.
+    """
+    return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
 
 
 class HubCorpus:
-    """Documents of a data set by split: rows, or articles where rows are lines."""
+    """Documents of a data set at the hub by split: rows, or articles where rows are lines."""
 
     def __init__(self, name: str, config: str | None, field: str, revision: str | None) -> None:
         self._name, self._config, self._field, self._revision = name, config, field, revision
@@ -142,45 +229,34 @@ class HubCorpus:
         self._theirs = self._split_names()
         if "train" not in self._theirs:
             raise UserError(f"data set {name!r}: has no split train, but {', '.join(self._theirs)}; name another")
-        self._shared = list(self._theirs) == ["train"]
-        self.splits = ["train", "dev"] if self._shared else [split for split in SPLITS if split in self._theirs]
+        self._by_hash = list(self._theirs) == ["train"]
+        self.splits = ["train", "dev"] if self._by_hash else [split for split in SPLITS if split in self._theirs]
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of a split as they are streamed."""
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError
 
+        texts = self._texts("train" if self._by_hash else split)
+        if self._name.rpartition("/")[2] == BY_LINE:
+            texts = articles(text or " \n" for text in texts)
         try:
-            for text in self._documents("train" if self._shared else split):
-                if text.strip() and (not self._shared or split == split_by_hash(text)):
+            for text in texts:
+                if text.strip() and (not self._by_hash or split == split_by_hash(text)):
                     yield text
         except (httpx2.HTTPError, HfHubHTTPError, ConnectionError, TimeoutError) as error:
             raise UserError(
                 f"data set {self._name!r}: the hub stopped answering ({first_line(error)}); try again"
             ) from None
 
-    def _documents(self, split: str) -> Iterator[str]:
+    def _texts(self, split: str) -> Iterator[str]:
         from datasets import load_dataset
 
         rows = load_dataset(
             self._name, self._config, split=self._theirs[split], streaming=True, revision=self._revision
         )
-        texts = self._texts(split, rows)
-        return articles(text or " \n" for text in texts) if self._by_line else texts
-
-    @property
-    def _by_line(self) -> bool:
-        return self._name.rpartition("/")[2] == BY_LINE
-
-    def _texts(self, split: str, rows: IterableDataset) -> Iterator[str]:
         for number, row in enumerate(rows, 1):
-            place, text = f"data set {self._name!r}, {split}, row {number}", row.get(self._field)
-            if not isinstance(text, str):
-                raise UserError(
-                    f"{place}: no text in {self._field!r}; name the field that holds it (--text-field), "
-                    f"of {', '.join(map(repr, row))}"
-                )
-            yield encodable(place, self._field, text)
+            yield _text_in(row, f"data set {self._name!r}, {split}, row {number}", self._field)
 
     def _split_names(self) -> dict[str, str]:
         """Their name of each split that we know."""
@@ -194,6 +270,32 @@ class HubCorpus:
                 "name a configuration that it has (--dataset-config)"
             ) from None
         return {WORDS[name]: name for name in map(str, names) if name in WORDS}
+
+
+def open_hub(name: str, config: str | None, field: str) -> HubCorpus:
+    """The data set as it is at the hub now; `UserError` where the hub does not answer or has none of that name."""
+    import httpx2
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        revision = HfApi().dataset_info(name, timeout=ANSWER_SECONDS).sha
+    except (httpx2.TransportError, OfflineModeIsEnabled, OSError, HfHubHTTPError, HFValidationError) as error:
+        answered = isinstance(error, HfHubHTTPError | HFValidationError)
+        fault = "did not give it" if answered else "cannot be reached"
+        raise UserError(
+            f"data {name!r}: no such folder, and the hub of data sets {fault} ({first_line(error)}); "
+            "name a folder of text"
+        ) from None
+    return HubCorpus(name, config, field, revision)
+
+
+def hub_name(name: str, config: str | None) -> str:
+    """What a manifest calls a data set at the hub."""
+    return f"{name} {config or ''}".strip()
+
+
+# Documents of a file.
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
@@ -219,54 +321,17 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(article)
 
 
-def by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """The files of each split; nothing where no name tells one."""
-    splits: dict[str, list[Path]] = {}
-    for path in files:
-        splits.setdefault(_split_of(path.relative_to(folder)), []).append(path)
-    unnamed = splits.pop("", [])
-    if not splits:
-        return {}
-    named = next(iter(splits.values()))[0]
-    if unnamed:
-        raise UserError(f"{unnamed[0]}: no split in its name, but one in {named.name}; expected train, valid or test")
-    if "train" not in splits:
-        raise UserError(f"{folder}: no file of train, but {named.name}; name one train, as train{named.suffix}")
-    return splits
-
-
-def split_by_hash(text: str) -> str:
-    """`dev` for one document in twenty by the SHA-256 of its text, else `train`.
-
-    The same text is always on the same side: a document that stands there twice is not in both.
-    """
-    return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
-
-
-def _split_of(name: Path) -> str:
-    found = {WORDS[word] for word in re.findall(r"[a-z]+", str(name).lower()) if word in WORDS}
-    if len(found) > 1:
-        raise UserError(f"{name}: its name tells {' and '.join(sorted(found))}; give it the name of one split")
-    return "".join(found)
-
-
-def kind_of(path: Path) -> str | None:
-    """A key of `READERS`; None for what is no file of text, which is left alone."""
-    kind = f"*{path.suffix}"
-    if kind not in READERS or not path.is_file():
-        return None
-    return kind if kind not in WIKITEXT_KINDS or WIKITEXT.fullmatch(path.name) else None
-
-
-def read_documents(path: Path, field: str) -> Iterator[str]:
-    """The documents of a file in their order, those without a word left out; `UserError` at the first fault."""
-    return (text for text in READERS[str(kind_of(path))](path, field) if text.strip())
-
-
-def _text(path: Path, field: str) -> Iterator[str]:
-    if WIKITEXT.fullmatch(path.name):
-        return articles(_lines(path))
-    return iter(["".join(_lines(path))])
+def _documents_of(path: Path, field: str) -> Iterator[str]:
+    """The documents of a file in their order; `UserError` at the first fault."""
+    if path.suffix == ".jsonl":
+        for number, document in json_lines(path):
+            yield _text_in(document, f"{path}:{number}", field)
+    elif path.suffix == ".parquet":
+        yield from _cells(path, field)
+    elif WIKITEXT.fullmatch(path.name):
+        yield from articles(_lines(path))
+    else:
+        yield "".join(_lines(path))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -281,97 +346,28 @@ def _lines(path: Path) -> Iterator[str]:
                 ) from None
 
 
-def _json(path: Path, field: str) -> Iterator[str]:
-    for number, document in json_lines(path):
-        place = f"{path}:{number}"
-        if not isinstance(document.get(field), str):
-            raise UserError(f"{place}: {_without(field, list(document))}")
-        yield encodable(place, field, document[field])
-
-
-def _parquet(path: Path, field: str) -> Iterator[str]:
+def _cells(path: Path, field: str) -> Iterator[str]:
+    """The column `field` of a Parquet file."""
     import pyarrow
     from pyarrow import parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if field not in columns or not _is_text(file.schema_arrow.field(field).type):
-                raise UserError(f"{path}: {_without(field, columns)}")
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[field]):
-                yield from _cells(path, field, batch)
+            names = file.schema_arrow.names
+            batches = file.iter_batches(CHUNK_DOCUMENTS, columns=[field] if field in names else names)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield _text_in(row, f"{path}, row {number}", field)
     except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path}: no Parquet can be read there ({first_line(error)}); fetch it again") from None
+
+
+def _text_in(row: dict[str, Any], place: str, field: str) -> str:
+    """The text of a JSON object, or of a row of a table."""
+    text = row.get(field)
+    if not isinstance(text, str):
         raise UserError(
-            f"{path}: no Parquet can be read there ({str(error).splitlines()[0]}); fetch it again"
-        ) from None
-
-
-def _cells(path: Path, field: str, batch: pyarrow.RecordBatch) -> Iterator[str]:
-    for text in batch.column(0).to_pylist():
-        if text is None:
-            raise UserError(f"{path}: a row without {field!r}; leave that row out")
-        yield text
-
-
-def _is_text(type_: pyarrow.DataType) -> bool:
-    from pyarrow import types
-
-    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
-
-
-def _without(field: str, there: list[str]) -> str:
-    return f"no text in {field!r}; name the field that holds it (--text-field), of {', '.join(map(repr, there))}"
-
-
-READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    "*.txt": _text,
-    **dict.fromkeys(WIKITEXT_KINDS, _text),
-    "*.jsonl": _json,
-    "*.parquet": _parquet,
-}
-
-
-def _nowhere(name: str) -> str:
-    return f"data {name!r}: no such folder, and the hub of data sets"
-
-
-# Documents as one row of tokens, cut into blocks without padding.
-
-
-def join(documents: Sequence[Ids], end: int) -> Ids:
-    """(tokens,) all documents in their order, the end token between two of them."""
-    if not documents:
-        return np.empty(0, np.int32)
-    starts = np.cumsum([0] + [len(document) + 1 for document in documents])
-    joined = np.full(starts[-1] - 1, end, np.int32)
-    between = np.zeros(len(joined), bool)
-    between[starts[1:-1] - 1] = True
-    joined[~between] = np.concatenate(documents)
-    return joined
-
-
-def pack(tokens: Ids, length: int) -> tuple[Ids, int]:
-    """Blocks of exactly `length` tokens, none padded.
-
-    Returns:
-        (blocks, length) the tokens in their order, and how many are left over: fewer than `length`.
-    """
-    blocks, leftover = divmod(len(tokens), length)
-    return tokens[: blocks * length].reshape(blocks, length), leftover
-
-
-def overlap(tokens: Ids, length: int) -> tuple[NDArray[np.int64], Ids]:
-    """Blocks for evaluation: each starts with the last token of the one before, the last may be short.
-
-    Since nothing predicts the first token of a block, every token but the very first is predicted once.
-
-    Returns:
-        (blocks,) tokens of each block, 2 to `length`, and (sum of them,) the blocks one behind the other.
-    """
-    predicted = len(tokens) - 1
-    if predicted < 1:
-        return np.empty(0, np.int64), np.empty(0, np.int32)
-    blocks = -(-predicted // (length - 1))
-    positions = np.arange(blocks)[:, None] * (length - 1) + np.arange(length)
-    within = positions < len(tokens)
-    return within.sum(axis=1), tokens[positions[within]]
+            f"{place}: no text in {field!r}; name the field that holds it (--text-field), "
+            f"of {', '.join(map(repr, row))}"
+        )
+    return encodable(place, field, text)

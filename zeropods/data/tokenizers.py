@@ -7,8 +7,10 @@ import json
 import math
 import shutil
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -322,6 +324,30 @@ def _is_merge(parts: list[str], pieces: dict[str, int]) -> bool:
 # Token ids of many texts.
 
 Ids = NDArray[np.int32]
+NO_LOSS = -100
+"""Stands in labels where there is no loss."""
+
+
+@dataclass
+class TokenRows:
+    """The rows of a split, without padding, and what was left out of them."""
+
+    input_ids: list[Ids] = field(default_factory=list)
+    labels: list[Ids] = field(default_factory=list)
+    """Of a causal model as long as `input_ids`."""
+    inputs_cut: int = 0
+    """Number of rows that were cut at the limit; `labels_cut` likewise."""
+    labels_cut: int = 0
+    targets_lost: int | None = None
+    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
+    documents: int | None = None
+    leftover_tokens: int | None = None
+    """Tokens of an incomplete last block that is left out."""
+
+
+def folded(text: str) -> str:
+    """The text with compatible characters and runs of spaces made one, as it is compared after decoding."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())
 
 
 class Encoder:

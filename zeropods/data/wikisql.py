@@ -1,18 +1,31 @@
-"""A strict, streaming reader of WikiSQL's official layout: SPLIT.jsonl and SPLIT.tables.jsonl."""
+"""WikiSQL: a strict, streaming reader of its official layout, its prompts, and its questions as tokens for T5."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from zeropods.data.tokenizers import Encoder, Ids, TokenRows, folded
 from zeropods.errors import UserError
-from zeropods.files import json_lines, text_of
+from zeropods.files import json_lines, sha256, text_of
 from zeropods.sql.query import Query
+from zeropods.sql.text import format_query
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SPLITS = ("train", "dev", "test")
 TYPES = ("text", "real")
+PROMPTS = ("question", "schema")
+MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
+"""`question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226 tokens)."""
+MAX_TARGET_TOKENS = 96
+CHUNK = 8_192
 
 Cell = str | int | float | None
 
@@ -99,3 +112,79 @@ def _list(place: str, document: dict[str, Any], key: str) -> list[Any]:
     if not isinstance(value, list):
         raise UserError(f"{place}: {key} is {value!r}; expected a list")
     return value
+
+
+# The two prompts, and questions as tokens.
+
+
+def source_text(prompt: str, question: str, header: Sequence[str], types: Sequence[str]) -> str:
+    """What the model reads for a question about a table.
+
+    `question` is the original recipe. `schema` appends the column names, so that the model need not
+    guess them, and marks the numeric ones: a column is text where nothing is said.
+    """
+    source = f"translate to SQL: {question.strip()}"
+    if prompt == "question":
+        return source
+    columns = (f"{name} ({type_})" if type_ == "real" else name for name, type_ in zip(header, types, strict=False))
+    return f"{source} columns: {'; '.join(columns)}"
+
+
+def source_of(example: Example, prompt: str) -> str:
+    """What the model reads of an example."""
+    return source_text(prompt, example.question, example.table.header, example.table.types)
+
+
+def target_of(example: Example) -> str:
+    """What the model shall write."""
+    return format_query(example.query, example.table.header)
+
+
+def wikisql_splits(folder: Path) -> list[str]:
+    """The splits that a folder has."""
+    return [split for split in SPLITS if (Path(folder) / f"{split}.jsonl").is_file()]
+
+
+class WikiSQLData:
+    """The questions of a folder as rows, each with its query as the target; train must be there."""
+
+    def __init__(self, folder: Path, prompt: str, limit: int | None, max_source: int, max_target: int) -> None:
+        split_file(folder, "train", "jsonl")
+        self._folder, self._prompt, self._limit = folder, prompt, limit
+        self._max_source, self._max_target = max_source, max_target
+        self.splits = wikisql_splits(folder)
+        files = [split_file(folder, split, kind) for split in self.splits for kind in ("jsonl", "tables.jsonl")]
+        self.hashes = {path.name: sha256(path) for path in files}
+        """SHA-256 by file."""
+
+    def texts(self) -> Iterator[str]:
+        """What a tokenizer learns from: sources and targets of train."""
+        for example in self._examples("train"):
+            yield source_of(example, self._prompt)
+            yield target_of(example)
+
+    def rows(self, split: str, tokenizer: PreTrainedTokenizerBase, progress: Callable[[int], object]) -> TokenRows:
+        """Sources and targets of a split; what is too long is cut, its end token kept."""
+        encode, backend = Encoder(tokenizer), tokenizer.backend_tokenizer
+        rows, examples, lost = TokenRows(), self._examples(split), 0
+        while chunk := list(itertools.islice(examples, CHUNK)):
+            texts = [target_of(example) for example in chunk]
+            targets = encode(texts)
+            sources = encode([source_of(example, self._prompt) for example in chunk])
+            decoded = backend.decode_batch(targets, skip_special_tokens=True)
+            lost += sum(folded(a) != folded(b) for a, b in zip(texts, decoded, strict=True))
+            rows.inputs_cut += sum(len(row) > self._max_source for row in sources)
+            rows.labels_cut += sum(len(row) > self._max_target for row in targets)
+            rows.input_ids += [_cut(row, self._max_source, tokenizer.eos_token_id) for row in sources]
+            rows.labels += [_cut(row, self._max_target, tokenizer.eos_token_id) for row in targets]
+            progress(len(chunk))
+        rows.targets_lost = lost
+        return rows
+
+    def _examples(self, split: str) -> Iterator[Example]:
+        return itertools.islice(read_split(self._folder, split), self._limit)
+
+
+def _cut(row: Ids, limit: int, end: int) -> Ids:
+    """A row of at most `limit` tokens, its end token last."""
+    return row if len(row) <= limit else np.append(row[: limit - 1], np.int32(end))

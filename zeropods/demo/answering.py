@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prompts import MAX_SOURCE_TOKENS, PROMPTS, source_text
-from zeropods.data.wikisql import Cell, Example, SQLTable
+from zeropods.data.wikisql import MAX_SOURCE_TOKENS, PROMPTS, Cell, Example, SQLTable, source_text
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
 from zeropods.evaluate.score_file import TEXT2SQL, QueryScore

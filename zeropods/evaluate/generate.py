@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from zeropods.data.prompts import PROMPTS, answer_in, source_text
-from zeropods.data.squad import SquadEncoder, SquadExample, read_squad
+from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squad
 from zeropods.data.tokenizers import first_tokens
-from zeropods.data.wikisql import Example, read_split
+from zeropods.data.wikisql import PROMPTS, Example, read_split, source_text
 from zeropods.errors import UserError
 from zeropods.evaluate.models import SavedModel, load_model, model_folder, trained_length
 from zeropods.evaluate.predictions import Prediction

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.prompts import PROMPTS
 from zeropods.data.tokenizers import hub_options
+from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import SCORES, SQUAD, TEXT2SQL
 from zeropods.files import first_line, has_weights, refuse_other_weights

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from zeropods.data.manifest import FILE, read_manifest
-from zeropods.data.prepare_causal import CausalPreparation, TextData
+from zeropods.data.prepare import CausalPreparation
 from zeropods.data.tokenizers import fingerprint, with_ends
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import (
@@ -82,10 +82,10 @@ class TextAnswerer(Answerer[Block, tuple[float, int]]):
             task=LM, data=data, tokenizer=self.source, max_seq_length=length, limit=limit,
             dataset_config=self.dataset_config, text_field=self.text_field,
         )  # fmt: skip
-        corpus = TextData(wanted)
+        corpus = wanted.open()
         self._check(data, length, split, corpus.splits)
-        blocks, _ = corpus.build(split, with_ends(self.source, self.tokenizer), lambda documents: None)
-        return [(block["input_ids"], block["labels"]) for block in blocks.with_format("numpy")]
+        rows = corpus.rows(split, with_ends(self.source, self.tokenizer), lambda documents: None)
+        return list(zip(rows.input_ids, rows.labels, strict=True))
 
     def _check(self, data: str | Path, length: int, split: str, splits: list[str]) -> None:
         if split not in splits:

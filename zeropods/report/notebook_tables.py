@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from zeropods.data.manifest import Manifest, TokenStatistics, read_manifest
-from zeropods.data.prompts import source_text, squad_prompt
-from zeropods.data.squad import SquadExample, read_squad
+from zeropods.data.squad import SquadExample, read_squad, squad_prompt
 from zeropods.data.tokenizers import load_tokenizer
-from zeropods.data.wikisql import Example, read_split
+from zeropods.data.wikisql import Example, read_split, source_text
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import sample_text
 from zeropods.evaluate.predictions import Prediction, read_predictions

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare import Preparation, prepare
-from zeropods.data.prepare_causal import CausalPreparation
+from zeropods.data.prepare import CausalPreparation, Preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.files import folder_locked

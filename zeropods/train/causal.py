@@ -13,8 +13,7 @@ from torch import Tensor
 
 from zeropods import files
 from zeropods.data.manifest import FILE, Manifest, read_manifest
-from zeropods.data.prepare import prepare
-from zeropods.data.prepare_causal import CausalPreparation, key_of_preparation
+from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CAUSAL_SHAPES

@@ -17,7 +17,7 @@ from zeropods.workshop.settings import FETCHED, ROOT, RUNS, SAMPLE, Flags, Works
 
 if TYPE_CHECKING:
     from zeropods.data.manifest import Manifest
-    from zeropods.data.prepare_causal import CausalPreparation
+    from zeropods.data.prepare import CausalPreparation
 
 FLAGS = {
     "steps": "max_train_steps",
@@ -144,7 +144,7 @@ class CausalWorkshop(WorkshopSettings):
     @property
     def preparation(self) -> CausalPreparation:
         """What is asked of `prepare`."""
-        from zeropods.data.prepare_causal import CausalPreparation
+        from zeropods.data.prepare import CausalPreparation
 
         name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
         return CausalPreparation(
