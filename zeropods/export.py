@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.evaluate.models import read_model
 from zeropods.files import SUFFIX, has_weights, refuse_other_weights
 from zeropods.measure.record import read_config, read_json, read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
@@ -196,6 +195,8 @@ def _passed_over(checkpoint: Path, why: str) -> None:
 def _read(folder: Path, dtype: str = "float32") -> PreTrainedModel:
     """The model in a folder, every weight of it from the folder's safetensors files."""
     from transformers.utils import logging
+
+    from zeropods.evaluate.models import read_model
 
     refuse_other_weights(folder)
     logging.disable_progress_bar()

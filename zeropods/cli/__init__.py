@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from zeropods import __version__
-from zeropods.cli import data, launch, models, plan, pods, profile, summary, sweep
+from zeropods.cli import data, launch, models, plan, pods, summary, sweep
 from zeropods.errors import guarded
 from zeropods.programs import wait_passively
 
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     root = VerbParser(prog="zeropods", description="Measure DeepSpeed ZeRO fine-tuning on your own pods.")
     root.add_argument("--version", action="version", version=__version__)
     verbs = root.add_subparsers(required=True, metavar="VERB")
-    for verb in (data, models, pods, launch, plan, profile, sweep, summary):
+    for verb in (data, models, pods, launch, plan, sweep, summary):
         verb.add_verbs(verbs, _verb)
     return root
 

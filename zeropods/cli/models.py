@@ -12,72 +12,69 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeropods.export import DTYPES
 from zeropods.tables import progress
 
-Result = dict[str, Any]
+if TYPE_CHECKING:
+    from zeropods.cli import Result
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
-    _predict_flags(add(verbs, "predict", "let a trained model answer a split", _predict))
-    _score_flags(add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score))
-    _perplexity_flags(add(verbs, "perplexity", "perplexity of a causal model on a text", _perplexity))
+    flag = add(verbs, "predict", "let a trained model answer a split", _predict).add_argument
+    flag("--model", type=Path, required=True, help="run folder or model folder")
+    flag("--out", type=Path, required=True, help="prediction file")
+    flag("--task", choices=["text2sql", "squad"], help="for a model that does not say its own")
+    flag("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
+    flag("--num-beams", type=int, default=1)
+    flag("--prompt", choices=["question", "schema"], help="for a T5 that does not say its own")
+    flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
+    _split_flags(flag, "as the task has it: WikiSQL's layout, or SQuAD's")
+    _model_flags(flag, "questions; 64 queries or 16 answers if not given", "examples")
 
-    verb = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export)
-    verb.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the model folder to make")
-    verb.add_argument("--checkpoint", type=int, metavar="N", help="of this step; the last one if not given")
-    verb.add_argument("--dtype", choices=DTYPES, default="float32")
+    flag = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score).add_argument
+    flag("predictions", type=Path, metavar="FILE")
+    flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
+    own = "a metric of your own, function(prediction, answers) -> float; may be given several times"
+    flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)
+    _split_flags(flag, "the data that the file was made from")
 
-    verb = add(verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo)
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run or model folder, or a folder with runs")
-    verb.add_argument(
-        "--data", type=Path, metavar="DIR", help="tables and questions, in WikiSQL's layout; as trained if not given"
-    )
-    verb.add_argument("--port", help="on 127.0.0.1; 7860 if not given, another one where that is taken")
+    flag = add(verbs, "perplexity", "perplexity of a causal model on a text", _perplexity).add_argument
+    flag("model", metavar="MODEL", help="run folder, model folder or hub id")
+    flag("--dataset-config", help="configuration of a data set at the hub")
+    flag("--text-field", default="text", help="field of JSON lines, Parquet or a hub data set; text")
+    flag("--out", type=Path, metavar="DIR", help="also write score.SPLIT.json there")
+    _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
+    _model_flags(flag, "blocks; 4 if not given", "blocks, or documents of raw text")
 
+    flag = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export).add_argument
+    flag("run_folder", type=Path, metavar="RUN", help="run folder")
+    flag("--out", type=Path, required=True, metavar="DIR", help="the model folder to make")
+    flag("--checkpoint", type=int, metavar="N", help="of this step; the last one if not given")
+    flag("--dtype", choices=DTYPES, default="float32")
 
-def _predict_flags(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--model", type=Path, required=True, help="run folder or model folder")
-    verb.add_argument("--data", type=Path, required=True)
-    verb.add_argument("--split", required=True)
-    verb.add_argument("--out", type=Path, required=True, help="prediction file")
-    verb.add_argument("--task", choices=["text2sql", "squad"], help="for a model that does not say its own")
-    verb.add_argument("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
-    verb.add_argument("--max-seq-length", type=int, help="squad: tokens of prompt and answer; as trained if not given")
-    verb.add_argument("--num-beams", type=int, default=1)
-    verb.add_argument("--batch-size", type=int, help="questions at once; 64 queries or 16 answers if not given")
-    verb.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
-    verb.add_argument("--prompt", choices=["question", "schema"], help="for a T5 that does not say its own")
-    verb.add_argument("--unconstrained", action="store_true", help="let a T5 write what it likes")
-    verb.add_argument("--limit", type=int, help="only the first N examples")
-
-
-def _score_flags(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("predictions", type=Path, metavar="FILE")
-    verb.add_argument("--data", type=Path, required=True)
-    verb.add_argument("--split", required=True)
-    verb.add_argument("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
-    verb.add_argument(
-        "--metric", action="append", default=[], metavar="MODULE:FUNCTION",
-        help="a metric of your own, function(prediction, answers) -> float; may be given several times",
-    )  # fmt: skip
+    flag = add(
+        verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo
+    ).add_argument
+    flag("runs", nargs="+", type=Path, metavar="RUN", help="run or model folder, or a folder with runs")
+    flag("--data", type=Path, metavar="DIR", help="tables and questions, in WikiSQL's layout; as trained if not given")
+    flag("--port", help="on 127.0.0.1; 7860 if not given, another one where that is taken")
 
 
-def _perplexity_flags(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("model", metavar="MODEL", help="run folder, model folder or hub id")
-    verb.add_argument("--data", required=True, help="prepared set, or raw text, as `prepare --task lm` takes it")
-    verb.add_argument("--split", required=True)
-    verb.add_argument("--max-seq-length", type=int, help="tokens of a block of raw text; as trained if not given")
-    verb.add_argument("--dataset-config", help="configuration of a data set at the hub")
-    verb.add_argument("--text-field", default="text", help="field of JSON lines, Parquet or a hub data set; text")
-    verb.add_argument("--batch-size", type=int, default=4)
-    verb.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
-    verb.add_argument("--limit", type=int, help="only the first N blocks, or documents of raw text")
-    verb.add_argument("--out", type=Path, metavar="DIR", help="also write score.SPLIT.json there")
+def _split_flags(flag: Callable[..., Any], data: str) -> None:
+    """The flags of every verb that reads a split."""
+    flag("--data", required=True, help=data)
+    flag("--split", required=True)
+
+
+def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
+    """The flags of every verb that asks a model about a split."""
+    flag("--max-seq-length", type=int, help="causal models: tokens of a prompt and its answer, or of a block of text")
+    flag("--batch-size", type=int, help=f"at once: {batch}")
+    flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
+    flag("--limit", type=int, help=f"only the first N {unit}")
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
@@ -112,9 +109,9 @@ def _perplexity(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.tasks import text_perplexity
 
     names = ("limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")
-    how = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     with progress("perplexity", "blocks") as bar:
-        score = text_perplexity(arguments.model, arguments.data, arguments.split, progress=bar.update, **how)
+        score = text_perplexity(arguments.model, arguments.data, arguments.split, progress=bar.update, **given)
     if arguments.out is not None:
         score.write(arguments.out, arguments.split)
     return score.to_json()

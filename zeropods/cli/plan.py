@@ -1,4 +1,4 @@
-"""`zeropods plan`: memory and time of each technique, before running."""
+"""`zeropods plan`, memory and time of each technique before running, and `zeropods profile`, what was measured."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.errors import UserError
 from zeropods.tables import GIB
 
 if TYPE_CHECKING:
+    from zeropods.cli import Result
     from zeropods.plan.request import Request
 
-Result = dict[str, Any]
 LEAST, MOST = 1e-15, 1e15
 """What a flag may say; products and quotients of such numbers are still finite."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
-    """The verb and its flags; `add(verbs, name, help, run)` makes it. What is not given is left to the plan."""
-    verb = add(verbs, "plan", "memory and time of each technique, before running", run)
+    """The verbs and their flags; `add(verbs, name, help, run)` makes one. What is not given is left to the plan."""
+    verb = add(verbs, "plan", "memory and time of each technique, before running", run_plan)
     for flag, read, metavar, text in FLAGS:
         needed = flag == "--model"
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=needed)
@@ -30,8 +32,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
     verb.set_defaults(readable=readable)
 
+    verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
+    verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")
+    verb.add_argument("--depth", type=int, metavar="N", help="the tree of modules down to this depth, the root being 0")
+    verb.add_argument("--top", type=int, default=8, metavar="N", help="how many classes of modules to show; 8")
+    verb.add_argument("--against", type=Path, metavar="FILE2", help="a second report beside it, with ratios")
 
-def run(arguments: argparse.Namespace) -> Result:
+
+def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values."""
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import document
@@ -88,18 +96,30 @@ def _gibibytes(text: str) -> int:
     return round(GIB * number(text))
 
 
-def _giga(text: str) -> float:
-    return 1e9 * number(text)
-
-
-def _tera(text: str) -> float:
-    return 1e12 * number(text)
+def _times(factor: float) -> Callable[[str], float]:
+    return lambda text: factor * number(text)
 
 
 def _truth(text: str) -> bool | str:
     if text not in ("True", "False", "both"):
         raise argparse.ArgumentTypeError(f"{text!r}; expected True or False, or both for a causal model")
     return text if text == "both" else text == "True"
+
+
+def run_profile(arguments: argparse.Namespace) -> Result:
+    """Read and check the report, and the second one."""
+    from zeropods.report.profile import ProfileReport
+
+    for name, least in (("depth", 0), ("top", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise UserError(f"--{name} {value}; expected at least {least}")
+    report = ProfileReport.read(arguments.file)
+    pair = report.against(ProfileReport.read(arguments.against)) if arguments.against is not None else None
+    # People get tables made from the report itself, not from its JSON.
+    arguments.readable = lambda result: report.to_text(arguments.depth, arguments.top, pair)
+    against = {} if pair is None else {"against": pair.to_json(arguments.depth)}
+    return report.checked.to_json(arguments.depth) | against
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
@@ -118,12 +138,12 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--precision", str, "P", "fp32 or bf16, causal also fp16 (fp32)"),
     ("--gradient-checkpointing", _truth, "True|False|both", "compute layers twice, keep their input only (False)"),
     ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (1e7, as in dsconfig/)"),
-    ("--bandwidth", _giga, "GB/S", "of a pod's link, each way (1.1, as in the published runs)"),
+    ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (1.1, as in the published runs)"),
     ("--latency", number, "SECONDS", "of a message between two pods (5e-5)"),
     ("--gpu", str, "NAME", "gives the published peak of arithmetic (A100-40GB)"),
-    ("--flops", _tera, "TFLOP/S", "that a GPU reaches, in place of a share of its peak"),
-    ("--pcie-bandwidth", _giga, "GB/S", "between a GPU and its host, each way (12)"),
-    ("--peer-bandwidth", _giga, "GB/S", "between the GPUs of a pod, each way (that of PCIe)"),
+    ("--flops", _times(1e12), "TFLOP/S", "that a GPU reaches, in place of a share of its peak"),
+    ("--pcie-bandwidth", _times(1e9), "GB/S", "between a GPU and its host, each way (12)"),
+    ("--peer-bandwidth", _times(1e9), "GB/S", "between the GPUs of a pod, each way (that of PCIe)"),
     ("--price-per-hour", number, "PRICE", "of one pod"),
     ("--steps", _whole, "N", "of the whole training, for its time and cost"),
     ("--samples", _whole, "N", "of the training set, in place of --steps"),

@@ -7,9 +7,10 @@ import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Result = dict[str, Any]
+if TYPE_CHECKING:
+    from zeropods.cli import Result
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 
-Result = dict[str, Any]
+if TYPE_CHECKING:
+    from zeropods.cli import Result
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
