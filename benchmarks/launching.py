@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.figure import Figure
 from zeropods import pods
-from zeropods.launch.child import child_environment
 from zeropods.pods.cluster import Cluster, deepspeed_argv, deepspeed_environment
+from zeropods.programs import child_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = ROOT / "tests" / "full" / "rank.py"

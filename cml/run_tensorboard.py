@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded, terminable
-from zeropods.launch.child import run_child
+from zeropods.launch.local import run_child
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 5.0

@@ -1,14 +1,21 @@
-"""What this environment offers to a process: its programs, threads, ports, and DeepSpeed's compiled operations."""
+"""What this environment offers to a process: its programs, threads, ports, and DeepSpeed's compiled operations.
+
+`python -m zeropods.programs PARENT SIGNAL PROGRAM ARGUMENT ...` runs a program that gets the signal when its parent is
+gone, however that went (Linux).
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import random
 import re
 import shutil
+import signal
 import socket
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +31,8 @@ EXTENSIONS = "TORCH_EXTENSIONS_DIR"
 """The variable that says where torch keeps the extensions that it compiles."""
 LOCK = "turn"
 """The file that is locked while an extension is compiled or loaded. It stays: what counts is the kernel's lock."""
+PR_SET_PDEATHSIG = 1
+"""From linux/prctl.h; it survives `execve`, not `fork`."""
 
 
 # Programs and threads
@@ -37,6 +46,31 @@ def own_programs_first(path: str | None) -> str:
     """
     folders = [str(Path(sys.executable).parent), *(path or os.defpath).split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(filter(None, folders)))
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with the programs of its Python first."""
+    return {**os.environ, "PATH": own_programs_first(os.environ.get("PATH"))}
+
+
+def bound_argv(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM) -> list[str]:
+    """The command that runs `argv` bound to this process: it gets `at_end` when this process is gone."""
+    return [sys.executable, "-m", "zeropods.programs", str(os.getpid()), str(int(at_end)), *argv]
+
+
+def end_with_parent(parent: int, signum: int) -> None:
+    """Get `signum` when the parent ends, at once if it has ended already; survives `execve`, not `fork`."""
+    prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an option of this process (prctl(2), Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def find_program(name: str) -> str | None:
@@ -173,3 +207,14 @@ def _accelerator() -> str:
         if stated:
             return prefix + stated[1].replace(".", "")
     return "cpu"
+
+
+def _main() -> None:
+    parent, at_end, *argv = sys.argv[1:]
+    if sys.platform == "linux":
+        end_with_parent(int(parent), int(at_end))
+    os.execvp(argv[0], argv)
+
+
+if __name__ == "__main__":
+    _main()

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from zeropods.errors import guarded
-from zeropods.launch.child import OverdueError, bind, run_child
-from zeropods.launch.local import CommandEnd, run_to_end, to_end
-from zeropods.programs import own_programs_first, use_own_cache, wait_passively
+from zeropods.launch.local import CommandEnd, OverdueError, run_child, run_to_end, to_end
+from zeropods.programs import end_with_parent, own_programs_first, use_own_cache, wait_passively
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "textsql_train.py"
@@ -73,7 +72,7 @@ class Forks:
         import zeropods.train.text2sql  # noqa: F401
 
     def train(self, flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> CommandEnd:
-        return to_end(lambda output: _forked(partial(_train, list(flags), without), output, seconds), folder)
+        return to_end(lambda output, _: _forked(partial(_train, list(flags), without), output, seconds), folder)
 
     def call(self, module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
         return _heard(lambda output: _forked(partial(_module, module, list(words)), output, seconds))
@@ -109,7 +108,7 @@ def _forked(work: Callable[[], int | None], output: IO[bytes], seconds: float) -
 
 def _become(work: Callable[[], int | None], output: IO[bytes], parent: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    bind(parent, signal.SIGTERM)
+    end_with_parent(parent, signal.SIGTERM)
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     sys.exit(guarded(work))

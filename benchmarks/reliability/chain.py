@@ -18,10 +18,10 @@ from benchmarks.reliability.scene import Scene
 from benchmarks.reliability.seen import Log
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
-from zeropods.launch.child import bound_argv
 from zeropods.measure.record import read_json
 from zeropods.pods.cluster import BACKENDS, Cluster
 from zeropods.pods.processes import deferred
+from zeropods.programs import bound_argv
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "reliability"

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
-from zeropods.launch.lease import LEASE_SECONDS
+from zeropods.launch.supervisor import LEASE_SECONDS
 from zeropods.tables import Table
 
 ROOT = Path(__file__).resolve().parents[2]

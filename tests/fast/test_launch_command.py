@@ -11,6 +11,7 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import (
+    PROJECT,
     Launch,
     check_plain,
     exported_variables,
@@ -23,7 +24,6 @@ from zeropods.launch.command import (
     train_arguments,
     typed_flags,
 )
-from zeropods.launch.planning import PROJECT
 from zeropods.pods.hostfile import Host
 
 LAUNCH = Launch(
@@ -130,6 +130,6 @@ def test_the_run_folder_is_the_scripts_own_default_where_none_is_given(tmp_path:
 
 
 def test_a_script_is_found_in_the_project_from_any_folder(tmp_path: Path) -> None:
-    assert find_script("textsql_train.py", tmp_path, PROJECT) == PROJECT / "textsql_train.py"
+    assert find_script("textsql_train.py", tmp_path) == PROJECT / "textsql_train.py"
     with pytest.raises(UserError, match=r"nowhere\.py: no such script"):
-        find_script("nowhere.py", tmp_path, tmp_path)
+        find_script("nowhere.py", tmp_path)

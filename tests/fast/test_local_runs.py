@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.made import a_record
+from tests.made import a_config, a_rank
 from zeropods.errors import UserError
 from zeropods.launch.local import run_here
 from zeropods.launch.log import TrainLog, planned_steps
@@ -23,10 +23,10 @@ OPENING = f"""
 import json, os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
 folder.mkdir(parents=True, exist_ok=True)
-def record(status, reason):
-    document = {a_record()!r} | {{"status": status, "reason": reason}}
-    (folder / "config.json").write_text("{{}}")
-    (folder / "record.json").write_text(json.dumps(document))
+def rank(status, reason):
+    (folder / "ranks").mkdir()
+    (folder / "config.json").write_text(json.dumps({a_config()!r}))
+    (folder / "ranks" / "0.json").write_text(json.dumps({a_rank()!r} | {{"status": status, "reason": reason}}))
 def last():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
@@ -35,8 +35,7 @@ def last():
 CALLER = """
 import sys
 from pathlib import Path
-from zeropods.launch.child import run_child
-from zeropods.launch.local import run_here
+from zeropods.launch.local import run_child, run_here
 argv = [sys.executable, sys.argv[1], "--outputdir", sys.argv[2]]
 """
 TRAIN = "run_here(argv, Path(sys.argv[2]))"
@@ -79,7 +78,7 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
 def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(
     script: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(script("record('ok', None); print('a word')"), tmp_path / "run")
+    train(script("rank('ok', None); print('a word')"), tmp_path / "run")
     assert read_record(tmp_path / "run").status == "ok"
     assert (tmp_path / "run" / "launch.log").read_text() == "a word\n"
     train(script("print('nothing to do')"), tmp_path / "run")
@@ -89,7 +88,7 @@ def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("record('oom', 'no memory left'); sys.exit(1)", "oom: no memory left"),
+        ("rank('oom', 'no memory left'); sys.exit(1)", "oom: no memory left"),
         ("print('bad flag'); sys.exit(3)", r"status 3 .*\nbad flag"),
     ],
 )
@@ -99,17 +98,18 @@ def test_a_failure_names_its_reason(body: str, said: str, script: Callable[[str]
 
 
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
-    train(script("record('failed', 'long ago')"), tmp_path / "run")
+    with pytest.raises(UserError, match="failed: long ago"):
+        train(script("rank('failed', 'long ago'); sys.exit(1)"), tmp_path / "run")
     with pytest.raises(UserError, match="without a record"):
         train(script("print('in use'); sys.exit(1)"), tmp_path / "run")
 
 
-def test_an_interrupted_run_writes_its_record_and_nothing_is_left(
+def test_an_interrupted_run_has_time_to_say_so_and_nothing_is_left(
     script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    handler = "signal.signal(signal.SIGTERM, lambda *_: (record('interrupted', 'SIGTERM'), sys.exit(1)))\nlast()"
+    handler = "signal.signal(signal.SIGTERM, lambda *_: (rank('interrupted', 'SIGTERM'), sys.exit(1)))\nlast()"
     assert not ended(TRAIN, script(handler), tmp_path / "run")
-    assert '"interrupted"' in (tmp_path / "run" / "record.json").read_text()
+    assert '"interrupted"' in (tmp_path / "run" / "ranks" / "0.json").read_text()
 
 
 def test_a_script_that_ignores_the_request_to_end_is_killed(script: Callable[[str], Path], tmp_path: Path) -> None:

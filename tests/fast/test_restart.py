@@ -12,10 +12,9 @@ from tests.made import a_rank, a_record, as_record
 from zeropods.batch import PASSES, ROWS, Batch, batch_on
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.launch import planning
-from zeropods.launch.command import Launch, batch_of
+from zeropods.launch import command
+from zeropods.launch.command import PROJECT, Launch, batch_of, plan_launch
 from zeropods.launch.outcome import Ending, UnopenedError
-from zeropods.launch.planning import PROJECT, plan_launch
 from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
 from zeropods.measure.record import Record
 from zeropods.pods.backends.local import Settings
@@ -106,7 +105,7 @@ def test_a_run_goes_on_with_its_batch_on_the_pods_that_are_left(
     assert isinstance(following, Launch)
     assert tuple(host.address for host in following.hosts) == addresses
     assert changed_flags(following) == flags
-    assert planning.identity(following) == planning.identity(first)
+    assert command.identity(following) == command.identity(first)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.made import a_failed_record, a_rank, a_record, as_record
 from zeropods.cli import parser
 from zeropods.cli import sweep as cli_sweep
 from zeropods.errors import UserError
-from zeropods.launch import planning
+from zeropods.launch import command
 from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.sweep.results import Row, Sweep, earlier_rows, read_sweep
 from zeropods.sweep.run import held, refuse_other_runs, run_sweep, standing_row
@@ -44,7 +44,7 @@ def trial(tmp_path: Path) -> Trial:
 def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
     """The trial with what a run of it leaves."""
     trial.folder.mkdir(parents=True)
-    planning.remember(trial.launch)
+    command.remember(trial.launch)
     for name in ("config", "record"):
         (trial.folder / f"{name}.json").write_text(json.dumps(record))
     return trial
@@ -66,7 +66,9 @@ def test_a_cell_has_a_folder_and_arguments_for_each_repeat(tmp_path: Path) -> No
     assert [each["--per_device_train_batch_size"] for each in (none, zero1)] == ["48", "24"]
     assert "--deepspeed" not in none and Path(zero1["--deepspeed"]).name == "zero1.json"
     assert {(trial.repeat, values(trial.arguments)["--seed"]) for trial in planned} == {(1, "7"), (2, "8")}
-    assert "launch" not in planned[0].command and planned[1].command.startswith("zeropods launch --num-pods 2 -- ")
+    assert "zeropods launch" not in planned[0].command and planned[1].command.startswith(
+        "zeropods launch --num-pods 2 -- "
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, train_arguments
-from zeropods.launch.planning import check_arguments
+from zeropods.launch.command import Launch, check_arguments, train_arguments
 from zeropods.plan.shapes import t5_shape
 from zeropods.pods.hostfile import Host
 from zeropods.train.arguments import CausalArguments

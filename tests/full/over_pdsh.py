@@ -16,9 +16,8 @@ from pathlib import Path
 
 from zeropods import pods
 from zeropods.errors import UserError, guarded
-from zeropods.launch.command import Launch
+from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import failure
-from zeropods.launch.planning import plan_launch
 from zeropods.launch.restart import Restarts
 from zeropods.launch.supervisor import Supervision, run_launch
 

@@ -10,8 +10,7 @@ from tests.full.conftest import ROOT, TINY
 from tests.full.forks import ForkServer
 from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.prepare import CausalPreparation, prepare
-from zeropods.launch.child import child_environment
-from zeropods.programs import free_port
+from zeropods.programs import child_environment, free_port
 
 SECONDS = 120.0
 EFFECTIVE_BATCH = 12

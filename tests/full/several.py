@@ -27,7 +27,7 @@ def main() -> int:
     import deepspeed  # noqa: F401
 
     import zeropods.train.run  # noqa: F401
-    from zeropods.launch.series import task_of
+    from zeropods.launch.notebook import task_of
 
     words = sys.argv[1:]
     task = task_of(TEXT_TO_SQL if words[0].startswith("--") else words.pop(0))

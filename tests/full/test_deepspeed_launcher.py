@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.full.launches import RANK, ROOT, left, processes, record, train, until
-from zeropods.launch.child import child_environment
+from zeropods.programs import child_environment
 
 LIMIT_SECONDS = 120
 ODD = """it's $5; 50% "off" `id` * \\ äö"""

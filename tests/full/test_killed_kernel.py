@@ -22,7 +22,7 @@ PODS_SECONDS, RANKS_SECONDS = 30, 15
 CELLS = (
     "from zeropods import pods\ncluster = pods.up(2, name='notebook')",
     """from tests.full.over_pdsh import pdsh_argv
-from zeropods.launch.planning import plan_launch
+from zeropods.launch.command import plan_launch
 from zeropods.launch.supervisor import Supervision, run_launch
 planned = plan_launch(cluster, {script!r}, ['--outputdir', {folder!r}, '--seconds', {seconds!r}])
 run_launch(planned, cluster, supervision=Supervision(argv=pdsh_argv))""",

@@ -14,9 +14,8 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import Forked, ForkServer
-from zeropods.launch.child import child_environment
 from zeropods.measure.record import compose_record, read_record
-from zeropods.programs import free_port
+from zeropods.programs import child_environment, free_port
 
 PODS = ("10.0.0.1", "10.0.0.2")
 SECONDS = 120.0

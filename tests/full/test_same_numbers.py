@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several
-from zeropods.launch.child import child_environment
+from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
-from zeropods.launch.planning import plan_launch
 from zeropods.launch.supervisor import run_launch
 from zeropods.measure.profile_checks import check
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
-from zeropods.programs import free_port
+from zeropods.programs import child_environment, free_port
 
 EFFECTIVE_BATCH = 12
 STEPS = 20

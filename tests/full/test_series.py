@@ -22,7 +22,7 @@ from zeropods.measure.record import read_record
 DEADLINE_SECONDS = 200
 SERIES = """
 import json, sys
-from zeropods.launch.series import train_series
+from zeropods.launch.notebook import train_series
 
 if __name__ == "__main__":
     train_series("causal_train.py", json.loads(sys.argv[1]))
@@ -77,7 +77,7 @@ def test_a_run_that_fails_leaves_its_record_and_its_words(series: tuple[Path, in
 
 def test_a_run_that_was_killed_gets_a_record(series: tuple[Path, int]) -> None:
     record = read_record(series[0] / "killed")
-    assert (record.status, record.reason) == ("failed", "killed by SIGKILL")
+    assert (record.status, record.reason) == ("failed", "rank 0 left no measurement: killed by SIGKILL")
 
 
 def test_an_interrupted_series_ends_its_run_in_order_and_says_so_by_its_status(series: tuple[Path, int]) -> None:

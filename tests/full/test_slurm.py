@@ -195,5 +195,5 @@ def test_a_controller_that_does_not_know_a_job_is_no_error(here: SlurmCluster) -
 
 
 def test_from_python_a_failed_run_raises(here: SlurmCluster, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"oom: pod\d: rank 0: no memory left"):
+    with pytest.raises(UserError, match=r"oom: pod\d: no memory left"):
         launch_slurm(RANK, outputdir=tmp_path / "run", fail_rank=0)

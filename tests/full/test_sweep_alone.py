@@ -78,7 +78,7 @@ def test_a_run_that_takes_too_long_is_recorded_with_what_it_measured(script: Scr
 
 def test_a_run_that_was_killed_gets_its_record_from_outside_and_can_be_resumed(script: Script, tmp_path: Path) -> None:
     record = ended(script("config(); os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "run")
-    assert (record.status, record.reason) == ("failed", "killed by SIGKILL")
+    assert (record.status, record.reason) == ("failed", "rank 0 left no measurement: killed by SIGKILL")
     assert read_record(tmp_path / "run") == record
     opening = open_run(tmp_path / "run", CONFIG["identity"], again=False)
     assert (opening.attempt, opening.resume, opening.finished) == (1, True, False)

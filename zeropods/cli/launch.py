@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.launch.command import LAUNCHERS, Launch
 
 if TYPE_CHECKING:
+    from zeropods.launch.command import Launch
     from zeropods.launch.supervisor import Supervision
     from zeropods.pods.cluster import Cluster
 
 Result = dict[str, Any]
+LAUNCHERS = ("pdsh", "slurm", "none")
 OF_SLURM = ("slots", "partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 OF_CLUSTER = ("hostfile", "ssh_config", "name")
 MAIN_FIGURES = ("status", "technique", "pods", "world_size", "steps", "train_seconds", "samples_per_second")
@@ -115,7 +116,7 @@ def exit_status(result: Result) -> int:
 
 
 def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Supervision) -> Result:
-    from zeropods.launch.planning import plan_launch
+    from zeropods.launch.command import plan_launch
     from zeropods.launch.restart import Restarts
     from zeropods.launch.supervisor import run_launch
 
@@ -131,9 +132,8 @@ def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Sup
 
 def _alone(arguments: argparse.Namespace) -> Result:
     """Run on this machine, a process for each of its slots."""
-    from zeropods.launch.command import flag_values, runner_argv
+    from zeropods.launch.command import flag_values, plan_alone, runner_argv
     from zeropods.launch.local import run_here
-    from zeropods.launch.planning import plan_alone
     from zeropods.measure.record import read_record
 
     planned = plan_alone(arguments.command[0], arguments.command[1:])

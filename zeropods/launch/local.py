@@ -1,38 +1,47 @@
-"""A training script on this machine, from its start to a record, whether it can write one or not."""
+"""A training script on this machine, from its start to its record; it ends with the process that started it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from zeropods.errors import UserError
-from zeropods.launch import planning
-from zeropods.launch.child import POLL_SECONDS, HangError, OverdueError, run_child
-from zeropods.launch.command import Launch
+from zeropods.launch.command import Launch, remember
 from zeropods.launch.hangs import HangDetector
-from zeropods.launch.log import LAST_LINES, LOG, following
-from zeropods.launch.outcome import (
-    NEVER_A_CAUSE,
-    Ending,
-    UnopenedError,
-    await_lock,
-    killed_for_memory,
-    written_at,
-)
-from zeropods.measure.heartbeat import read_beats
-from zeropods.measure.record import Record, compose_record, read_record, write_record
-from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, RECORD, locked
+from zeropods.launch.log import LOG, RunLog, following
+from zeropods.launch.outcome import Ending, Ranks, UnopenedError, check_timeout, overdue, record_run, verdict_of_ranks
+from zeropods.measure.record import Record, read_config
+from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked
 from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
+from zeropods.programs import bound_argv, child_environment
 
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 30.0
+"""From SIGTERM to SIGKILL: time for a run to write its record."""
+HANG_GRACE_SECONDS = 3.0
+"""The same for a run that hangs, whose ranks have had `WRITE_SECONDS` already."""
 WRITE_SECONDS = 5.0
 """A rank that waits for another writes what it measured so soon after SIGTERM."""
+
+Watch = Callable[[], object]
+"""To be called some times per second while a run goes on; raises `HangError` where it hangs."""
+
+
+class OverdueError(Exception):
+    """A command took longer than it was given."""
+
+
+class HangError(OverdueError):
+    """A command does nothing any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +83,7 @@ def run_here(
 
     Args:
         timeout_seconds: of each attempt.
+        step_timeout: as `Supervision` has it.
         restarts: how often it is run again where it was killed; it goes on from its newest checkpoint.
     """
     for number in range(restarts + 1):
@@ -94,7 +104,7 @@ def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
     """
     argv = [sys.executable, str(planned.script), *planned.arguments]
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
-        planning.remember(planned)
+        remember(planned)
         ended = run_to_end(argv, planned.folder, timeout_seconds)
     if ended.record is None:
         verdict = Ending("timeout" if ended.status is None else "failed", ended.reason)
@@ -105,67 +115,50 @@ def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
 def run_to_end(
     argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None
 ) -> CommandEnd:
-    """Run a command that trains into a run folder, and see to it that an attempt has a record.
+    """Run a command that trains into a run folder, and see to it that an attempt has a record."""
 
-    The command writes its own. Where it was killed, nobody else would write one; and where its time was
-    over, it can only say that it was interrupted.
+    def run(output: IO[bytes], watch: Watch) -> int:
+        return run_child(argv, output, watch, timeout_seconds=timeout_seconds)
 
-    Args:
-        step_timeout: as `Supervision` has it.
-    """
-    hangs = hang_detector(folder, step_timeout)
-
-    def run(output: IO[bytes]) -> int:
-        with following(folder) as tick:
-
-            def watch() -> None:
-                tick()
-                end_if_hanging(hangs)
-
-            return run_child(argv, output, watch, timeout_seconds=timeout_seconds)
-
-    return to_end(run, folder)
+    return to_end(run, folder, step_timeout)
 
 
-def to_end(run: Callable[[IO[bytes]], int], folder: Path) -> CommandEnd:
+def to_end(run: Callable[[IO[bytes], Watch], int], folder: Path, step_timeout: float | None = None) -> CommandEnd:
     """As `run_to_end`, for whatever it is that trains.
 
     Args:
         run: trains, lets stdout and stderr go into the file that it is given, and returns an exit status; raises
             `OverdueError` where its time was over.
     """
-    opened, recorded, kills = written_at(folder / CONFIG), written_at(folder / RECORD), oom_kills()
-    status, reason = None, ""
-    with tempfile.NamedTemporaryFile() as output:
+    ranks, kills, log = Ranks(folder), oom_kills(), RunLog()
+    hangs = HangDetector(folder, step_timeout, ranks.have_opened_the_run)
+    status, verdict = None, Ending()
+    with tempfile.NamedTemporaryFile() as output, following(folder) as tick:
+
+        def watch() -> None:
+            tick()
+            _end_if_hanging(hangs)
+
         try:
-            status = run(output)
+            status = run(output, watch)
         except OverdueError as error:
-            reason = str(error)
+            verdict = Ending("timeout", str(error))
         finally:
-            lines = _keep(output, folder)[-LAST_LINES:]
-    if status is not None:
-        reason = _how_it_ended(status, lines)
-    has_begun = written_at(folder / CONFIG) != opened
-    killed = unmeasured(folder) if status and (oom_kills() or 0) > (kills or 0) else None
+            _keep(output, folder, log)
+    if status is not None and status < 0:
+        verdict = Ending(None, f"killed by {signal.Signals(-status).name}")
+    elif status is not None:
+        said = f"; its last word: {log.tail()[-1]}" if log.tail() else ""
+        verdict = Ending(None, f"ended with status {status}{said}")
     record = None
-    if has_begun and killed is not None:
-        record = _record(folder, "oom", killed_for_memory(folder, killed), lines)
-    elif written_at(folder / RECORD) != recorded:
-        record = read_record(folder)
-        if status is None and record.status in NEVER_A_CAUSE["timeout"]:
-            record = _record(folder, "timeout", reason, lines)
-    elif has_begun:
-        record = _record(folder, "timeout" if status is None else "failed", reason, lines)
-    return CommandEnd(status=status, reason=reason, lines=lines, record=record)
+    if ranks.have_opened_the_run():
+        ranks.pods = (None,) * read_config(folder).world_size
+        out_of_memory = frozenset({None} if status and (oom_kills() or 0) > (kills or 0) else ())
+        record = record_run(folder, lambda: verdict_of_ranks(ranks, verdict, out_of_memory), log)
+    return CommandEnd(status=status, reason=verdict.reason or "", lines=log.tail(), record=record)
 
 
-def hang_detector(folder: Path, step_timeout: float | None = None) -> HangDetector:
-    """What sees whether the next attempt of a run hangs."""
-    before = written_at(folder / CONFIG)
-    return HangDetector(folder, step_timeout, lambda: written_at(folder / CONFIG) != before)
-
-
-def end_if_hanging(hangs: HangDetector) -> None:
+def _end_if_hanging(hangs: HangDetector) -> None:
     """Raise `HangError` where a run below this process hangs; the stacks of its ranks are kept.
 
     The ranks are asked to end themselves, since what started them may pass nothing on. Those that wait then write what
@@ -186,33 +179,69 @@ def end_if_hanging(hangs: HangDetector) -> None:
     raise HangError(found.reason)
 
 
-def unmeasured(folder: Path) -> int | None:
-    """The rank that began and has left no measurement; None where there is none."""
-    ranks = (rank for rank in sorted(read_beats(folder)) if not (folder / "ranks" / f"{rank}.json").exists())
-    return next(ranks, None)
-
-
-def _record(folder: Path, status: str, reason: str, lines: list[str]) -> Record:
-    # A rank below the command that ended was killed a moment ago.
-    await_lock(folder)
-    with locked(folder):
-        record = compose_record(folder, status=status, reason=reason, last_lines=lines)
-        write_record(folder, record)
-    return record
-
-
-def _how_it_ended(status: int, lines: list[str]) -> str:
-    if status >= 0:
-        said = f"; its last word: {lines[-1]}" if lines else ""
-        return f"ended with status {status} and left no record{said}"
-    return f"killed by {signal.Signals(-status).name}"
-
-
-def _keep(output: IO[bytes], folder: Path) -> list[str]:
-    """Append the output to the run's log, where there is a run; returns its lines."""
+def _keep(output: IO[bytes], folder: Path, log: RunLog) -> None:
+    """Append the output to the run's log, where there is a run, and take up its lines."""
     output.seek(0)
     text = output.read().decode("utf-8", "replace")
     if (folder / CONFIG).is_file():
-        with open(folder / LOG, "a", encoding="utf-8") as log:
-            log.write(text)
-    return text.strip().splitlines()
+        with open(folder / LOG, "a", encoding="utf-8") as file:
+            file.write(text)
+    for line in text.strip().splitlines():
+        log.add(line)
+
+
+# The process that trains
+
+
+def run_child(
+    argv: list[str],
+    output: IO[bytes],
+    watch: Watch = lambda: None,
+    grace_seconds: float = GRACE_SECONDS,
+    timeout_seconds: float | None = None,
+) -> int:
+    """Run a command to its end and return its exit status, negative for a signal.
+
+    Where the caller is interrupted, or the command's time is over, it gets SIGTERM, then SIGKILL; either
+    way nothing of its process group is left when this returns or raises.
+
+    Args:
+        output: takes what the command writes on stdout and stderr.
+        timeout_seconds: a command that takes longer is ended, and `OverdueError` raised.
+    """
+    check_timeout(timeout_seconds)
+    started = time.monotonic()
+    process = subprocess.Popen(
+        bound_argv(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=child_environment(),
+    )
+    try:
+        while process.poll() is None:
+            if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
+                raise OverdueError(overdue(timeout_seconds))
+            watch()
+            time.sleep(POLL_SECONDS)
+        watch()
+    except HangError:
+        grace_seconds = min(grace_seconds, HANG_GRACE_SECONDS)
+        raise
+    finally:
+        _end(process, grace_seconds)
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
+    """End a process by SIGTERM, and what is left of its group by SIGKILL."""
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_seconds)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -91,7 +91,7 @@ def planned_steps(config: dict[str, Any]) -> int | None:
 class RunLog:
     """The last lines that a run wrote, each shown as it comes."""
 
-    def __init__(self, show: Callable[[str], object]) -> None:
+    def __init__(self, show: Callable[[str], object] = lambda line: None) -> None:
         self._show = show
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
@@ -134,13 +134,10 @@ class PdshLog(RunLog):
     def _read(self, pipe: IO[bytes], path: Path) -> None:
         with pipe, open(path, "a", encoding="utf-8") as file:
             for raw in pipe:
-                line = self._named(raw.decode("utf-8", "replace").rstrip("\n"))
+                address, colon, text = raw.decode("utf-8", "replace").rstrip("\n").partition(": ")
+                line = f"{self._names.get(address, address)}{colon}{text}"
                 print(line, file=file, flush=True)
                 match = SESSION_END.fullmatch(line)
                 if match:
                     self._failed.setdefault(self._names.get(match[1], match[1]), time.monotonic())
                 self.add(line)
-
-    def _named(self, line: str) -> str:
-        address, colon, text = line.partition(": ")
-        return f"{self._names[address]}: {text}" if colon and address in self._names else line

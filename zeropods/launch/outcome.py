@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.launch.child import overdue
 from zeropods.launch.log import LOG, RunLog
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.measure.record import RankMeasurement, Record, compose_record, first_failure, read_rank, write_record
@@ -29,11 +28,9 @@ GONE_SECONDS = 3.0
 FAILED_SECONDS = 5.0
 """Where pdsh says that a pod's ranks failed, the others' have so long to say what they make of it."""
 ABSENT_SECONDS = 12.0
-"""Ranks leave together; a pod whose ranks are gone for so long, while others stay, has lost them."""
-START_SECONDS = 60.0
-"""A pod whose ranks are not there so long after another's were seen will not have them."""
-FIRST_SECONDS = 180.0
-"""From the launcher's start to the first rank on any pod: two imports of DeepSpeed on a busy machine."""
+"""What the ranks have left behind, or a launcher that waits for nothing, is waited for so long."""
+START_SECONDS = 180.0
+"""From the launcher's start to the first rank on each pod: two imports of DeepSpeed on a busy machine."""
 LOCKED_SECONDS, POLL_SECONDS = 15.0, 0.2
 """Rank 0 of a pod that was lost may hold `run.lock` until its lease has run out."""
 UNSAID = "it was killed, or ended without saying why"
@@ -73,21 +70,17 @@ class PodState:
 class Observation:
     """What a supervisor sees of a run at one moment."""
 
-    pods: Sequence[PodState]
+    pods: Sequence[PodState] = ()
     launcher_status: int | None = None
     """Exit status of DeepSpeed's launcher, negative for a signal; None while it runs."""
     signal: str | None = None
     """The name of a signal that asks for the end, if one came."""
     failed_sessions: Mapping[str, float] = field(default_factory=dict)
     """Seconds since pdsh told of a failure, by pod."""
-    done: frozenset[str] = frozenset()
-    """Pods whose ranks have all ended well."""
     since_start: float = 0.0
     """Seconds since the launcher's start."""
     timeout_seconds: float | None = None
     """How many of them the run may take; None for as many as it likes."""
-    since_first_rank: float = 0.0
-    """Seconds since the first process of the run was seen on any pod."""
     since_measured: float = 0.0
     """Seconds since all ranks had measured what there is to measure."""
     hang: Ending | None = None
@@ -98,8 +91,8 @@ def judge(state: Observation) -> Ending | None:
     """The verdict on a run, None while it may go on."""
     if state.signal is not None:
         return Ending("interrupted", state.signal)
-    found = _refused(state) or _lost(state) or _launcher_ended(state) or _session_failed(state) or _ranks_gone(state)
-    return found or state.hang or _overdue(state) or _never_came(state)
+    found = _refused(state) or _lost(state) or _launcher_ended(state) or _session_failed(state) or state.hang
+    return found or _overdue(state) or _never_came(state)
 
 
 def _refused(state: Observation) -> Ending | None:
@@ -130,7 +123,7 @@ def _launcher_ended(state: Observation) -> Ending | None:
         return Ending(None, f"DeepSpeed's launcher was ended by {signal.Signals(-status).name}")
     if status is not None:
         return Ending(None, f"DeepSpeed's launcher ended with status {status}")
-    absent = min(seen.absent_seconds or 0.0 for seen in state.pods)
+    absent = min((seen.absent_seconds or 0.0 for seen in state.pods), default=0.0)
     if all(seen.most for seen in state.pods) and absent > ABSENT_SECONDS:
         return Ending(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
     if state.since_measured > ABSENT_SECONDS:
@@ -146,17 +139,6 @@ def _session_failed(state: Observation) -> Ending | None:
     return Ending(None, f"its ranks or its ssh session ended {seconds:.0f} s before the others'", pod)
 
 
-def _ranks_gone(state: Observation) -> Ending | None:
-    """A pod that has lost its ranks while another still has some; ranks that have ended well are not lost."""
-    if not any(seen.processes for seen in state.pods):
-        return None
-    for seen in state.pods:
-        gone = seen.most and not seen.processes and (seen.absent_seconds or 0.0) > ABSENT_SECONDS
-        if gone and seen.pod.name not in state.done:
-            return Ending(None, f"its ranks ended {seen.absent_seconds:.0f} s before the others'", seen.pod.name)
-    return None
-
-
 def _overdue(state: Observation) -> Ending | None:
     """The run has had its time."""
     if state.timeout_seconds is None or state.since_start <= state.timeout_seconds:
@@ -167,12 +149,21 @@ def _overdue(state: Observation) -> Ending | None:
 def _never_came(state: Observation) -> Ending | None:
     """A pod where no process of the run has been seen at all."""
     missing = next((seen.pod.name for seen in state.pods if not seen.most), None)
-    if missing is not None and state.since_first_rank > START_SECONDS:
-        reason = f"no process of the run within {START_SECONDS:.0f} s of the first on another pod"
-        return Ending("failed", reason, missing)
-    if missing is not None and state.since_first_rank == 0.0 and state.since_start > FIRST_SECONDS:
-        return Ending("failed", f"no process of the run on any pod within {FIRST_SECONDS:.0f} s")
-    return None
+    if missing is None or state.since_start <= START_SECONDS:
+        return None
+    return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing)
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Refuse a time that ends a run at once, or never."""
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UserError(f"timeout of {seconds:g} seconds; expected more than 0")
+
+
+def overdue(seconds: float) -> str:
+    """The reason of a run that was ended because it took too long."""
+    # What is left for an attempt is less by the moment that was spent on beginning it.
+    return f"took longer than {round(seconds, 2):g} s"
 
 
 # What the ranks of a launch have written into its folder
@@ -181,8 +172,8 @@ def _never_came(state: Observation) -> Ending | None:
 class Ranks:
     """The ranks of one launch, by what they measured since it began."""
 
-    def __init__(self, folder: Path, pods: Sequence[str]) -> None:
-        """`pods`: the name of each rank's pod, in the order of ranks."""
+    def __init__(self, folder: Path, pods: Sequence[str | None] = ()) -> None:
+        """`pods`: the name of each rank's pod, in the order of ranks; None where it has none."""
         self.pods = tuple(pods)
         self.folder = folder
         self.before = written_at(folder / CONFIG)
@@ -206,11 +197,6 @@ class Ranks:
                 continue
         return [rank for rank in found if rank.rank in range(len(self.pods))]
 
-    def done(self) -> frozenset[str]:
-        """Pods whose ranks have all ended well."""
-        well = {rank.rank for rank in self.measured() if rank.status == "ok"}
-        return frozenset(self.pods) - {pod for rank, pod in enumerate(self.pods) if rank not in well}
-
     def _files(self) -> list[Path]:
         return [path for path in (self.folder / "ranks").glob("*.json") if path.stem.isdigit()]
 
@@ -220,7 +206,7 @@ def written_at(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.is_file() else None
 
 
-def verdict_of_ranks(ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str] = frozenset()) -> Ending:
+def verdict_of_ranks(ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str | None] = frozenset()) -> Ending:
     """The verdict by what the ranks measured; without a status where all of them ended well, whatever came after.
 
     Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from
@@ -231,8 +217,7 @@ def verdict_of_ranks(ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str
         out_of_memory: pods where the kernel has ended a process for want of memory.
     """
     measured, pods = ranks.measured(), ranks.pods
-    found = {rank.rank for rank in measured}
-    missing = [rank for rank in range(len(pods)) if rank not in found]
+    missing = sorted(set(range(len(pods))) - {rank.rank for rank in measured})
     if not missing and all(rank.status == "ok" for rank in measured):
         return Ending()
     if verdict.status == "pod_lost":
@@ -241,11 +226,12 @@ def verdict_of_ranks(ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str
     killed = next((rank for rank in unsaid if pods[rank] in out_of_memory), None)
     if killed is not None and verdict.status is None:
         return Ending("oom", killed_for_memory(ranks.folder, killed), pods[killed])
-    here = [rank for rank in measured if verdict.pod in (None, pods[rank.rank])]
     follows = NEVER_A_CAUSE.get(verdict.status or "", ("interrupted",))
-    cause = first_failure([rank for rank in here if rank.status not in follows])
+    here = [rank for rank in measured if verdict.pod in (None, pods[rank.rank]) and rank.status not in follows]
+    cause = first_failure(here)
     if cause is not None:
-        return Ending(cause.status, f"rank {cause.rank}: {cause.reason}", pods[cause.rank])
+        place = f"rank {cause.rank}: " if len(pods) > 1 else ""
+        return Ending(cause.status, f"{place}{cause.reason}", pods[cause.rank])
     if verdict.status is not None:
         return verdict
     if unsaid:
@@ -297,21 +283,17 @@ def record_run(folder: Path, final: Callable[[], Ending], log: RunLog, restarts:
         final: the verdict, asked for once the ranks have let go of the folder.
         restarts: how often the launch had gone on by itself.
     """
-    await_lock(folder)
-    with nullcontext() if is_held(folder / LOCK) else locked(folder):
-        said = final()
-        lines = [] if said.status is None else log.tail(said.pod)
-        record = compose_record(folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines)
-        record.restarts = restarts
-        write_record(folder, record)
-    return record
-
-
-def await_lock(folder: Path) -> None:
-    """Wait until rank 0, which has ended or will, holds a run folder no longer; at most `LOCKED_SECONDS`."""
     deadline = time.monotonic() + LOCKED_SECONDS
     while is_held(folder / LOCK) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
+    with nullcontext() if is_held(folder / LOCK) else locked(folder):
+        said = final()
+        lines = [] if said.status is None else log.tail(said.pod)
+        record = compose_record(
+            folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines, restarts=restarts
+        )
+        write_record(folder, record)
+    return record
 
 
 def failure(folder: Path, record: Record) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.batch import PASSES, ROWS, Batch, batch_on
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, batch_of, flag_values, with_flags
+from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, with_flags
 from zeropods.launch.outcome import UnopenedError
-from zeropods.launch.planning import plan_launch
 from zeropods.measure.record import Record
 from zeropods.train.checkpoints import MANIFEST
 

@@ -13,27 +13,22 @@ from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.launch import planning
-from zeropods.launch.child import child_environment, overdue
-from zeropods.launch.command import Launch
+from zeropods.launch import command
+from zeropods.launch.command import PROJECT, Launch
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.log import LOG, GrowingFile, RunLog, following
-from zeropods.launch.outcome import Ending, Ranks, UnopenedError, record_run, verdict_of_ranks
-from zeropods.launch.planning import PROJECT
+from zeropods.launch.outcome import Ending, Observation, Ranks, UnopenedError, judge, record_run, verdict_of_ranks
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import Host
+from zeropods.programs import child_environment
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
 JOB = "slurm.json"
 """In the run folder: the job that was submitted last, and what the folder said before."""
 OF_A_JOB, KEPT = ("SLURM_", "SLURMD_", "SRUN_"), ("SLURM_CONF",)
 """Beginnings of names that describe the job in which this process itself runs, if it does, and what is kept of them."""
-ENDED = frozenset(
-    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
-)
-"""States of a job that does not come back (squeue(1)); a requeued one is PENDING."""
 STATUSES = {
     "BOOT_FAIL": "pod_lost",
     "CANCELLED": "interrupted",
@@ -44,6 +39,8 @@ STATUSES = {
     "TIMEOUT": "timeout",
 }
 """A run's status by the job's state, where SLURM knows better than the ranks."""
+ENDED = frozenset({"COMPLETED", "FAILED", *STATUSES})
+"""States of a job that does not come back (squeue(1)); a requeued one is PENDING."""
 HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionTimeLimit")
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
 SAVED = 75
@@ -147,7 +144,7 @@ def plan_slurm(
         raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
-    launch = planning.plan_on(hosts, script, arguments, launcher="slurm")
+    launch = command.plan_on(hosts, script, arguments, launcher="slurm")
     if has_gpus is None:
         nodes, has_gpus = offer(partition)
         if 0 < nodes < pods:
@@ -163,21 +160,26 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
     """
     supervision = supervision or Supervision()
     launch = submission.launch
-    earlier = planning.record_of(launch)
+    earlier = command.finished_record(launch)
     if earlier is not None:
-        print(f"{launch.folder}: this run is finished; nothing to do", file=sys.stderr)
         return earlier
     with locked(launch.folder, LAUNCH_LOCK), noted_signals() as signals:
-        ranks = Ranks(launch.folder, [""] * launch.world_size)
+        ranks = Ranks(launch.folder, [None] * launch.world_size)
         log = JobLog(launch.folder / LOG, supervision.show)
         number = _running(launch, ranks) or _submitted(submission, ranks, supervision)
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
             verdict = Follower(number, log, supervision, hangs).to_its_end(signals, tick)
-        ranks.pods = tuple(node for node in log.nodes or [""] * len(launch.hosts) for _ in range(submission.slots))
+        ranks.pods = tuple(node for node in log.nodes or (None,) * len(launch.hosts) for _ in range(submission.slots))
         if not ranks.have_opened_the_run():
             raise UnopenedError(launch.folder, verdict, log.tail())
-        return record_run(launch.folder, lambda: _final(ranks, verdict), log)
+
+        def final() -> Ending:
+            # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
+            by_ranks = verdict_of_ranks(ranks, verdict)
+            return verdict if verdict.status is not None and by_ranks.status is not None else by_ranks
+
+        return record_run(launch.folder, final, log)
 
 
 def _submitted(submission: Submission, ranks: Ranks, supervision: Supervision) -> int:
@@ -187,7 +189,7 @@ def _submitted(submission: Submission, ranks: Ranks, supervision: Supervision) -
     number = said.strip().partition(";")[0]
     if not number.isdigit():
         raise SlurmError(f"sbatch: {said!r}; expected the number of a job")
-    planning.remember(submission.launch)
+    command.remember(submission.launch)
     files.write_json(folder / JOB, {"job": int(number), "config_before": ranks.before})
     supervision.show(f"job {number}: submitted; its log: {folder / LOG}")
     return int(number)
@@ -203,17 +205,11 @@ def _running(launch: Launch, ranks: Ranks) -> int | None:
     job = look(number)
     if job is None or job.has_ended:
         return None
-    if planning.remembered(launch.folder) != planning.identity(launch):
+    if command.remembered(launch.folder) != command.identity(launch):
         remedy = f"scancel {number}, or choose another --outputdir"
         raise SlurmError(f"{launch.folder}: job {number} runs into it with other arguments; {remedy}")
     ranks.before = submitted["config_before"]
     return number
-
-
-def _final(ranks: Ranks, verdict: Ending) -> Ending:
-    """What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before."""
-    by_ranks = verdict_of_ranks(ranks, verdict)
-    return verdict if verdict.status is not None and by_ranks.status is not None else by_ranks
 
 
 # A job as `scontrol show job --oneliner` prints it, and what its state means for a run
@@ -331,16 +327,12 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{program}: no answer within {ANSWER_SECONDS:.0f} s; see scontrol ping") from None
     if done.returncode != 0:
-        words = _words(program, done.stderr or done.stdout) or f"{program}: status {done.returncode}"
+        # On one line, without the command's own name before each of its lines.
+        lines = filter(None, (done.stderr or done.stdout or f"status {done.returncode}").splitlines())
+        words = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines)
         remedy = "; run this where SLURM is configured (slurm.conf), or take --launcher pdsh"
-        raise SlurmError(words + (remedy if NO_CLUSTER in words else ""))
+        raise SlurmError(f"{program}: {words}{remedy if NO_CLUSTER in words else ''}")
     return done.stdout
-
-
-def _words(program: str, said: str) -> str:
-    """A command's complaint on one line; it puts its own name before each of its lines."""
-    lines = [line.removeprefix(f"{program}: ").removeprefix("error: ") for line in said.splitlines() if line.strip()]
-    return f"{program}: {'; '.join(lines)}" if lines else ""
 
 
 class JobLog(RunLog):
@@ -429,17 +421,18 @@ class Follower:
             self._supervision.show(line)
 
     def _must_end(self, signals: Sequence[str]) -> Ending | None:
-        if signals:
-            return Ending("interrupted", signals[0])
-        if self._running_since is None:
-            return None
-        limit = self._supervision.timeout_seconds
-        if limit is not None and time.monotonic() - self._running_since > limit:
-            return Ending("timeout", overdue(limit))
-        hang = self._hangs.look()
-        if hang is not None:
+        since = self._running_since
+        verdict = judge(
+            Observation(
+                signal=signals[0] if signals else None,
+                since_start=0.0 if since is None else time.monotonic() - since,
+                timeout_seconds=self._supervision.timeout_seconds,
+                hang=None if since is None else self._hangs.look(),
+            )
+        )
+        if verdict is not None and verdict is self._hangs.found:
             self._hangs.save_stacks(lambda: None)
-        return hang
+        return verdict
 
     def _cancel(self, why: Ending) -> None:
         """End the job: SIGTERM to its ranks, SIGKILL after SLURM's KillWait."""

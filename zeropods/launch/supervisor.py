@@ -8,28 +8,42 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from zeropods import files
-from zeropods.launch import planning
-from zeropods.launch.child import await_end, bound_argv, check_timeout, child_environment, exit_status
-from zeropods.launch.command import RUN, Launch, runner_argv, runner_environment, write_environment
+from zeropods.errors import UserError
+from zeropods.launch import command
+from zeropods.launch.command import RUN, Launch, runner_argv, runner_environment
 from zeropods.launch.hangs import HangDetector, check_step_timeout
-from zeropods.launch.lease import RunLease
 from zeropods.launch.log import LOG, PdshLog, following
-from zeropods.launch.outcome import Ending, Observation, Ranks, UnopenedError, judge, record_run, verdict_of_ranks
+from zeropods.launch.outcome import (
+    Ending,
+    Observation,
+    PodState,
+    Ranks,
+    UnopenedError,
+    check_timeout,
+    judge,
+    record_run,
+    verdict_of_ranks,
+)
 from zeropods.launch.restart import JOURNAL, AttemptEnd, Restarts, in_one_line, journal_entry, next_attempt
 from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
-from zeropods.pods.processes import descendants, ending_in_order, processes_with, send
+from zeropods.pods.leases import HAS_ENDED
+from zeropods.pods.processes import ENDING, descendants, ending_in_order, handled, processes_with, send
+from zeropods.pods.wire import AgentError, ask_all
+from zeropods.programs import bound_argv, child_environment
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
+    from zeropods.pods.rendezvous import Pod
 
 POLL_SECONDS = 0.2
 LATE_SECONDS = 3.0
@@ -40,8 +54,12 @@ LOST_GRACE_SECONDS = 4.0
 """The same where a pod was lost: the others wait for it and seldom hear a signal."""
 LEAVE_SECONDS = 5.0
 """How long pdsh may take to end after the last rank."""
-ANSWER_SECONDS = 5.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LEASE_SECONDS = 10.0
+"""A pod ends the run's processes when its supervisor was silent for so long."""
+RENEW_SECONDS = 1.5
+ANSWER_SECONDS, OPEN_SECONDS = 3.0, 5.0
+STOP_SECONDS = 15.0
+"""How long a pod may take to end a run, after the ranks' grace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +91,8 @@ def run_launch(
     """
     restarts, supervision = restarts or Restarts(), supervision or Supervision()
     restarts.check(planned)
-    earlier = planning.record_of(planned)
+    earlier = command.finished_record(planned)
     if earlier is not None:
-        print(f"{planned.folder}: this run is finished; nothing to do", file=sys.stderr)
         return earlier
     began, opened, journal = time.monotonic(), False, list[dict[str, Any]]()
     current, left, seconds = planned, cluster, supervision.timeout_seconds
@@ -98,18 +115,18 @@ def run_launch(
 
 def _answering(cluster: Cluster, lost: str | None) -> Cluster:
     """The cluster with the pods whose agents answer now; without one that was lost, whatever it says."""
-    told = zip(cluster.pods, cluster.statuses(ANSWER_SECONDS), strict=True)
+    told = zip(cluster.pods, cluster.statuses(OPEN_SECONDS), strict=True)
     return replace(cluster, pods=tuple(pod for pod, said in told if said.is_ready and pod.name != lost))
 
 
 def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> AttemptEnd:
     with ending_in_order():
-        planning.check_pods(planned, cluster)
+        command.check_pods(planned, cluster)
         run = secrets.token_hex(8)
         marked = replace(planned, exported={**planned.exported, RUN: run})
         pods = cluster.pods[: len(planned.hosts)]
         with locked(planned.folder, LAUNCH_LOCK), RunLease(pods, cluster.secret, run) as lease:
-            planning.remember(planned)
+            command.remember(planned)
             attempt = Attempt(marked, supervision, lease, share_machine=cluster.backend == "local")
             return attempt.to_its_end()
 
@@ -129,18 +146,16 @@ class Attempt:
         slots = [host.slots for host in planned.hosts]
         names = [pod.name for pod, number in zip(lease.pods, slots, strict=True) for _ in range(number)]
         self._ranks = Ranks(planned.folder, names)
-        self._hangs = HangDetector(
-            planned.folder, supervision.step_timeout, self._ranks.have_opened_the_run, self._ranks.pods
-        )
+        self._hangs = HangDetector(planned.folder, supervision.step_timeout, self._ranks.have_opened_the_run, names)
         self._began = self._looked = time.monotonic()
-        self._first_rank: float | None = None
         self._measured: float | None = None
 
     def to_its_end(self) -> AttemptEnd:
         """Start the launcher, watch it until there is a verdict, end everything, and record the run."""
-        with noted_signals() as signals, following(self._planned.folder) as tick, self._launcher() as process:
+        folder, names = self._planned.folder, {pod.address: pod.name for pod in self._lease.pods}
+        with noted_signals() as signals, following(folder) as tick, self._launcher() as process:
             assert process.stdout is not None
-            log, verdict = self._log(process.stdout), None
+            log, verdict = PdshLog(process.stdout, folder / LOG, names, self._supervision.show), None
             try:
                 while verdict is None:
                     # A terminal that is gone ends no run by itself; SIGHUP does.
@@ -154,19 +169,24 @@ class Attempt:
             finally:
                 unanswered = self._stop(process, verdict)
                 log.close()
-        try:
-            end.record = self._record(self._by_agents(verdict, unanswered), log)
-        except UnopenedError as error:
-            end.unopened = error
+        if verdict.status is None and verdict.reason is not None and unanswered:
+            # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
+            pod, why = next(iter(unanswered.items()))
+            verdict = Ending("pod_lost", f"{pod} has ended: {why}", pod)
+        if self._ranks.have_opened_the_run():
+            end.record = self._record(verdict, log)
+        else:
+            end.unopened = UnopenedError(folder, verdict, log.tail(verdict.pod))
         return end
 
     @contextmanager
     def _launcher(self) -> Iterator[subprocess.Popen[bytes]]:
         """The launcher in a session of its own: a terminal's Ctrl-C does not reach it. It dies with this process."""
-        folder = self._planned.folder
+        folder, exported = self._planned.folder, self._planned.exported
         hostfile, variables = folder / "launch.hostfile", folder / "launch.environment"
         write_hostfile(hostfile, self._planned.hosts)
-        write_environment(variables, self._planned.exported)
+        # DeepSpeed's environment file has no blank line and no comment: they would raise.
+        files.write_text(variables, "".join(f"{name}={value}\n" for name, value in exported.items()))
         process = subprocess.Popen(
             bound_argv(self._supervision.argv(self._planned, hostfile), signal.SIGKILL),
             stdin=subprocess.DEVNULL,
@@ -181,31 +201,21 @@ class Attempt:
         finally:
             end_tree(process)
 
-    def _log(self, pipe: IO[bytes]) -> PdshLog:
-        names = {pod.address: pod.name for pod in self._lease.pods}
-        return PdshLog(pipe, self._planned.folder / LOG, names, self._supervision.show)
-
     def _state(self, process: subprocess.Popen[bytes], log: PdshLog, signals: list[str]) -> Observation:
         """What is seen of launcher, agents, ranks and output at this moment, and since when it is so."""
         now = time.monotonic()
         if now - self._looked > LATE_SECONDS:
             self._lease.forgive()
         self._looked = now
-        pods = self._lease.states()
-        if self._first_rank is None and any(pod.most for pod in pods):
-            self._first_rank = now
         if self._measured is None and self._ranks.have_all_measured():
             self._measured = now
-        quiet = any(pod.most and not pod.processes for pod in pods) or self._measured is not None
         return Observation(
-            pods=pods,
-            launcher_status=exit_status(process),
+            pods=self._lease.states(),
+            launcher_status=process.poll(),
             signal=signals[0] if signals else None,
             failed_sessions=log.failed_sessions(),
-            done=self._ranks.done() if quiet else frozenset(),
             since_start=now - self._began,
             timeout_seconds=self._supervision.timeout_seconds,
-            since_first_rank=0.0 if self._first_rank is None else now - self._first_rank,
             since_measured=0.0 if self._measured is None else now - self._measured,
             hang=self._hangs.look() if self._measured is None else None,
         )
@@ -220,26 +230,19 @@ class Attempt:
         unanswered = self._lease.stop_run(LOST_GRACE_SECONDS if lost else GRACE_SECONDS)
         if not lost:
             # Its last lines are still on their way.
-            await_end(process, LEAVE_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVE_SECONDS)
         end_tree(process)
         if self._share_machine:
-            end_marked(self._lease.run)
+            # Where a pod's agent and warden were both killed, nobody else would end its ranks.
+            for each in processes_with(RUN, self._lease.run):
+                send(each, signal.SIGKILL)
         return unanswered
 
-    def _by_agents(self, verdict: Ending, unanswered: dict[str, str]) -> Ending:
-        """Where the launcher ended badly and an agent is gone, the pod was lost: it ended, or was brought down."""
-        if verdict.status is not None or verdict.reason is None or not unanswered:
-            return verdict
-        pod, why = next(iter(unanswered.items()))
-        return Ending("pod_lost", f"{pod} has ended: {why}", pod)
-
     def _record(self, verdict: Ending, log: PdshLog) -> Record:
-        folder = self._planned.folder
-        if not self._ranks.have_opened_the_run():
-            raise UnopenedError(folder, verdict, log.tail(verdict.pod))
         killed = self._lease.pods_out_of_memory()
         return record_run(
-            folder, lambda: verdict_of_ranks(self._ranks, verdict, killed), log, restarts=self._planned.restarts
+            self._planned.folder, lambda: verdict_of_ranks(self._ranks, verdict, killed), log, self._planned.restarts
         )
 
 
@@ -248,7 +251,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
     pdsh puts each ssh into a session of its own, so that a process group would not reach them.
     """
-    if process.returncode is None:
+    if process.poll() is None:
         below = descendants(process.pid)
         process.kill()
         for each in below:
@@ -256,29 +259,108 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def end_marked(run: str) -> None:
-    """SIGKILL every process of this machine that carries a run's mark.
-
-    For pods of this machine only. Their agents have ended the run; this is for a pod whose agent and
-    warden were both killed, whose ranks nobody else would end.
-    """
-    for process in processes_with(RUN, run):
-        send(process, signal.SIGKILL)
-
-
 @contextmanager
 def noted_signals() -> Iterator[list[str]]:
     """Names of the SIGINT, SIGTERM and SIGHUP that came; they interrupt nothing, so that no clean-up is cut short."""
     noted: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
+    with handled(ENDING, lambda number, _: noted.append(signal.Signals(number).name)):
         yield noted
-        return
-    before = {
-        number: signal.signal(number, lambda number, frame: noted.append(signal.Signals(number).name))
-        for number in SIGNALS
-    }
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+class RunLease:
+    """Renews the lease of a run on its pods until it is closed, and knows how long each has been silent.
+
+    A context manager. Entering opens the run on every pod, and raises `UserError` naming the pods that do not answer.
+    A supervisor that is killed renews nothing: the agents (`pods/leases.py`) then end the run by themselves.
+    """
+
+    def __init__(self, pods: Sequence[Pod], secret: bytes, run: str) -> None:
+        self.pods = tuple(pods)
+        self.run = run
+        self._secret = secret
+        self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._errors: dict[str, str] = {}
+        self._first_oom_kills: dict[str, int | None] = {}
+        self._closed = threading.Event()
+
+    def __enter__(self) -> RunLease:
+        self._renew(OPEN_SECONDS)
+        silent = [pod for pod in self.pods if pod.name not in self._answers]
+        if silent:
+            told = "; ".join(f"{pod.name} ({pod.address}): {self._errors[pod.name]}" for pod in silent)
+            raise UserError(f"{told}: no agent answers; bring the pods down and up again")
+        self._first_oom_kills = {name: answer["oom_kills"] for name, (_, answer) in self._answers.items()}
+        threading.Thread(target=self._keep, name="run lease", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+
+    def states(self) -> list[PodState]:
+        """How the run stands on each pod."""
+        now = time.monotonic()
+        return [self._state(pod, now) for pod in self.pods]
+
+    def forgive(self) -> None:
+        """Count silence from now on: this process did not run for a while, and asked nobody."""
+        now = time.monotonic()
+        self._answers = {name: (now, answer) for name, (_, answer) in self._answers.items()}
+
+    def stop_run(self, grace_seconds: float) -> dict[str, str]:
+        """End the run on every pod; returns why by the name of each pod that did not say it is done."""
+        self._closed.set()
+        request = {"do": "end", "run": self.run, "grace_seconds": grace_seconds}
+        answering = self._answering()
+        silent = [pod for pod in self.pods if pod not in answering]
+        with ThreadPoolExecutor(2) as threads:
+            long = threads.submit(self._ask, answering, request, grace_seconds + STOP_SECONDS)
+            return {**self._ask(silent, request, ANSWER_SECONDS), **long.result()}
+
+    def ask_for_stacks(self) -> None:
+        """Let every rank that answers write its stacks."""
+        self._ask(self._answering(), {"do": "stacks", "run": self.run}, ANSWER_SECONDS)
+
+    def pods_out_of_memory(self) -> frozenset[str | None]:
+        """Names of the pods where the kernel has ended a process for want of memory; known once the run is stopped."""
+        return frozenset(
+            name
+            for name, (_, answer) in self._answers.items()
+            if answer["oom_kills"] is not None and answer["oom_kills"] > (self._first_oom_kills.get(name) or 0)
+        )
+
+    def _keep(self) -> None:
+        while not self._closed.wait(RENEW_SECONDS):
+            self._renew(ANSWER_SECONDS)
+
+    def _renew(self, seconds: float) -> None:
+        self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS}, seconds)
+
+    def _ask(self, pods: Sequence[Pod], request: dict[str, Any], seconds: float) -> dict[str, str]:
+        """Ask agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""
+        errors = {}
+        answers = ask_all([(pod.address, pod.control_port) for pod in pods], self._secret, request, seconds)
+        for pod, answer in zip(pods, answers, strict=True):
+            if isinstance(answer, AgentError):
+                errors[pod.name] = self._errors[pod.name] = str(answer)
+            else:
+                known = self._answers[pod.name][1] if pod.name in self._answers else {}
+                self._answers[pod.name] = time.monotonic(), {**known, **answer}
+                self._errors.pop(pod.name, None)
+        return errors
+
+    def _answering(self) -> list[Pod]:
+        """Pods that answered when they were last asked."""
+        return [pod for pod in self.pods if pod.name not in self._errors]
+
+    def _state(self, pod: Pod, now: float) -> PodState:
+        at, answer = self._answers[pod.name]
+        last, error = answer.get("last_seen_seconds"), self._errors.get(pod.name)
+        return PodState(
+            pod=pod,
+            processes=answer["processes"],
+            most=answer["seen"],
+            absent_seconds=None if last is None else last + (now - at),
+            silent_seconds=now - at,
+            error=error,
+            refused=error is not None and HAS_ENDED in error,
+        )

@@ -25,14 +25,13 @@ from zeropods.pods.processes import (
     descendants,
     end,
     end_descendants,
-    end_with_parent,
     oom_kills,
     reap,
 )
 from zeropods.pods.rendezvous import Answer, Pod, register
 from zeropods.pods.ssh import HOST_KEY, Sshd, find_sshd, make_key
 from zeropods.pods.wire import Message, Server, control_purpose, listening_socket
-from zeropods.programs import is_free
+from zeropods.programs import end_with_parent, is_free
 
 SECRET_VARIABLE = "ZEROPODS_SECRET"
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")

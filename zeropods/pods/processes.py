@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
@@ -18,6 +17,7 @@ import psutil
 from psutil import Process
 
 from zeropods.measure.heartbeat import STACKS
+from zeropods.programs import prctl
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
@@ -26,7 +26,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 5.0
 """What is there so long after SIGKILL hangs in the kernel."""
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
 
@@ -118,14 +117,7 @@ def end(processes: Iterable[Process], seconds: float) -> None:
 
 def become_subreaper() -> None:
     """From now on whatever is orphaned below this process becomes its child (Linux 3.4)."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_with_parent(parent: int, signum: signal.Signals) -> None:
-    """Get `signum` when the parent ends, at once if it has ended already; survives `execve`, not `fork`."""
-    _prctl(PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signum)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def reap() -> tuple[dict[int, int], bool]:
@@ -156,13 +148,6 @@ def end_descendants(seconds: float) -> bool:
             return False
         time.sleep(PAUSE_SECONDS)
     return True
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 # Interrupts that come at a bad moment.

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import checked_address
-from zeropods.pods.processes import end_with_parent
 from zeropods.pods.this_pod import interface
-from zeropods.programs import find_program, is_free, own_programs_first
+from zeropods.programs import end_with_parent, find_program, is_free, own_programs_first
 
 KEYGEN_SECONDS = 30.0
 CONNECT_SECONDS = 2

@@ -15,7 +15,7 @@ from zeropods.data.prepare import CausalPreparation, Preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.files import folder_locked
-from zeropods.launch import planning
+from zeropods.launch import command
 from zeropods.launch.command import Launch, flag_values, runner_argv
 from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
@@ -115,7 +115,7 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
             record = run_one(trial.launch, timeout_seconds)
         else:
             cluster = pods.ready()
-            planned = planning.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
+            planned = command.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
             supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds)
             record = run_launch(planned, cluster, supervision=supervision)
     except UnopenedError as error:
@@ -141,10 +141,10 @@ def _say(line: str) -> None:
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
     """Refuse where a run folder holds a run with other settings than the matrix gives it now."""
     for trial in trials:
-        before = planning.remembered(trial.folder)
+        before = command.remembered(trial.folder)
         if before is None:
             continue
-        now = planning.identity(trial.launch)
+        now = command.identity(trial.launch)
         changed = [key for key in now if now[key] != before.get(key)]
         if changed:
             said = _difference(before, now, changed[0])

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from zeropods.launch.command import Launch, find_script, train_arguments
-from zeropods.launch.planning import PROJECT
 from zeropods.pods.hostfile import Host
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, Cell, Matrix
 from zeropods.techniques import technique_named
@@ -67,7 +66,7 @@ class Trial:
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
     """All runs of a matrix in the order in which they are run; reads and starts nothing but finds the script."""
-    script = find_script(matrix.script, Path.cwd(), PROJECT)
+    script = find_script(matrix.script, Path.cwd())
     return [
         Trial(
             cell=cell,

@@ -19,8 +19,8 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traine
 
 from zeropods.errors import UserError
 from zeropods.files import said_in_one_line
-from zeropods.launch.child import bound_argv
 from zeropods.measure.run_folder import Opening
+from zeropods.programs import bound_argv
 from zeropods.train import processes
 from zeropods.train.checkpoints import (
     MANIFEST,

@@ -27,8 +27,8 @@ from zeropods.pods import this_pod
 from zeropods.pods.agent import SECRET_VARIABLE
 from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.hostfile import Host, parse_hostfile
-from zeropods.pods.processes import end_with_parent
 from zeropods.pods.ssh import ssh_argv
+from zeropods.programs import end_with_parent
 
 ASK_SECONDS, MAX_AT_ONCE = 10.0, 32
 TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
