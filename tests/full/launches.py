@@ -18,12 +18,10 @@ RANK = ROOT / "tests" / "full" / "rank.py"
 WAIT_SECONDS = 60
 
 
-def started(
-    cluster: Cluster, folder: Path, *arguments: object, restarts: int = 0, min_pods: int = 1
-) -> subprocess.Popen[str]:
-    """A launch of `rank.py` on all pods of a cluster."""
-    again = ["--restarts", restarts, "--min-pods", min_pods]
-    call = [cluster.name, *again, RANK, "--outputdir", folder, *arguments]
+def started(cluster: Cluster, folder: Path, *arguments: object, **flags: object) -> subprocess.Popen[str]:
+    """A launch of `rank.py` on all pods of a cluster; `flags`: of the launch, such as `restarts`."""
+    given = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    call = [cluster.name, *given, RANK, "--outputdir", folder, *arguments]
     command = [sys.executable, "-m", "tests.full.over_pdsh", *call]
     return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -46,9 +44,9 @@ def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> floa
     return time.monotonic() - began
 
 
-def train(folder: Path) -> list[int]:
-    """The processes of the three ranks, once all of them train."""
-    files = [folder / f"pid.{rank}" for rank in range(3)]
+def train(folder: Path, ranks: int = 3) -> list[int]:
+    """The processes of the ranks, once all of them train."""
+    files = [folder / f"pid.{rank}" for rank in range(ranks)]
     # A file is there a moment before its number.
     until(lambda: all(file.is_file() and file.read_text() for file in files))
     return [int(file.read_text()) for file in files]

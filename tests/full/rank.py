@@ -54,7 +54,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--fail_rank", type=int, default=-1)
     parser.add_argument("--deaf", action="store_true")
-    parser.add_argument("--early_rank", type=int, default=-1)
     parser.add_argument("--leave_behind", action="store_true")
     parser.add_argument("--still_rank", type=int, default=-1)
     parser.add_argument("--hog_mib", type=int, default=0)
@@ -115,10 +114,10 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Heart
         # No mark of the run, another session, and its hands on the ssh session's pipe.
         subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
     seconds = arguments.seconds_again if (folder / "restarts.json").is_file() else arguments.seconds
-    deadline = time.monotonic() + (0.0 if rank == arguments.early_rank else seconds)
+    deadline = time.monotonic() + seconds
     beating.training = True
     hogged = []
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (folder / "enough").exists():
         time.sleep(0.05)
         if arguments.still_rank < 0:
             beating.mark(beating.step + 1)

@@ -59,40 +59,38 @@ def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_p
     assert len(list((tmp_path / "run" / "ranks").glob("*.json"))) == 3
 
 
-def test_an_interrupted_launch_does_not_end_a_stranger_of_deepspeeds_name(up: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_deepspeeds_name(
+    up: dict[str, Any], tmp_path: Path
+) -> None:
     """DeepSpeed's own runner would run `pkill -f` for its launch processes, on every pod."""
     sought = f"{sys.executable} -u -m deepspeed.launcher.launch"
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sought]) as stranger:
         try:
             # The kernel shows no arguments for a moment after it has begun.
             until(lambda: stranger.pid in processes(sought))
-            launch = subprocess.Popen(
-                command("launch", "--", RANK, "--outputdir", tmp_path / "run", "--seconds", 600),
-                cwd=ROOT,
-                stderr=subprocess.PIPE,
-                text=True,
+            killed, interrupted = (
+                subprocess.Popen(
+                    command("launch", "--", RANK, "--outputdir", tmp_path / name, "--seconds", 600),
+                    cwd=ROOT,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for name in ("killed", "interrupted")
             )
-            train(tmp_path / "run")
-            launch.send_signal(signal.SIGINT)
-            said = launch.communicate(timeout=LIMIT_SECONDS)[1]
-            assert launch.returncode == 130 and record(tmp_path / "run")["status"] == "interrupted", said
-            assert not left(tmp_path / "run")
+            for name in ("killed", "interrupted"):
+                train(tmp_path / name)
+            (runner,) = processes("deepspeed.launcher.runner", tmp_path / "killed")
+            os.kill(runner, signal.SIGKILL)
+            interrupted.send_signal(signal.SIGINT)
+            said = interrupted.communicate(timeout=LIMIT_SECONDS)[1]
+            assert interrupted.returncode == 130 and record(tmp_path / "interrupted")["status"] == "interrupted", said
+            said = killed.communicate(timeout=LIMIT_SECONDS)[1]
+            assert killed.returncode == 1 and record(tmp_path / "killed")["status"] == "failed", said
+            assert "SIGKILL" in record(tmp_path / "killed")["reason"]
+            until(lambda: not left(tmp_path), 15)
             assert stranger.poll() is None
         finally:
             stranger.kill()
-
-
-def test_a_killed_runner_ends_the_run(up: dict[str, Any], tmp_path: Path) -> None:
-    launch = subprocess.Popen(
-        command("launch", "--", RANK, "--outputdir", tmp_path / "run", "--seconds", 600), cwd=ROOT, text=True
-    )
-    train(tmp_path / "run")
-    (runner,) = processes("deepspeed.launcher.runner", tmp_path / "run")
-    os.kill(runner, signal.SIGKILL)
-    launch.wait(LIMIT_SECONDS)
-    assert launch.returncode == 1 and record(tmp_path / "run")["status"] == "failed"
-    assert "SIGKILL" in record(tmp_path / "run")["reason"]
-    until(lambda: not left(tmp_path / "run"), 15)
 
 
 def test_a_dry_run_prints_the_command_and_starts_nothing(up: dict[str, Any], tmp_path: Path) -> None:

@@ -1,21 +1,33 @@
-"""Runs over real pods, sshd and pdsh that end in every way, and what is left of them: a record, and nothing else."""
+"""Runs over real pods, sshd and pdsh that end in every way, and what is left of them: a record, and nothing else.
+
+Runs that need the same pods and wait for different things go on side by side.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.full.launches import agent_of, ended, left, parent, processes, record, started, train, until
+from tests.full.launches import agent_of, ended, left, processes, record, started, train, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
 LEFT_SECONDS = 15
-FOUND_SECONDS, STOPPED_SECONDS = 10, 20
+ASIDE_SECONDS = 8.2
+"""For so long a pod is not asked: longer than one may be silent, shorter than the lease of a run."""
+INTERRUPTED = {
+    "SIGINT": (signal.SIGINT, ()),
+    "SIGTERM": (signal.SIGTERM, ()),
+    "SIGHUP": (signal.SIGHUP, ()),
+    "deaf": (signal.SIGINT, ("--deaf",)),
+}
+"""A signal to the launcher by the name of a run, and how its ranks behave."""
 
 
 @pytest.fixture
@@ -48,141 +60,115 @@ def test_a_run_that_ends_well_has_a_record_of_all_its_ranks(
     assert (folder / "record.json").stat().st_mtime_ns == before
 
 
-def test_a_failing_rank_gives_the_reason_and_the_pod(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--fail_rank", 1)
-    said = ended(process)
-    assert process.returncode == 1
-    found = record(tmp_path / "run")
-    assert (found["status"], found["pod"], found["reason"]) == ("oom", "pod2", "rank 1: no memory left")
-    assert "oom: pod2: rank 1: no memory left" in said.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("signum", "how"),
-    [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGHUP, ()), (signal.SIGINT, ("--deaf",))],
-    ids=["Ctrl-C", "SIGTERM", "terminal closed", "ranks that do not hear"],
-)
-def test_an_interrupted_run_ends_everywhere(
-    cluster: Cluster, tmp_path: Path, signum: signal.Signals, how: tuple[str, ...]
-) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600, *how)
-    train(tmp_path / "run")
-    process.send_signal(signum)
-    ended(process)
-    found = record(tmp_path / "run")
-    assert process.returncode != 0 and (found["status"], found["reason"]) == ("interrupted", signum.name)
-    assert not left(tmp_path / "run")
-
-
-def test_two_launches_do_not_touch_each_other(cluster: Cluster, tmp_path: Path) -> None:
-    other = started(cluster, tmp_path / "other", "--seconds", 9)
-    process = started(cluster, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
-    train(tmp_path / "other")
-    second = started(cluster, tmp_path / "run")
+def test_interrupted_runs_end_everywhere_and_touch_no_other(cluster: Cluster, tmp_path: Path) -> None:
+    other = started(cluster, tmp_path / "other", "--seconds", 600)
+    runs = {name: started(cluster, tmp_path / name, "--seconds", 600, *how) for name, (_, how) in INTERRUPTED.items()}
+    for name in ("other", *runs):
+        train(tmp_path / name)
+    second = started(cluster, tmp_path / "other")
     assert "in use by process" in ended(second).splitlines()[-1] and second.returncode == 1
-    process.send_signal(signal.SIGINT)
-    ended(process)
+    for name, process in runs.items():
+        process.send_signal(INTERRUPTED[name][0])
+    for name, process in runs.items():
+        ended(process)
+        found = record(tmp_path / name)
+        assert (found["status"], found["reason"]) == ("interrupted", INTERRUPTED[name][0].name)
+        assert process.returncode != 0 and not left(tmp_path / name)
+    (tmp_path / "other" / "enough").touch()
     said = ended(other)
     assert other.returncode == 0 and record(tmp_path / "other")["status"] == "ok", said
 
 
-def test_a_killed_launcher_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
-    process.kill()
-    process.wait()
-    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS)
+Harmed = dict[str, tuple[subprocess.Popen[str], str]]
 
 
-def test_a_killed_pdsh_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600, "--deaf")
-    train(tmp_path / "run")
-    (pdsh,) = processes("pdsh", "-w", tmp_path / "run")[:1]
-    os.kill(pdsh, signal.SIGKILL)
-    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS + 1)
-    ended(process)
-    assert process.returncode == 1 and record(tmp_path / "run")["status"] == "failed"
+@pytest.fixture(scope="module")
+def harmed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Harmed]:
+    """Runs of which a process is killed or stopped, or which end badly by themselves: each with what it said."""
+    folder = tmp_path_factory.mktemp("harmed")
+    long = ("--seconds", 600)
+    runs = {
+        "launcher": started(cluster, folder / "launcher", *long),
+        "pdsh": started(cluster, folder / "pdsh", *long, "--deaf"),
+        "rank": started(cluster, folder / "rank", *long),
+        "aside": started(cluster, folder / "aside", *long),
+        "fails": started(cluster, folder / "fails", "--fail_rank", 1),
+        "leaves": started(cluster, folder / "leaves", "--leave_behind"),
+    }
+    ranks = {name: train(folder / name) for name in runs}
+    runs["launcher"].kill()
+    for victim in (processes("pdsh", "-w", folder / "pdsh")[0], ranks["rank"][2]):
+        os.kill(victim, signal.SIGKILL)
+    runs["aside"].send_signal(signal.SIGSTOP)
+    signal.sigtimedwait([], ASIDE_SECONDS)
+    runs["aside"].send_signal(signal.SIGCONT)
+    signal.sigtimedwait([], 1.0)
+    (folder / "aside" / "enough").touch()
+    return folder, {name: (process, ended(process)) for name, process in runs.items()}
 
 
-def test_a_killed_rank_ends_the_run_and_its_pod_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 600)
-    os.kill(train(tmp_path / "run")[2], signal.SIGKILL)
-    ended(process)
-    found = record(tmp_path / "run")
-    assert (process.returncode, found["status"], found["pod"]) == (1, "failed", "pod3")
-    assert "rank 2 left no measurement" in found["reason"] and not left(tmp_path / "run")
+def test_a_killed_launcher_leaves_nothing(harmed: tuple[Path, Harmed]) -> None:
+    until(lambda: not left(harmed[0] / "launcher"), LEFT_SECONDS)
 
 
-def test_a_killed_pod_is_found_and_named_and_the_others_are_stopped(mortal: Cluster, tmp_path: Path) -> None:
-    process = started(mortal, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
+@pytest.mark.parametrize(
+    ("name", "status", "pod", "reason"),
+    [
+        ("pdsh", "failed", None, ""),
+        ("rank", "failed", "pod3", "rank 2 left no measurement"),
+        ("fails", "oom", "pod2", "rank 1: no memory left"),
+    ],
+)
+def test_what_ended_a_run_is_said_with_its_pod(
+    harmed: tuple[Path, Harmed], name: str, status: str, pod: str | None, reason: str
+) -> None:
+    folder, (process, said) = harmed[0] / name, harmed[1][name]
+    found = record(folder)
+    assert (process.returncode, found["status"]) == (1, status), said
+    assert pod is None or found["pod"] == pod
+    assert reason in found["reason"] and found["reason"] in said
+    until(lambda: not left(folder), LEFT_SECONDS)
+
+
+@pytest.mark.parametrize("name", ["aside", "leaves"])
+def test_a_launcher_that_was_stopped_and_a_process_left_behind_harm_no_run(
+    harmed: tuple[Path, Harmed], name: str
+) -> None:
+    process, said = harmed[1][name]
+    assert process.returncode == 0 and record(harmed[0] / name)["status"] == "ok", said
+
+
+def test_a_killed_pod_is_named_and_the_others_are_stopped_and_no_run_begins_without_it(
+    mortal: Cluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = started(mortal, folder, "--seconds", 600)
+    train(folder)
     os.kill(agent_of(mortal, 1), signal.SIGKILL)
-    seconds = until(lambda: process.poll() is not None, STOPPED_SECONDS + FOUND_SECONDS)
-    said = ended(process)
-    found = record(tmp_path / "run")
+    said, found = ended(process), record(folder)
     assert (found["status"], found["pod"]) == ("pod_lost", "pod2"), said
-    assert mortal.pods[1].address in found["reason"]
-    assert seconds < STOPPED_SECONDS and not left(tmp_path / "run")
+    assert mortal.pods[1].address in found["reason"] and not left(folder)
+    process = started(mortal, tmp_path / "next")
+    assert "pod2" in ended(process).splitlines()[-1] and process.returncode == 1
+    assert not (tmp_path / "next" / "config.json").exists()
 
 
-def test_a_frozen_pod_is_found_and_its_ranks_end_when_it_thaws(mortal: Cluster, tmp_path: Path) -> None:
-    process = started(mortal, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
+def test_a_frozen_pod_is_lost_and_its_ranks_end_when_it_thaws_and_so_is_one_that_is_brought_down(
+    mortal: Cluster, tmp_path: Path
+) -> None:
+    frozen, down = tmp_path / "frozen", tmp_path / "down"
+    process = started(mortal, frozen, "--seconds", 600)
+    train(frozen)
     agent = agent_of(mortal, 2)
     os.kill(agent, signal.SIGSTOP)
     try:
         ended(process)
     finally:
         os.kill(agent, signal.SIGCONT)
-    found = record(tmp_path / "run")
-    assert (found["status"], found["pod"]) == ("pod_lost", "pod3")
-    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS)
-
-
-def test_a_dead_pod_is_named_before_anything_starts(mortal: Cluster, tmp_path: Path) -> None:
-    os.kill(agent_of(mortal, 0), signal.SIGKILL)
-    process = started(mortal, tmp_path / "run")
-    said = ended(process)
-    assert process.returncode == 1 and "pod1" in said.splitlines()[-1]
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
-def test_a_pod_whose_agent_and_warden_are_killed_leaves_no_rank(mortal: Cluster, tmp_path: Path) -> None:
-    process = started(mortal, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
-    agent = agent_of(mortal, 1)
-    for pid in (parent(agent), agent):
-        os.kill(pid, signal.SIGKILL)
-    ended(process)
-    assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["pod"]) == ("pod_lost", "pod2")
-    assert not left(tmp_path / "run")
-
-
-def test_pods_that_are_brought_down_in_mid_run_are_the_reason(mortal: Cluster, tmp_path: Path) -> None:
-    process = started(mortal, tmp_path / "run", "--seconds", 600)
-    train(tmp_path / "run")
+    assert (record(frozen)["status"], record(frozen)["pod"]) == ("pod_lost", "pod3")
+    until(lambda: not left(frozen), LEFT_SECONDS)
+    process = started(mortal, down, "--seconds", 600)
+    train(down)
     mortal.down()
     ended(process)
-    assert record(tmp_path / "run")["status"] == "pod_lost" and not left(tmp_path / "run")
-
-
-def test_a_launcher_that_was_stopped_for_a_while_blames_no_pod(cluster: Cluster, tmp_path: Path) -> None:
-    process = started(cluster, tmp_path / "run", "--seconds", 14)
-    train(tmp_path / "run")
-    process.send_signal(signal.SIGSTOP)
-    signal.sigtimedwait([], 8.5)
-    process.send_signal(signal.SIGCONT)
-    said = ended(process)
-    assert record(tmp_path / "run")["status"] == "ok", said
-
-
-@pytest.mark.parametrize(
-    "how",
-    [("--leave_behind",), ("--early_rank", 1, "--seconds", 14)],
-    ids=["leaves something behind", "ends well before the others"],
-)
-def test_a_rank_holds_or_ends_nothing(cluster: Cluster, tmp_path: Path, how: tuple[object, ...]) -> None:
-    process = started(cluster, tmp_path / "run", *how)
-    said = ended(process)
-    assert process.returncode == 0 and record(tmp_path / "run")["status"] == "ok", said
+    assert record(down)["status"] == "pod_lost" and not left(down)
