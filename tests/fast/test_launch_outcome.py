@@ -24,7 +24,6 @@ from zeropods.launch.outcome import (
     Ranks,
     judge,
     record_run,
-    verdict_of_ranks,
 )
 from zeropods.pods.rendezvous import Pod
 
@@ -107,7 +106,7 @@ def test_what_ranks_say_because_their_time_was_over_is_no_cause(
             (tmp_path / "ranks" / f"{number}.json").write_text(json.dumps(a_rank(number, status=said)))
     (tmp_path / "config.json").write_text(json.dumps(a_config(pods=2)))
     verdict = Ending("timeout", "took longer than 60 s")
-    record = record_run(tmp_path, lambda: verdict_of_ranks(launched, verdict), RunLog(lambda line: None))
+    record = record_run(launched, verdict, RunLog())
     assert record.status == status
 
 

@@ -150,17 +150,16 @@ def test_a_job_is_not_restarted_for_ever(jobs: Jobs) -> None:
     assert "restarted 0 times; not requeued" in jobs.end(number, "FAILED")
 
 
-def test_each_slot_of_each_node_is_a_rank(jobs: Jobs) -> None:
-    jobs.end(jobs.rank("train.sbatch", "run", "--seconds", 2, SLOTS=2))
+def test_each_slot_of_each_node_is_a_rank_and_one_that_fails_ends_the_others(jobs: Jobs) -> None:
+    failing = ("--seconds", 60, "--fail_rank", 1)
+    good = jobs.rank("train.sbatch", "run", "--seconds", 2, SLOTS=2)
+    bad = jobs.rank("train-singlenode.sbatch", "failed", *failing, SLOTS=2)
+    jobs.end(good)
     found = record(jobs.folder / "run")
     hosts = [rank["host"] for rank in found["ranks"]]
     assert found["world_size"] == 4 and hosts[0] == hosts[1] != hosts[2] == hosts[3]
-
-
-def test_a_rank_that_fails_ends_the_others(jobs: Jobs) -> None:
-    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--fail_rank", 1, SLOTS=2)
-    jobs.end(number, "FAILED")
-    assert record(jobs.folder / "run")["status"] == "oom"
+    jobs.end(bad, "FAILED")
+    assert record(jobs.folder / "failed")["status"] == "oom"
 
 
 def test_a_user_who_cancels_gets_no_requeue(jobs: Jobs) -> None:
@@ -209,26 +208,22 @@ def test_gpu_memory_is_logged_while_it_trains_and_no_longer(jobs: Jobs) -> None:
     assert not any(Path("/proc", pid).exists() for pid in pids.read_text().split())
 
 
-@pytest.mark.parametrize(
-    ("file", "script", "variables", "said"),
-    [
-        ("train-singlenode.sbatch", RANK, {"MOUNT": "/nowhere"}, "MOUNT /nowhere: not there"),
-        ("train-singlenode.sbatch", RANK, {"CUDA_VERSION": "0.1"}, "CUDA_VERSION 0.1: no /usr/local/cuda-0.1"),
-        ("train-singlenode.sbatch", RANK, {"PYTHON": "/nowhere"}, "PYTHON /nowhere: not there"),
-        ("train-singlenode.sbatch", RANK, {"PROJECT": "/nowhere"}, "/nowhere/slurm/job.sh"),
-        (
-            "train-pyxis.sbatch",
-            RANK,
-            {"IMAGE": "/no.sqsh"},
-            "IMAGE /no.sqsh: not there; make it with slurm/setup-pyxis",
-        ),
+def test_what_a_node_lacks_is_named(jobs: Jobs) -> None:
+    one = "train-singlenode.sbatch"
+    lacking: list[tuple[str, object, dict[str, str], str]] = [
+        (one, RANK, {"MOUNT": "/nowhere"}, "MOUNT /nowhere: not there"),
+        (one, RANK, {"CUDA_VERSION": "0.1"}, "CUDA_VERSION 0.1: no /usr/local/cuda-0.1"),
+        (one, RANK, {"PYTHON": "/nowhere"}, "PYTHON /nowhere: not there"),
+        (one, RANK, {"PROJECT": "/nowhere"}, "/nowhere/slurm/job.sh"),
+        ("train-pyxis.sbatch", RANK, {"IMAGE": "/no.sqsh"}, "/no.sqsh: not there; make it with slurm/setup-pyxis"),
         ("train.sbatch", "nowhere.py", {}, "nowhere.py: no such script"),
-    ],
-)
-def test_what_a_node_lacks_is_named(
-    jobs: Jobs, file: str, script: object, variables: dict[str, str], said: str
-) -> None:
-    assert said in jobs.end(jobs.submit(file, script, "--outputdir", jobs.folder / "run", **variables), "FAILED")
+    ]
+    numbers = [
+        jobs.submit(file, script, "--outputdir", jobs.folder / "run", **variables)
+        for file, script, variables, _ in lacking
+    ]
+    for number, (*_, said) in zip(numbers, lacking, strict=True):
+        assert said in jobs.end(number, "FAILED")
 
 
 def shell_files() -> list[Path]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,46 +22,40 @@ FAULT = "fault.json"
 POLL_SECONDS = 0.05
 
 
-class PodKilled:
-    """SIGKILL for all that runs on a pod, as soon as a run has a complete checkpoint. A context manager.
+@contextmanager
+def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
+    """SIGKILL for all that runs on a local pod, as soon as a run has a complete checkpoint.
 
     Nothing happens where the run is finished already.
 
-        with PodKilled(cluster, "pod2", folder):
+        with pod_killed(cluster, "pod2", folder):
             launch(cluster, outputdir=folder, restarts=1, **flags)
     """
+    names = [each.name for each in cluster.pods]
+    if cluster.backend != "local" or pod not in names:
+        raise UserError(f"pod {pod!r} of {cluster.name}, on {cluster.backend}; expected a local one: {names}")
+    pointer, over = folder / "checkpoints" / POINTER, threading.Event()
 
-    def __init__(self, cluster: Cluster, pod: str, folder: Path) -> None:
-        """`UserError` where the cluster's pods are no processes of this machine, or none has that name."""
-        if cluster.backend != "local":
-            raise UserError(f"cluster {cluster.name}: on {cluster.backend}; only local pods are killed")
-        if pod not in {each.name for each in cluster.pods}:
-            raise UserError(f"pod {pod!r}; expected {', '.join(each.name for each in cluster.pods)}")
-        self._cluster, self._pod, self._folder = cluster, pod, folder
-        self._before: str | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def newest() -> str | None:
+        return pointer.read_text(encoding="utf-8") if pointer.is_file() else None
 
-    def __enter__(self) -> PodKilled:
-        self._before = self._newest()
-        self._thread.start()
-        return self
+    before = newest()
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(POLL_SECONDS):
-            if self._newest() != self._before:
+    def kill_after_a_checkpoint() -> None:
+        while not over.wait(POLL_SECONDS):
+            if newest() != before:
                 now = time.time()
-                kill_pod(self._cluster, self._pod)
-                files.write_json(self._folder / FAULT, {"pod": self._pod, "killed_unix_seconds": now})
+                kill_pod(cluster, pod)
+                files.write_json(folder / FAULT, {"pod": pod, "killed_unix_seconds": now})
                 return
 
-    def _newest(self) -> str | None:
-        path = self._folder / "checkpoints" / POINTER
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+    thread = threading.Thread(target=kill_after_a_checkpoint, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def kill_pod(cluster: Cluster, name: str) -> None:

@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.log import LOG, RunLog, following
-from zeropods.launch.outcome import Ending, Ranks, UnopenedError, check_timeout, overdue, record_run, verdict_of_ranks
+from zeropods.launch.outcome import Ending, Ranks, UnopenedError, check_timeout, overdue, record_run
 from zeropods.measure.record import Record, read_config
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked
 from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
@@ -108,7 +108,7 @@ def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
         ended = run_to_end(argv, planned.folder, timeout_seconds)
     if ended.record is None:
         verdict = Ending("timeout" if ended.status is None else "failed", ended.reason)
-        raise UnopenedError(planned.folder, verdict, ended.lines, "its output")
+        raise UnopenedError(planned.folder, verdict, ended.lines)
     return ended.record
 
 
@@ -154,7 +154,7 @@ def to_end(run: Callable[[IO[bytes], Watch], int], folder: Path, step_timeout: f
     if ranks.have_opened_the_run():
         ranks.pods = (None,) * read_config(folder).world_size
         out_of_memory = frozenset({None} if status and (oom_kills() or 0) > (kills or 0) else ())
-        record = record_run(folder, lambda: verdict_of_ranks(ranks, verdict, out_of_memory), log)
+        record = record_run(ranks, verdict, log, out_of_memory=out_of_memory)
     return CommandEnd(status=status, reason=verdict.reason or "", lines=log.tail(), record=record)
 
 

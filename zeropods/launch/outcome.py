@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,7 +206,9 @@ def written_at(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.is_file() else None
 
 
-def verdict_of_ranks(ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str | None] = frozenset()) -> Ending:
+def verdict_of_ranks(
+    ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str | None] = frozenset(), *, is_certain: bool = False
+) -> Ending:
     """The verdict by what the ranks measured; without a status where all of them ended well, whatever came after.
 
     Where one pod lost its ranks first, what they say is the cause, and the errors of others follow from
@@ -215,12 +217,13 @@ def verdict_of_ranks(ranks: Ranks, verdict: Ending, out_of_memory: frozenset[str
 
     Args:
         out_of_memory: pods where the kernel has ended a process for want of memory.
+        is_certain: whether a verdict with a status counts whatever a rank says that did not end well.
     """
     measured, pods = ranks.measured(), ranks.pods
     missing = sorted(set(range(len(pods))) - {rank.rank for rank in measured})
     if not missing and all(rank.status == "ok" for rank in measured):
         return Ending()
-    if verdict.status == "pod_lost":
+    if verdict.status == "pod_lost" or (is_certain and verdict.status is not None):
         return verdict
     unsaid = [rank for rank in missing if verdict.pod in (None, pods[rank])]
     killed = next((rank for rank in unsaid if pods[rank] in out_of_memory), None)
@@ -268,26 +271,37 @@ def _peak_bytes(path: Path, beat: Beat) -> float | None:
 class UnopenedError(UserError):
     """A run that ended before its ranks had opened its folder: there is nothing to record."""
 
-    def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str], log: str = LOG) -> None:
+    def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
         self.status = verdict.status or "failed"
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
-        super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {log}:", *lines]))
+        super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
 
 
-def record_run(folder: Path, final: Callable[[], Ending], log: RunLog, restarts: int = 0) -> Record:
-    """Write `record.json` of a run whose ranks have ended, and return it.
+def record_run(
+    ranks: Ranks,
+    verdict: Ending,
+    log: RunLog,
+    *,
+    out_of_memory: frozenset[str | None] = frozenset(),
+    is_certain: bool = False,
+    restarts: int = 0,
+) -> Record:
+    """Write `record.json` of a run whose ranks have ended, and return it; `UnopenedError` where they never began.
 
     What holds the folder for longer than a lease is out of reach; the supervisor's own lock still keeps others out.
 
     Args:
-        final: the verdict, asked for once the ranks have let go of the folder.
+        verdict: the supervisor's, which `verdict_of_ranks` takes up.
         restarts: how often the launch had gone on by itself.
     """
+    folder = ranks.folder
+    if not ranks.have_opened_the_run():
+        raise UnopenedError(folder, verdict, log.tail(verdict.pod))
     deadline = time.monotonic() + LOCKED_SECONDS
     while is_held(folder / LOCK) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     with nullcontext() if is_held(folder / LOCK) else locked(folder):
-        said = final()
+        said = verdict_of_ranks(ranks, verdict, out_of_memory, is_certain=is_certain)
         lines = [] if said.status is None else log.tail(said.pod)
         record = compose_record(
             folder, status=said.status, reason=said.reason, pod=said.pod, last_lines=lines, restarts=restarts

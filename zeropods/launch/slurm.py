@@ -17,7 +17,7 @@ from zeropods.launch import command
 from zeropods.launch.command import PROJECT, Launch
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.log import LOG, GrowingFile, RunLog, following
-from zeropods.launch.outcome import Ending, Observation, Ranks, UnopenedError, judge, record_run, verdict_of_ranks
+from zeropods.launch.outcome import Ending, Observation, Ranks, judge, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
@@ -171,15 +171,8 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         with following(launch.folder) as tick:
             verdict = Follower(number, log, supervision, hangs).to_its_end(signals, tick)
         ranks.pods = tuple(node for node in log.nodes or (None,) * len(launch.hosts) for _ in range(submission.slots))
-        if not ranks.have_opened_the_run():
-            raise UnopenedError(launch.folder, verdict, log.tail())
-
-        def final() -> Ending:
-            # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
-            by_ranks = verdict_of_ranks(ranks, verdict)
-            return verdict if verdict.status is not None and by_ranks.status is not None else by_ranks
-
-        return record_run(launch.folder, final, log)
+        # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
+        return record_run(ranks, verdict, log, is_certain=True)
 
 
 def _submitted(submission: Submission, ranks: Ranks, supervision: Supervision) -> int:

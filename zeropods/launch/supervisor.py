@@ -30,7 +30,6 @@ from zeropods.launch.outcome import (
     check_timeout,
     judge,
     record_run,
-    verdict_of_ranks,
 )
 from zeropods.launch.restart import JOURNAL, AttemptEnd, Restarts, in_one_line, journal_entry, next_attempt
 from zeropods.measure.record import Record
@@ -173,10 +172,11 @@ class Attempt:
             # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
             pod, why = next(iter(unanswered.items()))
             verdict = Ending("pod_lost", f"{pod} has ended: {why}", pod)
-        if self._ranks.have_opened_the_run():
-            end.record = self._record(verdict, log)
-        else:
-            end.unopened = UnopenedError(folder, verdict, log.tail(verdict.pod))
+        killed, restarts = self._lease.pods_out_of_memory(), self._planned.restarts
+        try:
+            end.record = record_run(self._ranks, verdict, log, out_of_memory=killed, restarts=restarts)
+        except UnopenedError as error:
+            end.unopened = error
         return end
 
     @contextmanager
@@ -238,12 +238,6 @@ class Attempt:
             for each in processes_with(RUN, self._lease.run):
                 send(each, signal.SIGKILL)
         return unanswered
-
-    def _record(self, verdict: Ending, log: PdshLog) -> Record:
-        killed = self._lease.pods_out_of_memory()
-        return record_run(
-            self._planned.folder, lambda: verdict_of_ranks(self._ranks, verdict, killed), log, self._planned.restarts
-        )
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
