@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.made import a_config, a_rank
+from tests.made import a_config, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch.local import run_here
 from zeropods.launch.log import TrainLog, planned_steps
@@ -155,7 +155,8 @@ def test_a_run_of_this_machine_is_started_again_after_sigkill(
     ],
 )
 def test_how_many_steps_a_run_will_have(identity: dict[str, float], steps: int | None) -> None:
-    assert planned_steps({"identity": identity, "train_rows": 56_355, "effective_batch_size": 32}) == steps
+    config = as_record(a_record(identity=identity, train_rows=56_355, effective_batch_size=32))
+    assert planned_steps(config) == steps
 
 
 def test_progress_is_read_from_new_and_complete_lines_only(tmp_path: Path) -> None:

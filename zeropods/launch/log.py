@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
-from zeropods.measure.record import read_json
-from zeropods.measure.run_folder import CONFIG
+from zeropods.measure.record import RunConfig, read_config
 from zeropods.tables import progress
 
 LOG = "launch.log"
@@ -68,7 +67,7 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
 
         def tick() -> None:
             for entry in log.entries():
-                bar.total = bar.total or planned_steps(read_json(folder / CONFIG))
+                bar.total = bar.total or planned_steps(read_config(folder))
                 bar.set_postfix({entry.name: f"{entry.loss:.4g}"}, refresh=False)
                 bar.update(entry.step - bar.n)
 
@@ -78,14 +77,14 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
         bar.total = bar.total or bar.n or None
 
 
-def planned_steps(config: dict[str, Any]) -> int | None:
+def planned_steps(config: RunConfig) -> int | None:
     """Optimizer steps of a run, by its `config.json`; None where the clock ends it."""
-    asked = config.get("identity", {})
+    asked = config.identity
     if asked.get("max_train_seconds") or "epochs" not in asked:
         return None
     if asked["max_steps"] > 0:
-        return asked["max_steps"]
-    return math.ceil(asked["epochs"] * math.ceil(config["train_rows"] / config["effective_batch_size"]))
+        return int(asked["max_steps"])
+    return math.ceil(asked["epochs"] * math.ceil(config.train_rows / config.effective_batch_size))
 
 
 class RunLog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.batch import PASSES, ROWS, Batch, batch_on
 from zeropods.errors import UserError
@@ -103,34 +103,52 @@ def next_attempt(asked: Launch, left: Cluster, restarts: Restarts, *, opened: bo
     return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class JournalEntry:
+    """What ended an attempt, and with what the run went on."""
+
+    status: str
+    pod: str | None
+    reason: str | None
+    steps: int
+    """Number of optimizer steps that were done."""
+    found_unix_seconds: float
+    pods: tuple[str, ...]
+    """Names of the pods on which the run goes on."""
+    unused: tuple[str, ...]
+    """Names of those that answer and are left out, so that the batch divides."""
+    flags: dict[str, str]
+    """What the script is told otherwise than was asked for."""
+
+    @classmethod
+    def of(cls, end: AttemptEnd, following: Launch, left: Sequence[str]) -> JournalEntry:
+        """The entry of an attempt that has ended; `left`: names of the pods that still answer."""
+        used = len(following.hosts)
+        return cls(
+            status=end.record.status if end.record else "pod_lost",
+            pod=end.record.pod if end.record else None,
+            reason=end.record.reason if end.record else str(end.unopened and end.unopened.reason),
+            steps=end.record.steps if end.record else 0,
+            found_unix_seconds=end.found_unix_seconds,
+            pods=tuple(left[:used]),
+            unused=tuple(left[used:]),
+            flags=changed_flags(following),
+        )
+
+    def line(self, number: int, most: int) -> str:
+        """The entry as a person reads it: restart `number` of `most`."""
+        reason = self.reason or ""
+        why = reason if self.pod is None or reason.startswith(self.pod) else f"{self.pod}: {reason}"
+        unused = f", without {', '.join(self.unused)}" if self.unused else ""
+        flags = "".join(f" --{name} {value}" for name, value in self.flags.items())
+        goes_on = f"restart {number} of {most} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
+        return f"{self.status}: {why}; {goes_on}"
+
+
 def changed_flags(launch: Launch) -> dict[str, str]:
     """What the script is told otherwise than was asked for."""
     before = {} if launch.asked is None else flag_values(launch.asked.arguments)
     return {name: value for name, value in flag_values(launch.arguments).items() if before.get(name) != value}
-
-
-def journal_entry(end: AttemptEnd, following: Launch, left: Sequence[str]) -> dict[str, Any]:
-    """What the journal says of an attempt that ended; `left`: names of the pods that still answer."""
-    reason = end.unopened and end.unopened.reason
-    said = vars(end.record) if end.record else {"status": "pod_lost", "pod": None, "reason": reason, "steps": 0}
-    used = len(following.hosts)
-    return {
-        **{name: said[name] for name in ("status", "pod", "reason", "steps")},
-        "found_unix_seconds": end.found_unix_seconds,
-        "pods": list(left[:used]),
-        "unused": list(left[used:]),
-        "flags": changed_flags(following),
-    }
-
-
-def in_one_line(entry: dict[str, Any], number: int, most: int) -> str:
-    """What ended an attempt and with what the run goes on."""
-    pod, reason = entry["pod"], entry["reason"]
-    why = reason if pod is None or reason.startswith(pod) else f"{pod}: {reason}"
-    unused = f", without {', '.join(entry['unused'])}" if entry["unused"] else ""
-    flags = "".join(f" --{name} {value}" for name, value in entry["flags"].items())
-    goes_on = f"restart {number} of {most} on {', '.join(entry['pods'])}{unused}{' with' if flags else ''}{flags}"
-    return f"{entry['status']}: {why}; {goes_on}"
 
 
 def _changes(before: Batch, now: Batch) -> dict[str, str]:

@@ -117,7 +117,7 @@ class Submission:
         kept = {name: value for name, value in here.items() if name in KEPT or not name.startswith(OF_A_JOB)}
         return {**kept, **self.variables}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What `--dry-run` prints."""
         asked = {key: value for key, value in self.launch.to_json().items() if key not in ("hosts", "master_port")}
         nodes = {"pods": len(self.launch.hosts), "slots": self.slots}

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -31,13 +31,13 @@ from zeropods.launch.outcome import (
     judge,
     record_run,
 )
-from zeropods.launch.restart import JOURNAL, AttemptEnd, Restarts, in_one_line, journal_entry, next_attempt
+from zeropods.launch.restart import JOURNAL, AttemptEnd, JournalEntry, Restarts, next_attempt
 from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.processes import ENDING, descendants, ending_in_order, handled, processes_with, send
-from zeropods.pods.wire import AgentError, ask_all
+from zeropods.pods.wire import AgentError, Message, ask_all
 from zeropods.programs import bound_argv, child_environment
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run_launch(
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
-    began, opened, journal = time.monotonic(), False, list[dict[str, Any]]()
+    began, opened, journal = time.monotonic(), False, list[JournalEntry]()
     current, left, seconds = planned, cluster, supervision.timeout_seconds
     while True:
         rest = seconds and max(1.0, seconds - (time.monotonic() - began))
@@ -107,9 +107,9 @@ def run_launch(
             print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
             return end.result()
         current = replace(following_launch, restarts=current.restarts + 1)
-        journal.append(journal_entry(end, current, [pod.name for pod in left.pods]))
-        files.write_json(planned.folder / JOURNAL, {"restarts": journal})
-        print(f"{planned.folder}: {in_one_line(journal[-1], current.restarts, restarts.most)}", file=sys.stderr)
+        journal.append(JournalEntry.of(end, current, [pod.name for pod in left.pods]))
+        files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(entry) for entry in journal]})
+        print(f"{planned.folder}: {journal[-1].line(current.restarts, restarts.most)}", file=sys.stderr)
 
 
 def _answering(cluster: Cluster, lost: str | None) -> Cluster:
@@ -272,7 +272,7 @@ class RunLease:
         self.pods = tuple(pods)
         self.run = run
         self._secret = secret
-        self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._answers: dict[str, tuple[float, Message]] = {}
         self._errors: dict[str, str] = {}
         self._first_oom_kills: dict[str, int | None] = {}
         self._closed = threading.Event()
@@ -329,7 +329,7 @@ class RunLease:
     def _renew(self, seconds: float) -> None:
         self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS}, seconds)
 
-    def _ask(self, pods: Sequence[Pod], request: dict[str, Any], seconds: float) -> dict[str, str]:
+    def _ask(self, pods: Sequence[Pod], request: Message, seconds: float) -> dict[str, str]:
         """Ask agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""
         errors = {}
         answers = ask_all([(pod.address, pod.control_port) for pod in pods], self._secret, request, seconds)

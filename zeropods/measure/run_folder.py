@@ -6,10 +6,10 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import folder_locked
@@ -53,7 +53,7 @@ def locked(folder: Path, lock: str = LOCK) -> AbstractContextManager[None]:
     return folder_locked(folder, lock, signs=(CONFIG, LOCK, LAUNCH_LOCK), kind="run", flag="--outputdir")
 
 
-def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
+def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Opening:
     """Decide between a first attempt, a resumed one and a finished run, and put earlier records aside.
 
     The caller holds the lock.
@@ -75,8 +75,8 @@ def open_run(folder: Path, identity: dict[str, Any], *, again: bool) -> Opening:
     return Opening(config.run_id, _put_aside(folder, again), finished=False, resume=not again)
 
 
-def _refuse_differences(folder: Path, old: dict[str, Any], new: dict[str, Any], finished: bool) -> None:
-    new = json.loads(json.dumps(new))
+def _refuse_differences(folder: Path, old: Mapping[str, object], new: Mapping[str, object], finished: bool) -> None:
+    new = json.loads(json.dumps(dict(new)))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     if not changed:
         return
