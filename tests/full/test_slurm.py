@@ -106,20 +106,18 @@ def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node(here: SlurmClu
     assert found["last_lines"] and all(line.startswith(f"{found['pod']}: ") for line in found["last_lines"])
 
 
-@pytest.mark.parametrize("by", ["scancel", "Ctrl-C"])
-def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Path, by: str) -> None:
-    folder = tmp_path / "run"
-    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", 60)
-    until((folder / "train.0").exists, WAIT_SECONDS)
-    if by == "scancel":
-        here.ask("scancel", job_of(folder))
-    else:
-        os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(WAIT_SECONDS) == 130
-    found = record(folder)
-    assert found["status"] == "interrupted"
-    assert ("CANCELLED" if by == "scancel" else "SIGINT") in found["reason"]
-    assert here.state(job_of(folder)) == "CANCELLED"
+def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Path) -> None:
+    runs = {
+        by: command(here, "--", RANK, "--outputdir", tmp_path / by, "--seconds", 60) for by in ("CANCELLED", "SIGINT")
+    }
+    until(lambda: all((tmp_path / by / "train.0").exists() for by in runs), WAIT_SECONDS)
+    here.ask("scancel", job_of(tmp_path / "CANCELLED"))
+    os.killpg(runs["SIGINT"].pid, signal.SIGINT)
+    for by, process in runs.items():
+        assert process.wait(WAIT_SECONDS) == 130
+        found = record(tmp_path / by)
+        assert found["status"] == "interrupted" and by in found["reason"]
+        assert here.state(job_of(tmp_path / by)) == "CANCELLED"
 
 
 def test_a_node_that_fails_is_a_lost_pod(here: SlurmCluster, tmp_path: Path) -> None:
@@ -175,25 +173,21 @@ def test_what_slurm_cannot_give_is_refused(
         launched(tmp_path / "run", **asked)
 
 
-def test_a_rejected_job_leaves_the_run_as_it_was(here: SlurmCluster, tmp_path: Path) -> None:
+def test_from_python_a_failed_run_raises_and_a_rejected_job_leaves_it_as_it_was(
+    here: SlurmCluster, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    launched(folder, "--fail_rank", 0)
+    with pytest.raises(UserError, match=r"oom: pod\d: no memory left"):
+        launch_slurm(RANK, outputdir=folder, fail_rank=0)
     before = (folder / "record.json").read_bytes()
     with pytest.raises(SlurmError):
         launched(folder, time_limit="soon")
     assert (folder / "record.json").read_bytes() == before
+    # One that SLURM does not know is no error.
+    assert look(4_000_000) is None
 
 
 def test_a_job_that_cannot_begin_says_why(here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOUNT", "/nowhere")
     with pytest.raises(UserError, match=r"(?s)failed: SLURM's job .*MOUNT /nowhere: not there"):
         launched(tmp_path / "run")
-
-
-def test_a_controller_that_does_not_know_a_job_is_no_error(here: SlurmCluster) -> None:
-    assert look(4_000_000) is None
-
-
-def test_from_python_a_failed_run_raises(here: SlurmCluster, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"oom: pod\d: no memory left"):
-        launch_slurm(RANK, outputdir=tmp_path / "run", fail_rank=0)
