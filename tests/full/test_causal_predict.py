@@ -21,7 +21,7 @@ from zeropods.evaluate.models import load_model, task_of
 from zeropods.evaluate.tasks import text_perplexity
 from zeropods.train.sampler import load_split
 
-QUESTIONS, LENGTH, BLOCK = 12, 96, 64
+QUESTIONS, LENGTH, BLOCK = 5, 96, 64
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def predicted(run: Path, squad: Path, out: Path, *flags: str) -> int:
     return main([*call, "--limit", str(QUESTIONS), "--max-new-tokens", "12", *flags])
 
 
-@pytest.mark.parametrize("flags", [("--batch-size", "5"), ("--num-beams", "3")])
+@pytest.mark.parametrize("flags", [("--batch-size", "3"), ("--num-beams", "3")])
 def test_what_a_model_knows_by_heart_scores_one(
     run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
@@ -115,7 +115,7 @@ def test_what_a_model_knows_by_heart_scores_one(
 
 
 def test_answers_in_batches_are_those_one_at_a_time(answerer: QuestionAnswerer, examples: list[SquadExample]) -> None:
-    single, batched = (answerer.answer(examples, Generation(max_new_tokens=8, batch_size=n)) for n in (1, 18))
+    single, batched = (answerer.answer(examples, Generation(max_new_tokens=8, batch_size=n)) for n in (1, 11))
     assert [a.id for a in single] == [a.id for a in batched] == [e.id for e in examples]
     # A batch is multiplied by other kernels, whose roundings may decide between two tokens that are as likely.
     assert sum(one == other for one, other in zip(single, batched, strict=True)) >= len(examples) - 1
@@ -132,7 +132,6 @@ def test_a_line_break_ends_an_answer(answerer: QuestionAnswerer) -> None:
     [
         (["--unconstrained"], "--unconstrained: is for text2sql, this is squad"),
         (["--max-new-tokens", str(LENGTH)], f"--max-new-tokens {LENGTH}: no room for a prompt"),
-        (["--model", "nowhere"], "no trained model"),
         (["--split", "test"], "test-v1.1.json: no such file"),
         (["--precision", "fp16"], "--precision fp16: needs a GPU"),
     ],

@@ -7,14 +7,14 @@ import os
 import string
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zeropods.cli import main
-from zeropods.data.squad import SquadExample, read_squad
+from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.predictions import Prediction, write_predictions
@@ -276,15 +276,11 @@ def plain_f1(prediction: str, golds: Iterable[str]) -> float:
     return best
 
 
-@pytest.mark.parametrize(
-    "predicted", [lambda e: e.context[:80], lambda e: e.answers[-1]], ids=["cut context", "an answer"]
-)
-def test_over_all_of_squads_dev_split_f1_is_that_of_another_count(
-    shared_data: Path, predicted: Callable[[SquadExample], str]
-) -> None:
+def test_over_all_of_squads_dev_split_f1_is_that_of_another_count(shared_data: Path) -> None:
     dev = list(read_squad(shared_data / "squad", "dev"))
     assert len(dev) == 10_570
+    predicted = [e.answers[-1] if e.index % 2 else e.context[:80] for e in dev]
     found = load_metric("squad_accuracy").compute(
-        predictions=[predicted(e) for e in dev], references=[list(e.answers[:2]) for e in dev], average=False
+        predictions=predicted, references=[list(e.answers[:2]) for e in dev], average=False
     )
-    assert found["f1"] == pytest.approx([plain_f1(predicted(e), e.answers[:2]) for e in dev])
+    assert found["f1"] == pytest.approx([plain_f1(p, e.answers[:2]) for p, e in zip(predicted, dev, strict=True)])
