@@ -23,9 +23,11 @@ OPENING = f"""
 import json, os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
 folder.mkdir(parents=True, exist_ok=True)
-def rank(status, reason):
-    (folder / "ranks").mkdir()
+def config():
     (folder / "config.json").write_text(json.dumps({a_config()!r}))
+def rank(status, reason):
+    config()
+    (folder / "ranks").mkdir(exist_ok=True)
     (folder / "ranks" / "0.json").write_text(json.dumps({a_rank()!r} | {{"status": status, "reason": reason}}))
 def last():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -124,26 +126,28 @@ def test_a_script_ends_with_a_caller_that_was_killed(script: Callable[[str], Pat
     assert leader not in left
 
 
-KILLED_ONCE = """
-import os, pathlib, signal, sys
-marks = pathlib.Path(sys.argv[1])
+KILLED = """
+marks = folder / "marks"
 marks.write_text(marks.read_text() + "x" if marks.exists() else "x")
-if len(marks.read_text()) < int(sys.argv[2]):
+if len(marks.read_text()) < {good}:
+    config()
     os.kill(os.getpid(), signal.SIGKILL)
+rank("ok", None)
 """
 
 
 @pytest.mark.parametrize(("good", "restarts", "attempts"), [(2, 3, 2), (9, 2, 3), (9, 0, 1)])
 def test_a_run_of_this_machine_is_started_again_after_sigkill(
-    tmp_path: Path, good: int, restarts: int, attempts: int
+    script: Callable[[str], Path], tmp_path: Path, good: int, restarts: int, attempts: int
 ) -> None:
-    argv = [sys.executable, "-c", KILLED_ONCE, str(tmp_path / "marks"), str(good)]
+    folder = tmp_path / "run"
+    argv = [sys.executable, str(script(KILLED.format(good=good))), "--outputdir", str(folder)]
     if good > attempts:
-        with pytest.raises(UserError, match="status -9"):
-            run_here(argv, tmp_path / "run", restarts=restarts)
+        with pytest.raises(UserError, match="failed: rank 0 left no measurement: killed by SIGKILL"):
+            run_here(argv, folder, restarts=restarts)
     else:
-        run_here(argv, tmp_path / "run", restarts=restarts)
-    assert len((tmp_path / "marks").read_text()) == attempts
+        run_here(argv, folder, restarts=restarts)
+    assert len((folder / "marks").read_text()) == attempts
 
 
 @pytest.mark.parametrize(

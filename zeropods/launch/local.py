@@ -19,6 +19,7 @@ from zeropods.launch.command import Launch, remember
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.log import LOG, RunLog, following
 from zeropods.launch.outcome import Ending, Ranks, UnopenedError, check_timeout, overdue, record_run
+from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import Record, read_config
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked
 from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
@@ -57,12 +58,6 @@ class CommandEnd:
     record: Record | None
     """The record of the attempt that it made; None where it made none."""
 
-    @property
-    def was_killed(self) -> bool:
-        """Whether SIGKILL ended it, or a rank of it: DeepSpeed's launcher passes on what ended the rank, modulo 256."""
-        ended_by = self.status is not None and self.status in (-signal.SIGKILL, 256 - signal.SIGKILL)
-        return ended_by and (self.record is None or self.record.status == "failed")
-
     def failure(self, folder: Path) -> str:
         """Why it failed, with its last lines."""
         last = "\n".join(self.lines)
@@ -84,11 +79,11 @@ def run_here(
     Args:
         timeout_seconds: of each attempt.
         step_timeout: as `Supervision` has it.
-        restarts: how often it is run again where it was killed; it goes on from its newest checkpoint.
+        restarts: how often it is run again where a rank was killed; it goes on from its newest checkpoint.
     """
     for number in range(restarts + 1):
         ended = run_to_end(argv, folder, timeout_seconds, step_timeout)
-        if not ended.was_killed or number == restarts:
+        if number == restarts or ended.record is None or not calls_for_another(ended.record):
             break
         print(f"{folder}: {ended.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
     if ended.status != 0:

@@ -53,17 +53,10 @@ class AttemptEnd:
 
     @property
     def calls_for_another(self) -> bool:
-        """Whether what ended it was none of the script's own errors, which would only come again.
-
-        A pod was lost; or a rank left no measurement, which it does after every error that Python can tell of: it was
-        killed; or no rank says that it failed: the launcher was ended. Never after `oom`, `timeout` or Ctrl-C.
-        """
+        """Whether the run goes on, if it may: `calls_for_another`, or a pod was lost before the ranks had begun."""
         if self.record is None:
             return self.unopened is not None and self.unopened.status == "pod_lost"
-        if self.record.status != "failed":
-            return self.record.status == "pod_lost"
-        told = [rank.status for rank in self.record.ranks]
-        return len(told) < self.record.world_size or not {"failed", "oom"} & set(told)
+        return calls_for_another(self.record)
 
     @property
     def lost(self) -> str | None:
@@ -76,6 +69,18 @@ class AttemptEnd:
             assert self.unopened is not None
             raise self.unopened
         return self.record
+
+
+def calls_for_another(record: Record) -> bool:
+    """Whether what ended an attempt was none of the script's own errors, which would only come again.
+
+    A pod was lost; or a rank left no measurement, which it does after every error that Python can tell of: it was
+    killed; or no rank says that it failed: the launcher was ended. Never after `oom`, `timeout` or Ctrl-C.
+    """
+    if record.status != "failed":
+        return record.status == "pod_lost"
+    told = [rank.status for rank in record.ranks]
+    return len(told) < record.world_size or not {"failed", "oom"} & set(told)
 
 
 def next_attempt(asked: Launch, left: Cluster, restarts: Restarts, *, opened: bool) -> Launch | str:
