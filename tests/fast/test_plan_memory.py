@@ -11,8 +11,8 @@ import pytest
 
 from tests.fast.test_plan_shapes import LLAMA, LLAMA_WORK, T5_WORK
 from tests.made import a_rank, a_record, as_record
+from zeropods.plan.estimate import request_for
 from zeropods.plan.memory import PlannedMemory, plan_memory, planned
-from zeropods.plan.request import request_for
 from zeropods.plan.shapes import causal_shape, t5_shape
 from zeropods.plan.workload import Workload
 from zeropods.report.figures import figures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from zeropods.tables import GIB
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-    from zeropods.plan.request import Request
+    from zeropods.plan.estimate import Request
 
 LEAST, MOST = 1e-15, 1e15
 """What a flag may say; products and quotients of such numbers are still finite."""
@@ -61,7 +60,7 @@ def readable(result: Result) -> str:
 def request_of(arguments: argparse.Namespace) -> Request:
     """What was asked, checked."""
     from zeropods.plan.machines import Machines
-    from zeropods.plan.request import Request, request_for
+    from zeropods.plan.estimate import Request, request_for
     from zeropods.techniques import ZeroSettings
 
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
@@ -72,16 +71,15 @@ def request_of(arguments: argparse.Namespace) -> Request:
     return request_for(**{field.name: given[field.name] for field in fields(Request) if field.name in given})
 
 
-def number(text: str) -> float:
-    """A finite number, `5e8` as well, of a size that arithmetic can hold."""
+def number(text: str, least: float = LEAST) -> float:
+    """A number, `5e8` as well, of a size that arithmetic can hold."""
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r:.40}; expected a number") from None
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text:.40}; expected a finite number")
-    if value and not LEAST <= abs(value) <= MOST:
-        raise argparse.ArgumentTypeError(f"{text:.40}; expected {LEAST:g} to {MOST:g}")
+    if not least <= value <= MOST:
+        more = "more than 0" if value <= 0 < least else f"{least:g} to {MOST:g}"
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected {more}")
     return value
 
 
@@ -90,6 +88,10 @@ def _whole(text: str) -> int:
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text:.40}; expected a whole number")
     return int(value)
+
+
+def _seconds(text: str) -> float:
+    return number(text, least=0)
 
 
 def _gibibytes(text: str) -> int:
@@ -139,7 +141,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--gradient-checkpointing", _truth, "True|False|both", "compute layers twice, keep their input only (False)"),
     ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (1e7, as in dsconfig/)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (1.1, as in the published runs)"),
-    ("--latency", number, "SECONDS", "of a message between two pods (5e-5)"),
+    ("--latency", _seconds, "SECONDS", "of a message between two pods (5e-5)"),
     ("--gpu", str, "NAME", "gives the published peak of arithmetic (A100-40GB)"),
     ("--flops", _times(1e12), "TFLOP/S", "that a GPU reaches, in place of a share of its peak"),
     ("--pcie-bandwidth", _times(1e9), "GB/S", "between a GPU and its host, each way (12)"),

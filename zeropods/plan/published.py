@@ -9,14 +9,12 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.plan.activations import activations
-from zeropods.plan.estimate import Plan
+from zeropods.plan.estimate import Plan, attention_fault
 from zeropods.plan.machines import GIGA, TERA, Machines
 from zeropods.plan.memory import plan_memory
-from zeropods.plan.request import attention_fault
 from zeropods.plan.shapes import CausalShape, causal_shape, t5_shape
-from zeropods.plan.step_time import PUBLISHED_REPORT, fitted_bandwidth, step_time
+from zeropods.plan.step_time import step_time
 from zeropods.plan.workload import Workload, total
-from zeropods.tables import GIB
 from zeropods.techniques import ZeroSettings, technique_named
 
 # The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
@@ -31,6 +29,10 @@ ROWS, TOKENS = 32, 96
 STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
 STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
 """What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
+BANDWIDTH = 2 * 2 / 3 * 4 * 60_506_624 / (0.2877 - 2 * 0.060 + 0.1399)
+"""Bytes a second through a pod's link, by the published profiler report of t5-small under ZeRO-1 on three pods:
+gradients are reduced to their owners and parameters gathered, each 2/3 of 4 B x P round the ring, in what is left of
+backward (287.7 ms) and step (139.9 ms) when a backward pass of twice the forward one (60 ms) is taken away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,33 @@ class Published:
         """Duration over optimizer steps, evaluation and saving included."""
         return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
 
+    def planned(self) -> tuple[int, float]:
+        """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32, its network."""
+        technique, checkpointing = technique_named(self.technique), self.gradient_checkpointing
+        shape, machines = t5_shape(self.model), Machines(pods=self.pods, bandwidth=BANDWIDTH)
+        work = Workload(shape=shape, rows=ROWS, tokens=TOKENS, labels=TOKENS, checkpointing=checkpointing)
+        zero = STAGE_3 if technique.stage == 3 else STAGE_1
+        memory = plan_memory(work, technique, self.pods, zero).device_bytes
+        return memory, step_time(work, technique, machines, zero).seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """The row, what is planned, and how the memory differs, and why."""
+        device_bytes, seconds = self.planned()
+        return asdict(self) | {
+            "planned_gigabytes": device_bytes / GIGA,
+            "published_step_seconds": self.step_seconds,
+            "planned_step_seconds": seconds,
+            "remark": self._remark(device_bytes / GIGA),
+        }
+
+    def _remark(self, planned: float) -> str:
+        low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
+        if planned < (1 - TOLERANCE) * low:
+            return f"{low - planned:.1f} GB more were published: the allocator's cache, which nvidia-smi counts as used"
+        if planned > (1 + TOLERANCE) * high:
+            return f"{planned - high:.1f} GB fewer were published: this plan is too high there"
+        return f"within {TOLERANCE:.0%}"
+
 
 def published(model: str | None = None) -> tuple[Published, ...]:
     """All rows, or those of a model."""
@@ -63,66 +92,19 @@ def published(model: str | None = None) -> tuple[Published, ...]:
 
 
 def _row(line: dict[str, str]) -> Published:
-    numbers = {name: float(line[name]) if line[name] else None for name in ("train_seconds", "samples_per_second")}
-    return Published(
-        model=line["model"],
-        technique=line["technique"],
-        pods=int(line["pods"]),
-        **numbers,
-        gigabytes_a_pod_low=float(line["gigabytes_a_pod_low"]),
-        gigabytes_a_pod_high=float(line["gigabytes_a_pod_high"]),
-        gradient_checkpointing=line["gradient_checkpointing"] == "True",
-        effective_batch_size=int(line["effective_batch_size"]),
-        confounders=line["confounders"],
-    )
+    values: dict[str, Any] = {**line, "gradient_checkpointing": line["gradient_checkpointing"] == "True"}
+    for name in ("pods", "effective_batch_size"):
+        values[name] = int(line[name])
+    for name in ("train_seconds", "samples_per_second", "gigabytes_a_pod_low", "gigabytes_a_pod_high"):
+        values[name] = float(line[name]) if line[name] else None
+    return Published(**values)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """A published run and what is planned for its settings."""
-
-    row: Published
-    device_bytes: int
-    step_seconds: float
-
-    @property
-    def remark(self) -> str:
-        """How the memory differs, and why."""
-        planned, low, high = self.device_bytes / GIGA, self.row.gigabytes_a_pod_low, self.row.gigabytes_a_pod_high
-        if planned < (1 - TOLERANCE) * low:
-            return f"{low - planned:.1f} GB more were published: the allocator's cache, which nvidia-smi counts as used"
-        if planned > (1 + TOLERANCE) * high:
-            return f"{planned - high:.1f} GB fewer were published: this plan is too high there"
-        return f"within {TOLERANCE:.0%}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The published row, what is planned, and the remark."""
-        return asdict(self.row) | {
-            "planned_gigabytes": self.device_bytes / GIGA,
-            "published_step_seconds": self.row.step_seconds,
-            "planned_step_seconds": self.step_seconds,
-            "remark": self.remark,
-        }
-
-
-def beside(plan: Plan) -> tuple[Beside, ...]:
+def beside(plan: Plan) -> tuple[Published, ...]:
     """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
     keys = {(estimate.technique.name, estimate.pods) for estimate in plan.estimates}
     rows = published(plan.request.model.rsplit("/", 1)[-1])
-    return tuple(_planned_as_published(row) for row in rows if (row.technique, row.pods) in keys)
-
-
-def _planned_as_published(row: Published) -> Beside:
-    """What is planned for a published run: 32 rows of 96 + 96 tokens in FP32, an A100 and a network as it had."""
-    technique, checkpointing = technique_named(row.technique), row.gradient_checkpointing
-    work = Workload(shape=t5_shape(row.model), rows=ROWS, tokens=TOKENS, labels=TOKENS, checkpointing=checkpointing)
-    zero = STAGE_3 if technique.stage == 3 else STAGE_1
-    bandwidth = fitted_bandwidth(PUBLISHED_REPORT, t5_shape("t5-small").parameters, pods=3)
-    return Beside(
-        row=row,
-        device_bytes=plan_memory(work, technique, row.pods, zero).device_bytes,
-        step_seconds=step_time(work, technique, Machines(pods=row.pods, bandwidth=bandwidth), zero).seconds,
-    )
+    return tuple(row for row in rows if (row.technique, row.pods) in keys)
 
 
 # Published claims about training 8B parameters, worked out again: how they come about, and what is right.
@@ -131,8 +113,6 @@ def _planned_as_published(row: Published) -> Beside:
 # GB Adam = 96 GB", and "1.35 TB of activations" at batch 1, 16k tokens and 32 layers without FlashAttention.
 
 PRECISION = "bf16"
-ROUND_PARAMETERS = 8_000_000_000
-CLAIMED_STATES, CLAIMED_ACTIVATIONS = 96 * GIGA, 1.35 * TERA
 
 
 @dataclass(frozen=True)
@@ -162,11 +142,11 @@ def claims(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -> tupl
 def _states(shape: CausalShape) -> tuple[Claim, ...]:
     """Weights, gradients and optimizer states of mixed precision training with Adam."""
     return (
-        Claim("states, as claimed", CLAIMED_STATES, "8 G x (2 + 2 + 8) B",
+        Claim("states, as claimed", 96 * GIGA, "8 G x (2 + 2 + 8) B",
               "leaves out the FP32 master, without which half precision does not learn"),
-        Claim("states of 8 G parameters", ROUND_PARAMETERS * (2 + 2 + 4 + 8), "8 G x (2 + 2 + 4 + 8) B",
+        Claim("states of 8 G parameters", 8 * GIGA * (2 + 2 + 4 + 8), "8 G x (2 + 2 + 4 + 8) B",
               "with the master: 16 bytes a parameter, as DeepSpeed keeps them"),
-        Claim("the same, gradients added up in FP32", ROUND_PARAMETERS * (2 + 4 + 4 + 8), "8 G x (2 + 4 + 4 + 8) B",
+        Claim("the same, gradients added up in FP32", 8 * GIGA * (2 + 4 + 4 + 8), "8 G x (2 + 4 + 4 + 8) B",
               "18 bytes a parameter: what some trainings choose"),
         Claim("states of this model", shape.parameters * (2 + 2 + 4 + 8), f"{shape.parameters:,} x 16 B",
               "over all processes of ZeRO-3 together, not on each GPU"),
@@ -184,7 +164,8 @@ def _activations(shape: CausalShape, tokens: int, rows: int) -> tuple[Claim, ...
         return Claim(what, total(terms), "; ".join(f"{t.name} {t.bytes / GIGA:.4g} GB" for t in terms), verdict)
 
     return (
-        Claim("activations, as claimed", CLAIMED_ACTIVATIONS, "", _reading(by_formula)),
+        Claim("activations, as claimed", 1.35 * TERA, "",
+              "the formula for 8 B parameters at 16,384 tokens gives 1,348 GiB, a thousand of which were called a TB"),
         Claim("activations of a GPT of this size", by_formula, formula, "the formula's own bytes"),
         planned("activations here, eager", "scores are kept: the softmax in FP32, and again in BF16", "eager"),
         planned("activations here, FlashAttention",
@@ -200,10 +181,3 @@ def layer_bytes_by_formula(*, rows: int, tokens: int, hidden: int, heads: int) -
     Source: Korthikanti et al. 2022 (arXiv:2205.05198), equation 1, of a GPT: GELU, dropout, as many keys as queries.
     """
     return tokens * rows * hidden * (34 + 5 * heads * tokens / hidden)
-
-
-def _reading(by_formula: float) -> str:
-    gibibytes = by_formula / GIB
-    if abs(gibibytes / 1_000 - CLAIMED_ACTIVATIONS / TERA) < 0.005:
-        return f"{gibibytes:,.0f} GiB by the formula, a thousand of which were called a TB"
-    return "not what the formula gives for these sizes"

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from zeropods.plan.estimate import Estimate, Plan, plan
+from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA
 from zeropods.plan.published import beside, claims
-from zeropods.plan.request import Request, request_for
 from zeropods.plan.workload import PARTS
 from zeropods.report.plots import Plot, drawn, new_axes
 from zeropods.tables import GIB, Table
