@@ -29,7 +29,6 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
         "--technique", action="append", dest="techniques", default=[], metavar="NAME", help="only this one; repeatable"
     )
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
-    verb.set_defaults(readable=readable)
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
     verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")
@@ -39,22 +38,13 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> Result:
-    """The plan as plain values."""
+    """The plan as plain values; people get tables made from the plan itself."""
     from zeropods.plan.estimate import plan
-    from zeropods.report.plan import document
+    from zeropods.report.plan import PlanReport
 
-    return {**document(plan(request_of(arguments))), "formulas": arguments.formulas}
-
-
-def readable(result: Result) -> str:
-    """One table, what to choose, and the published runs beside it; with `--formulas` every term."""
-    from zeropods.report import plan as report
-
-    tables = [report.techniques(result), report.choice(result)]
-    tables += [f"Note: {result['remark']}.\n"] if result["remark"] else []
-    tables += [report.reference(result)] if result["reference"] else []
-    tables += [report.terms(result)] if result["formulas"] else []
-    return "\n".join(map(str, tables)).rstrip()
+    report = PlanReport(plan(request_of(arguments)))
+    arguments.readable = lambda result: report.to_text(arguments.formulas)
+    return {**report.to_json(), "formulas": arguments.formulas}
 
 
 def request_of(arguments: argparse.Namespace) -> Request:

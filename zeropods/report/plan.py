@@ -6,17 +6,18 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA
-from zeropods.plan.published import beside, claims
+from zeropods.plan.published import Published, beside, claims
 from zeropods.plan.workload import PARTS
-from zeropods.report.plots import Plot, drawn, new_axes
+from zeropods.report.plots import Plot, drawn, legend_beside, new_axes
 from zeropods.tables import GIB, Table
 
-Document = dict[str, Any]
-"""The document of `zeropods plan --json`: all tables are made from it, so that what is printed is what is stored."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 TIMES = {
     "compute_seconds": "arithmetic",
     "exposed_communication_seconds": "network",
@@ -32,24 +33,76 @@ class PlanReport:
     plan: Plan
 
     @cached_property
-    def document(self) -> Document:
+    def published(self) -> tuple[Published, ...]:
+        """Published runs that the plan is of too."""
+        return beside(self.plan)
+
+    def to_json(self) -> dict[str, Any]:
         """What `zeropods plan --json` prints."""
-        return document(self.plan)
+        return {**self.plan.to_json(), "reference": [row.to_json() for row in self.published]}
+
+    def to_text(self, formulas: bool) -> str:
+        """One table, what to choose, and the published runs beside it; every term if asked."""
+        remark = self.plan.request.remark
+        parts = [str(self.table()), self.choice(), f"Note: {remark}.\n" if remark else ""]
+        parts += [str(self.reference) if self.published else "", str(self.formulas()) if formulas else ""]
+        return "\n".join(filter(None, parts)).rstrip()
+
+    def table(self) -> Table:
+        """A line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
+        request = self.plan.request
+        tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
+        title = (
+            f"{request.model}: {request.batch_size} rows of {tokens} tokens a process, "
+            f"{request.precision}, on GPUs of {gib(request.gpu_memory_bytes)} GiB"
+        )
+        return Table.of(map(_line, self.plan.estimates), title)
+
+    def choice(self) -> str:
+        """What to choose, in a line or two."""
+        best, made = self.plan.best, self.plan.estimates
+        if best is None:
+            rows = max((estimate.largest_batch_size or 0 for estimate in made), default=0)
+            remedy = (
+                f"a batch of {rows} would" if rows else "no batch does: try bf16, more pods, gradient checkpointing"
+            )
+            return f"None fits; {remedy}."
+        where = "one process on one pod" if best.technique.is_alone else f"{best.pods} pods of {best.slots}"
+        several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
+        alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
+        speed = f"{rate(best.samples_per_second)} samples/s"
+        return f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}.{alone}\n"
 
     @property
     def reference(self) -> Table:
-        """Published runs beside the plan; without lines where there are none."""
-        return reference(self.document)
+        """Published runs of this model beside the plan, each with how they differ."""
+        title = "Published on A100-40GB pods, and planned with the settings published"
+        return Table.of(map(_published, self.published), title)
 
     def formulas(self, technique: str | None = None) -> Table:
-        """Every term with its formula."""
-        return terms(self.document, technique)
+        """Every term with its formula, of all techniques or of one; of one process."""
+        lines = [
+            {
+                "technique": name(each),
+                "where": where,
+                "part": term.part,
+                "what": term.name,
+                "GiB": gib(term.bytes),
+                "formula": term.formula,
+            }
+            for each in self.plan.estimates
+            if technique in (None, each.technique.name)
+            for where, terms in (("GPU", each.memory.terms), ("host", each.memory.host_terms))
+            for term in terms
+        ]
+        return Table.of(lines, "Every term, of one process")
 
     @property
     def memory(self) -> Plot:
         """Memory of one GPU by part and technique, in GiB; a line where the GPU ends."""
-        made, size = self.document["techniques"], self.document["request"]["gpu_memory_bytes"] / GIB
-        axes = self._bars({part: [each["bytes"][part] / GIB for each in made] for part in PARTS})
+        size = self.plan.request.gpu_memory_bytes / GIB
+        parts = [each.memory.parts() for each in self.plan.estimates]
+        axes = self._bars({part: [each[part] / GIB for each in parts] for part in PARTS})
         axes.axvline(size, color="black", linestyle="--", linewidth=1)
         axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right", xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize="small")  # fmt: skip
@@ -58,12 +111,14 @@ class PlanReport:
     @property
     def time(self) -> Plot:
         """A step's time by technique and what it waits for."""
-        axes = self._bars({label: [each[key] for each in self.document["techniques"]] for key, label in TIMES.items()})
+        axes = self._bars(
+            {label: [getattr(each.time, key) for each in self.plan.estimates] for key, label in TIMES.items()}
+        )
         return self._finished(axes, "step", "seconds a step", "planned seconds of one step")
 
-    def _bars(self, values: dict[str, list[float]]) -> Any:
+    def _bars(self, values: dict[str, list[float]]) -> Axes:
         """A bar for each technique, stacked."""
-        names = [name(each) for each in self.document["techniques"]]
+        names = list(map(name, self.plan.estimates))
         _, (axes,) = new_axes(8, 1.6 + 0.36 * len(names))
         begin = [0.0] * len(names)
         for number, (label, widths) in enumerate(values.items()):
@@ -73,16 +128,16 @@ class PlanReport:
         axes.grid(axis="y", visible=False)
         return axes
 
-    def _finished(self, axes: Any, what: str, unit: str, text: str) -> Plot:
+    def _finished(self, axes: Axes, what: str, unit: str, text: str) -> Plot:
         axes.set_xlabel(unit)
-        names = ", ".join(name(each) for each in self.document["techniques"])
+        names = ", ".join(map(name, self.plan.estimates))
         return _finished(axes, f"{self.plan.request.model}: planned {what}", f"{text} by part, {names}")
 
     def _repr_html_(self) -> str:
-        return f"{techniques(self.document).to_html()}<p>{html.escape(choice(self.document))}</p>"
+        return f"{self.table().to_html()}<p>{html.escape(self.choice())}</p>"
 
     def __repr__(self) -> str:
-        return f"{techniques(self.document)}\n{choice(self.document)}"
+        return f"{self.table()}\n{self.choice()}"
 
 
 def plan_report(model: str, **asked: Any) -> PlanReport:
@@ -90,104 +145,48 @@ def plan_report(model: str, **asked: Any) -> PlanReport:
     return PlanReport(plan(request_for(model, **asked)))
 
 
-def document(made: Plan) -> Document:
-    """A plan and the published runs beside it, as plain values."""
-    return {**made.to_json(), "reference": [row.to_json() for row in beside(made)]}
-
-
-# Tables.
-
-
-def techniques(plan: Document) -> Table:
-    """A line for each technique: memory of a GPU in GiB, of a pod's host, largest batch, time."""
-    request = plan["request"]
-    tokens = request.get("seq_length") or f"{request['source_length']} + {request['target_length']}"
-    title = (
-        f"{request['model']}: {request['batch_size']} rows of {tokens} tokens a process, "
-        f"{request['precision']}, on GPUs of {gib(request['gpu_memory_bytes'])} GiB"
-    )
-    return Table.of(map(_technique, plan["techniques"]), title)
-
-
-def _technique(estimate: Document) -> dict[str, str]:
-    is_compared, hours, cost = "attention" in estimate, estimate["total_seconds"], estimate["cost"]
-    line = {"technique": estimate["technique"]}
-    if is_compared:
-        checkpointing = "yes" if estimate["gradient_checkpointing"] else "no"
-        line |= {"attention": estimate["attention"], "checkpointing": checkpointing}
-    line["fits"] = "yes" if estimate["fits"] else "no"
-    line |= {part: gib(estimate["bytes"][part]) for part in (*PARTS, "total")}
+def _line(estimate: Estimate) -> dict[str, str]:
+    labels, parts = estimate.labels, estimate.memory.parts()
+    line = {"technique": estimate.technique.name}
+    if labels:
+        checkpointing = "yes" if labels["gradient_checkpointing"] else "no"
+        line |= {"attention": labels["attention"], "checkpointing": checkpointing}
+    line["fits"] = "yes" if estimate.fits else "no"
+    line |= {part: gib(parts[part]) for part in (*PARTS, "total")}
     line |= {
-        "host": gib(estimate["host_bytes"]),
-        "largest batch": str(estimate["largest_batch_size"] or "none"),
-        "step (s)": f"{estimate['step_seconds']:.3g}",
-        "samples/s": rate(estimate["samples_per_second"]),
+        "host": gib(estimate.host_bytes),
+        "largest batch": str(estimate.largest_batch_size or "none"),
+        "step (s)": f"{estimate.time.seconds:.3g}",
+        "samples/s": rate(estimate.samples_per_second),
     }
-    line |= {"tokens/s": rate(estimate["tokens_per_second"])} if is_compared else {}
-    line |= {"hours": f"{hours / 3600:.2f}"} if hours is not None else {}
-    if estimate["cost_per_million_samples"] is not None:
-        line["cost of 1 M samples"] = f"{estimate['cost_per_million_samples']:.2f}"
-    return line | ({"cost": f"{cost:.2f}"} if cost is not None else {})
+    line |= {"tokens/s": rate(estimate.tokens_per_second)} if labels else {}
+    for heading, value, unit in (
+        ("hours", estimate.total_seconds, 3600),
+        ("cost of 1 M samples", estimate.cost_per_million_samples, 1),
+        ("cost", estimate.cost, 1),
+    ):
+        line |= {} if value is None else {heading: f"{value / unit:.2f}"}
+    return line
 
 
-def choice(plan: Document) -> str:
-    """What to choose, in a line or two."""
-    wanted, made = {"technique": plan["best"], **plan["best_labels"]}, plan["techniques"]
-    best = next((each for each in made if wanted.items() <= each.items()), None)
-    if best is None:
-        rows = max((estimate["largest_batch_size"] or 0 for estimate in made), default=0)
-        remedy = f"a batch of {rows} would" if rows else "no batch does: try bf16, more pods, gradient checkpointing"
-        return f"None fits; {remedy}."
-    where = "one process on one pod" if best["technique"] == "none" else f"{best['pods']} pods of {best['slots']}"
-    several = plan["request"]["machines"]["pods"] > 1 and any(each["technique"] == "none" for each in made)
-    alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
-    speed = f"{rate(best['samples_per_second'])} samples/s"
-    return f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}.{alone}\n"
-
-
-def reference(plan: Document) -> Table:
-    """Published runs of this model beside the plan, each with how they differ."""
-    title = "Published on A100-40GB pods, and planned with the settings published"
-    return Table.of(map(_reference, plan["reference"]), title)
-
-
-def _reference(row: Document) -> dict[str, str]:
-    low, high = row["gigabytes_a_pod_low"], row["gigabytes_a_pod_high"]
-    seconds = row["published_step_seconds"]
+def _published(row: Published) -> dict[str, str]:
+    found, low, high = row.to_json(), row.gigabytes_a_pod_low, row.gigabytes_a_pod_high
     return {
-        "technique": row["technique"],
-        "pods": str(row["pods"]),
+        "technique": row.technique,
+        "pods": str(row.pods),
         "published GB": f"{low:g}" if low == high else f"{low:g}-{high:g}",
-        "planned GB": f"{row['planned_gigabytes']:.1f}",
-        "published step (s)": "" if seconds is None else f"{seconds:.3g}",
-        "planned step (s)": f"{row['planned_step_seconds']:.3g}",
-        "memory": row["remark"],
+        "planned GB": f"{found['planned_gigabytes']:.1f}",
+        "published step (s)": "" if row.step_seconds is None else f"{row.step_seconds:.3g}",
+        "planned step (s)": f"{found['planned_step_seconds']:.3g}",
+        "memory": found["remark"],
     }
 
 
-def terms(plan: Document, technique: str | None = None) -> Table:
-    """Every term with its formula, of all techniques or of one; of one process."""
-    lines = [
-        {
-            "technique": name(each),
-            "where": where,
-            "part": term["part"],
-            "what": term["name"],
-            "GiB": gib(term["bytes"]),
-            "formula": term["formula"],
-        }
-        for each in plan["techniques"]
-        if technique in (None, each["technique"])
-        for where, key in (("GPU", "terms"), ("host", "host_terms"))
-        for term in each[key]
-    ]
-    return Table.of(lines, "Every term, of one process")
-
-
-def name(estimate: Document) -> str:
+def name(estimate: Estimate) -> str:
     """A technique, with the way of training where a plan compares some: `zero3, sdpa, checkpointing`."""
-    way = [estimate["attention"]] if "attention" in estimate else []
-    return ", ".join([estimate["technique"], *way, *["checkpointing"] * estimate.get("gradient_checkpointing", False)])
+    labels = estimate.labels
+    way = [labels["attention"], *["checkpointing"] * labels["gradient_checkpointing"]] if labels else []
+    return ", ".join([estimate.technique.name, *way])
 
 
 def gib(size: float) -> str:
@@ -228,7 +227,7 @@ class LengthPlans:
         curves: dict[tuple[float, ...], list[str]] = {}
         for way in zip(*self.estimates.values(), strict=True):
             sizes = tuple(each.memory.device_bytes / GIB for each in way)
-            curves.setdefault(sizes, []).append(name(way[0].to_json()))
+            curves.setdefault(sizes, []).append(name(way[0]))
         for sizes, names in curves.items():
             axes.plot(lengths, sizes, marker="o", label="\nor ".join(names))
         size = self.request.gpu_memory_bytes / GIB
@@ -262,7 +261,7 @@ def length_plans(model: str, lengths: Sequence[int], **asked: Any) -> LengthPlan
 def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
     parts = estimate.memory.parts()
     return {
-        "way": name(estimate.to_json()),
+        "way": name(estimate),
         "tokens": f"{length:,}",
         "states": gib(sum(parts[part] for part in ("parameters", "gradients", "optimizer"))),
         "buffers": gib(parts["buffers"]),
@@ -273,10 +272,9 @@ def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _finished(axes: Any, title: str, text: str) -> Plot:
-    """The plot of these axes with a legend at their right."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
-    figure = axes.get_figure()
+def _finished(axes: Axes, title: str, text: str) -> Plot:
+    legend_beside(axes)
+    figure: Any = axes.get_figure()
     figure.suptitle(title)
     return drawn(figure, text)
 
