@@ -143,18 +143,19 @@ def test_a_later_attempt_goes_on_in_the_file_after_a_line_that_was_cut_off(tmp_p
 
 
 def test_an_interval_of_zero_reads_nothing_and_a_long_one_ends_with_the_attempt(tmp_path: Path) -> None:
-    for interval, calls in ((0, 0), (60.0, 2)):
-        read, began = Counting(), time.monotonic()
+    # One sample at the beginning, one at the end.
+    for interval, calls in ((0, 0), (600.0, 2)):
+        read = Counting()
         with Sampler(tmp_path / "0.csv", interval, read, lambda: "load"):
             pass
-        assert (read.calls, time.monotonic() - began < 1.0) == (calls, True)
+        assert read.calls == calls
 
 
 def test_a_full_disk_ends_the_sampling_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "0.csv"
     path.symlink_to("/dev/full")
     with caplog.at_level(logging.WARNING), Sampler(path, 0.005, Counting(), lambda: "load"):
-        time.sleep(0.1)
+        pass
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: No space left on device; memory is sampled no more"
     ]

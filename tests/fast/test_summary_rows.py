@@ -48,6 +48,15 @@ def test_runs_equal_but_for_their_seed_are_repeats(tmp_path: Path) -> None:
     assert (row["name"], row["repeats"], row["runs"]) == ("cell", 3, ["cell/1", "cell/2", "cell/3"])
 
 
+def test_a_technique_of_ones_own_is_shown_with_the_keys_that_make_it_so(tmp_path: Path) -> None:
+    nvme = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "zero_quantized_weights": True}}
+    a_run(tmp_path / "run", technique="custom", deepspeed=nvme)
+    (row,) = rows(tmp_path)
+    assert (row["technique"], row["planned_bytes"]) == ("custom", None)
+    shown = read_runs([tmp_path]).to_markdown()
+    assert "custom (zero_quantized_weights true, offload_param.device nvme)" in shown
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

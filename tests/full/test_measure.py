@@ -26,7 +26,6 @@ KEPT = P - EMBEDDING
 LIVE = {
     "none": (1, "none", 4 * P, 4 * P, 8 * P),
     "zero1": (2, "zero1", 4 * P, 4 * P // 2, 12 * P // 2),
-    "zero2": (2, "zero2", 4 * P, 4 * P // 2, 12 * P // 2),
     "zero3": (2, "zero3", 4 * P // 2 + 4 * KEPT, 4 * P // 2, 12 * P // 2),
     "zero3_offload": (1, "zero3_offload", 4 * P, 4 * P + 4 * P, 12 * P),
 }

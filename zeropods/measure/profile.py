@@ -479,7 +479,8 @@ def _read_details(class_name: str, text: str) -> dict[str, object]:
         if not (equals and name.isidentifier()):
             name, value = names[position] if position < len(names) else str(position), part
         try:
-            details[name] = ast.literal_eval(value)
+            read = ast.literal_eval(value)
         except (SyntaxError, ValueError):
-            details[name] = value
+            read = value
+        details[name] = read if isinstance(read, (int, float, tuple)) else value
     return details
