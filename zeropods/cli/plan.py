@@ -49,8 +49,8 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """What was asked, checked."""
-    from zeropods.plan.machines import Machines
     from zeropods.plan.estimate import Request, request_for
+    from zeropods.plan.machines import Machines
     from zeropods.techniques import ZeroSettings
 
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
