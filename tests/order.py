@@ -9,7 +9,7 @@ from xdist.scheduler import LoadFileScheduling
 
 DEAREST = (
     "test_notebooks", "test_same_numbers", "test_fault_notebook", "test_supervise", "test_train", "test_agent",
-    "test_sweep", "test_causal_notebooks", "test_hangs", "test_restarts", "test_killed_kernel", "test_other_ranks",
+    "test_sweep", "test_causal_notebooks", "test_hangs", "test_restarts", "test_other_ranks",
     "test_demo_page", "test_deepspeed_launcher", "test_checkpoint_training", "test_cluster",
     "test_own_hosts", "test_cut_network", "test_sbatch_files", "test_slurm",
 )  # fmt: skip

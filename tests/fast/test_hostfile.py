@@ -1,7 +1,11 @@
-"""The hostfile: parser and writer are inverse, and each kind of broken line has its message."""
+"""The hostfile: parser and writer are inverse, broken lines have their message, and `master_p.py` prints a line."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeropods.errors import UserError
+from zeropods.pods import this_pod
 from zeropods.pods.hostfile import Host, checked_address, parse_hostfile, read_hostfile, write_hostfile
+
+SCRIPT = Path(__file__).resolve().parents[2] / "master_p.py"
 
 
 def test_blanks_and_comments_change_nothing() -> None:
@@ -17,7 +24,7 @@ def test_blanks_and_comments_change_nothing() -> None:
     assert parse_hostfile(text, "hostfile") == (Host("pod1", 1), Host("gpu-2.lan", 8))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.text(max_size=60))
 def test_any_text_is_hosts_or_an_error_for_the_user(text: str) -> None:
     try:
@@ -79,3 +86,46 @@ def test_host_without_a_number_of_slots_cannot_be(slots: int) -> None:
 def test_what_ssh_would_misread_is_no_address(address: str) -> None:
     with pytest.raises(UserError, match="not a host name or IPv4 address"):
         checked_address(address)
+
+
+# master_p.py, as its users call it
+
+
+def master_p(*flags: str, **stated: str) -> subprocess.CompletedProcess[str]:
+    """The script with only those of CML's variables that are stated."""
+    kept = {name: value for name, value in os.environ.items() if name not in this_pod.ADDRESS_VARIABLES}
+    argv = [sys.executable, str(SCRIPT), *flags]
+    return subprocess.run(argv, env={**kept, **stated}, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("stated", "address"),
+    [
+        ({"CDSW_IP_ADDRESS": "10.1.2.3", "CML_IP_ADDRESS": "10.9.9.9"}, "10.1.2.3"),
+        ({"CDSW_IP_ADDRESS": "", "CML_IP_ADDRESS": "10.9.9.9"}, "10.9.9.9"),
+        ({}, None),
+    ],
+    ids=["older variable", "newer variable", "outside of CML"],
+)
+def test_it_prints_one_line_of_a_hostfile(stated: dict[str, str], address: str | None) -> None:
+    done = master_p(**stated)
+    (host,) = parse_hostfile(done.stdout, "master_p.py")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert host.slots == this_pod.slots() >= 1
+    if address is None:
+        with socket.socket() as sock:
+            sock.bind((host.address, 0))
+    else:
+        assert host.address == address
+
+
+@pytest.mark.parametrize("stated", ["pod-1", "10.1.2.3\n", "::1"])
+def test_an_address_that_is_none_is_one_line_with_its_variable(stated: str) -> None:
+    done = master_p(CDSW_IP_ADDRESS=stated)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"zeropods: CDSW_IP_ADDRESS: {stated!r}; expected an IPv4 address, or unset it\n"
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    done = master_p("--ip", "10.1.2.3")
+    assert done.returncode == 2 and "unrecognized arguments" in done.stderr

@@ -30,7 +30,6 @@ from zeropods.programs import Turn, free_port
 from zeropods.tables import GIB
 
 DEADLINE_SECONDS = 20.0
-ROOM = {"project": 50 * GIB, "/tmp": GIB, "/dev/shm": GIB}
 CML = {"CDSW_ENGINE_ID": "a", "CDSW_IP_ADDRESS": "10.0.0.2", "CDSW_MASTER_IP": "10.0.0.1"}
 
 
@@ -87,19 +86,21 @@ def test_missing_ssh_and_no_host_are_one_line(
         preflight([Host("127.0.1.1", 1)], expected)
 
 
-MASTER = Expectation(project=Path("/nowhere"), versions={"python": "3.11.7", "torch": "2.13.0+cpu"})
 JUDGED = [
-    (checks.check_python({"python": "3.11.7"}, MASTER), "ok", "3.11.7"),
-    (checks.check_python({"python": "3.11.2"}, MASTER), "warning", "3.11.2"),
-    (checks.check_package("torch", {"torch": "9.9"}, MASTER), "failed", "9.9"),
-    (checks.check_package("torch", {"torch": None}, MASTER), "failed", "missing"),
+    (checks.check_version("python", "3.11.7", "3.11.7"), "ok", "3.11.7"),
+    (checks.check_version("python", "3.11.2", "3.11.7"), "warning", "3.11.2"),
+    (checks.check_version("python", "3.12.2", "3.11.7"), "failed", "3.12.2"),
+    (checks.check_version("torch", "9.9", "2.13.0+cpu"), "failed", "9.9"),
+    (checks.check_version("torch", None, "2.13.0+cpu"), "failed", "missing"),
+    (checks.check_version("torch", "9.9", None), "failed", "9.9"),
     (checks.check_operations("compiled", True), "ok", "compiled"),
     (checks.check_operations("compilable", True), "warning", "cpu_adam not compiled"),
     (checks.check_operations("impossible: no ninja", True), "failed", "cpu_adam: no ninja"),
     (checks.check_operations("impossible: no ninja", False), "ok", "none needed"),
-    (checks.check_disk(ROOM, Path()), "ok", "50.0 GiB"),
-    (checks.check_disk({**ROOM, "/tmp": 0}, Path()), "warning", "/tmp 0.0 GiB"),
-    (checks.check_disk({**ROOM, "project": GIB // 2}, Path()), "failed", "0.5 GiB"),
+    (checks.check_disk(50 * GIB, GIB, GIB), "ok", "50.0 GiB"),
+    (checks.check_disk(50 * GIB, 0, GIB), "warning", "/tmp 0.0 GiB"),
+    (checks.check_disk(5 * GIB, GIB, GIB), "warning", "5.0 GiB"),
+    (checks.check_disk(GIB // 2, GIB, GIB), "failed", "0.5 GiB"),
     (checks.check_memory(GIB), "warning", "1.0 GiB"),
     (checks.check_gpu_memory([(40 * GIB, 40 * GIB), (10 * GIB, 40 * GIB)]), "warning", "10.0 GiB of 40.0 GiB"),
     (checks.check_slots(2, 0, 1), "warning", "2 on 1 cores"),
@@ -121,7 +122,7 @@ def test_what_is_found_is_judged_by_what_the_run_needs(check: Check, verdict: st
 
 
 def test_other_version_of_a_package_is_mended_by_pip() -> None:
-    check = checks.check_package("torch", {"torch": "9.9.9"}, MASTER)
+    check = checks.check_version("torch", "9.9.9", "2.13.0+cpu")
     assert check.remedy == "the master has 2.13.0+cpu; on the pod: pip install torch==2.13.0"
 
 

@@ -86,7 +86,8 @@ def plain_sshd(
     # sshd expands %h and its like there.
     keys = str(folder / "authorized_keys").replace("%", "%%")
     config = SSHD_CONFIG.format(address=address, port=port, folder=folder, keys=keys)
-    (folder / "config").write_text(f"{config}{more}\n")
+    # The first value of an option counts.
+    (folder / "config").write_text(f"{more}\n{config}")
     argv = [str(find_program("sshd")), "-D", "-f", str(folder / "config"), "-E", str(folder / "log")]
     # Not this process's environment: what a session there has is not what the user has here.
     with subprocess.Popen(command(argv), env={"PATH": os.environ["PATH"]}, start_new_session=True) as daemon:

@@ -16,7 +16,7 @@ from tests.full.clusters import SECONDS, await_that, listens, ports_of, processe
 from tests.full.cml_double import CmlDouble
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods import processes
+from zeropods.pods import processes, start
 from zeropods.pods.backends import local
 from zeropods.pods.cluster import Cluster, sweep, take_down, workers_of
 
@@ -149,7 +149,7 @@ def test_pods_end_with_the_process_that_holds_their_lease(home: Path) -> None:
         "import time; from zeropods import pods; pods.up(2, lease_seconds=3); print('up', flush=True); time.sleep(300)"
     )
     assert holder.stdout is not None and holder.stdout.readline() == "up\n"
-    time.sleep(6)
+    time.sleep(4.5)
     (cluster,) = pods.clusters()
     assert cluster.is_ready()
     holder.kill()
@@ -172,25 +172,25 @@ def test_a_program_that_ends_takes_its_pods_down(home: Path) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_up_that_is_interrupted_leaves_nothing(home: Path, worker: Path, number: int, status: int) -> None:
-    start = starting(
+    starter = starting(
         worker, "import sys; from zeropods.cli import main; sys.exit(main(['pods', 'up', '--count', '3']))"
     )
     await_that(lambda: len(list(home.glob("pods/workers/*.json"))) == 3)
     time.sleep(0.5)
-    start.send_signal(number)
-    start.communicate(timeout=SECONDS)
-    assert start.returncode == status and not processes_of(home) and not list(home.iterdir())
+    starter.send_signal(number)
+    starter.communicate(timeout=SECONDS)
+    assert starter.returncode == status and not processes_of(home) and not list(home.iterdir())
 
 
 def test_up_that_was_killed_is_cleared_by_down_though_its_workers_ignore_sigterm(
     home: Path, worker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker.write_text(DEAF)
-    start = starting(worker, "from zeropods import pods; pods.up(2, name='dead')")
+    starter = starting(worker, "from zeropods import pods; pods.up(2, name='dead')")
     await_that(lambda: len(list(home.glob("dead/workers/*.json"))) == 2)
     time.sleep(0.5)
-    start.kill()
-    start.communicate()
+    starter.kill()
+    starter.communicate()
     monkeypatch.setattr(local, "STOP_SECONDS", 1.0)
     assert take_down("dead")
     assert not processes_of(home) and not list(home.iterdir())
@@ -219,10 +219,11 @@ def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path
 
 
 def test_a_worker_that_stays_pending_is_mentioned_and_named_at_the_deadline(
-    cml: CmlDouble, home: Path, capfd: pytest.CaptureFixture[str]
+    cml: CmlDouble, home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"[0-3] of 4 pods after 8 s: ") as ended:
-        pods.up(4, cpu=1, memory=2, seconds=8)
+    monkeypatch.setattr(start, "PENDING_SECONDS", 1.0)
+    with pytest.raises(UserError, match=r"[0-3] of 4 pods after 4 s: ") as ended:
+        pods.up(4, cpu=1, memory=2, seconds=4)
     assert "worker cml00000000003 is pending: it waits for 1 cores, 2 GiB and 0 GPUs" in str(ended.value)
     assert "worker cml00000000003 is pending" in capfd.readouterr().err
     assert all(worker["finished_at"] for worker in cml.list_workers())

@@ -61,10 +61,10 @@ class Served:
         names = [f"pod{number}" for number in range(1, len(hosts) + 1)]
         return preflight(hosts, expected, names=names, ssh_config=self.ssh_config, port=self.port)
 
-    def values(self, expected: Expectation, more: str = "", key: str | None = None) -> dict[str, str]:
-        """What is found on one pod that is served with `more` in its configuration, and pinned with another key."""
+    def values(self, expected: Expectation, more: str) -> dict[str, str]:
+        """What is found on one pod that is served with `more` in its configuration."""
         with self.sshd(FIRST, more) as own:
-            self.know({FIRST: key or own})
+            self.know({FIRST: own})
             found = self.check([FIRST], expected)
         return {check.check: check.value for check in found.pods[0].checks}
 
@@ -169,11 +169,6 @@ def test_changed_and_unknown_host_keys_are_never_accepted(
     assert (served.folder / "known_hosts").read_text() == ""
 
 
-def test_key_of_another_cluster_is_refused(served: Served, expected: Expectation, tmp_path: Path) -> None:
-    other = replace(served, public_key=make_key(tmp_path / "other", "another cluster"))
-    assert other.values(expected) == {"ssh": "key refused"}
-
-
 def test_dead_pods_are_named_within_three_seconds_and_the_others_checked(served: Served, expected: Expectation) -> None:
     pods = [f"127.0.1.{number}" for number in (1, 2, 3, 4)]
     with (
@@ -206,13 +201,19 @@ def test_project_folder_or_interpreter_that_is_not_there_is_named(
     assert [(check.check, check.value) for check in python.pods[0].checks[1:]] == [("python", "missing")]
 
 
-def test_chatty_login_does_not_spoil_the_answer(served: Served, expected: Expectation) -> None:
-    chatty = "ForceCommand echo '{welcome}'; echo hello; sh -c \"$SSH_ORIGINAL_COMMAND\""
-    assert served.values(expected, chatty)["project"] == "same files"
-
-
-def test_connection_lost_after_login_is_named(served: Served, expected: Expectation) -> None:
-    assert served.values(expected, "ForceCommand sleep 0.2; kill -9 $PPID") == {"ssh": "connection closed"}
+@pytest.mark.parametrize(
+    ("more", "name", "value"),
+    [
+        ("ForceCommand echo '{welcome}'; echo hello; sh -c \"$SSH_ORIGINAL_COMMAND\"", "project", "same files"),
+        ("ForceCommand sleep 0.2; kill -9 $PPID", "ssh", "connection closed"),
+        ("AuthorizedKeysFile none", "ssh", "key refused"),
+    ],
+    ids=["chatty login", "lost after login", "key of another cluster"],
+)
+def test_what_a_pod_s_sshd_does_is_seen(
+    served: Served, expected: Expectation, more: str, name: str, value: str
+) -> None:
+    assert served.values(expected, more)[name] == value
 
 
 def test_interrupted_preflight_leaves_no_ssh(served: Served, expected: Expectation) -> None:

@@ -43,9 +43,6 @@ GPU_FREE_FRACTION = 0.9
 """Share of a GPU's memory; less is free where somebody else uses it."""
 CLOCK_WARNING_SECONDS, CLOCK_FAILED_SECONDS = 5.0, 60.0
 
-Gpus = Sequence[tuple[int, int]]
-"""Free and total bytes of each GPU."""
-
 
 @dataclass(frozen=True)
 class Check:
@@ -99,159 +96,135 @@ class Expectation:
 def look(expected: Expectation) -> list[Check]:
     """All checks of this machine but that of its clock, in the order of the table's columns."""
     found, gpus = versions(), _gpus()
-    places = {"project": expected.project, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}
+    free = {name: _free_bytes(name) for name in (str(expected.project), "/tmp", "/dev/shm")}
     checks = [
-        *([check_programs()] if expected.address is None else []),
-        check_python(found, expected),
-        *(check_package(name, found, expected) for name in PACKAGES),
+        *(check_version(name, found.get(name), expected.versions.get(name)) for name in ("python", *PACKAGES)),
         check_operations(operation_state(), expected.offload),
         check_project(expected),
-        check_disk({name: _free_bytes(folder) for name, folder in places.items()}, expected.project),
+        check_disk(*free.values()),
         check_memory(psutil.virtual_memory().available),
         check_gpu_memory(gpus),
         check_slots(expected.slots, len(gpus), len(os.sched_getaffinity(0))),
     ]
+    if expected.address is None:
+        missing = [f"no {name}" for name in PROGRAMS if find_program(name) is None]
+        remedy = "apt-get install openssh-client openssh-server pdsh"
+        checks.insert(0, _check("programs", ", ".join(missing or PROGRAMS), failed=remedy if missing else ""))
     if expected.master_port is not None:
-        checks.append(check_port(expected.master_port))
+        taken = "" if is_free("", expected.master_port) else "choose another --master_port, or end what listens there"
+        checks.append(_check("port", f"{expected.master_port} {'taken' if taken else 'free'}", failed=taken))
     if expected.cml:
         checks.append(check_cml(os.environ, expected.address))
     return checks
 
 
-def check_programs() -> Check:
-    """What a pod that starts and serves others needs."""
-    missing = [name for name in PROGRAMS if find_program(name) is None]
-    if missing:
-        remedy = "apt-get install openssh-client openssh-server pdsh"
-        return Check("programs", "failed", f"no {', no '.join(missing)}", remedy)
-    return Check("programs", "ok", ", ".join(PROGRAMS))
+def _check(check: str, value: str, *, failed: str = "", warning: str = "") -> Check:
+    """What was found; it failed where there is a remedy for that, else is a warning where there is one for that."""
+    return Check(check, "failed" if failed else "warning" if warning else "ok", value, failed or warning)
 
 
-def check_python(versions: Mapping[str, str | None], expected: Expectation) -> Check:
-    """The same release of Python; another patch release is let pass."""
-    found, wanted = versions["python"] or "", expected.versions["python"] or ""
-    if found == wanted:
-        return Check("python", "ok", found)
-    same_release = found.split(".")[:2] == wanted.split(".")[:2]
-    remedy = f"the master has {wanted}; use the same interpreter on all pods"
-    return Check("python", "warning" if same_release else "failed", found, remedy)
-
-
-def check_package(name: str, versions: Mapping[str, str | None], expected: Expectation) -> Check:
-    """The master's version of a package."""
-    found, wanted = versions.get(name), expected.versions.get(name)
-    if found is not None and found == wanted:
-        return Check(name, "ok", found)
+def check_version(name: str, found: str | None, wanted: str | None) -> Check:
+    """The master's version of a package, or of Python, of which another patch release is let pass."""
+    value = found or "missing"
     if wanted is None:
-        remedy = f"the master has no {name}; install requirements.txt there"
-    else:
-        remedy = f"the master has {wanted}; on the pod: pip install {name}=={wanted.partition('+')[0]}"
-    return Check(name, "failed", found or "missing", remedy)
+        return _check(name, value, failed=f"the master has no {name}; install requirements.txt there")
+    if found == wanted:
+        return _check(name, value)
+    if name == "python":
+        remedy = f"the master has {wanted}; use the same interpreter on all pods"
+        same_release = value.split(".")[:2] == wanted.split(".")[:2]
+        return _check(name, value, failed="" if same_release else remedy, warning=remedy)
+    return _check(
+        name, value, failed=f"the master has {wanted}; on the pod: pip install {name}=={wanted.split('+')[0]}"
+    )
 
 
 def check_operations(state: str, offload: bool | None) -> Check:
     """The operation that optimizer offload needs can be loaded; `state` is that of `operation_state`."""
     kind, _, detail = state.partition(": ")
-    if offload is False:
-        return Check("ops", "ok", "none needed")
-    if kind == "compiled":
-        return Check("ops", "ok", kind)
+    if offload is False or kind == "compiled":
+        return _check("ops", "none needed" if offload is False else kind)
     if kind == "compilable":
         remedy = "the first run compiles it, a minute or so; or run 'python tools/compile_ops.py' on the pod"
-        return Check("ops", "warning", f"{CPU_ADAM} not compiled", remedy)
+        return _check("ops", f"{CPU_ADAM} not compiled", warning=remedy)
     if kind == "compiling":
-        return Check("ops", "warning", f"{CPU_ADAM} being compiled", "wait a minute; the run would wait for it")
+        return _check("ops", f"{CPU_ADAM} being compiled", warning="wait a minute; the run would wait for it")
     remedy = "on the pod: apt-get install g++ python3-dev, pip install ninja; without it no optimizer offload"
-    return Check("ops", "failed" if offload else "warning", f"{CPU_ADAM}: {detail}", remedy)
+    return _check("ops", f"{CPU_ADAM}: {detail}", failed=remedy if offload else "", warning=remedy)
 
 
 def check_project(expected: Expectation) -> Check:
     """The project folder is there, and its files are the master's."""
     project = expected.project
     if not project.is_dir() or not os.access(project, os.R_OK | os.X_OK):
-        return Check("project", "failed", "missing", f"make {project} visible on the pod: one folder for all")
+        return _check("project", "missing", failed=f"make {project} visible on the pod: one folder for all")
     for name, wanted in expected.digests.items():
         found = _digest(project / name)
         if wanted is None:
-            return Check("project", "failed", f"no {name}", f"name a file of {project} on the master")
+            return _check("project", f"no {name}", failed=f"name a file of {project} on the master")
         if found != wanted:
             value = f"another {name}" if found else f"no {name}"
-            return Check("project", "failed", value, f"{project} is not the master's folder; share or copy it")
-    return Check("project", "ok", "same files" if expected.digests else "there")
+            return _check("project", value, failed=f"{project} is not the master's folder; share or copy it")
+    return _check("project", "same files" if expected.digests else "there")
 
 
-def check_disk(free: Mapping[str, int | None], project: Path) -> Check:
-    """Room for checkpoints in the project folder, for compilers in /tmp, for shared tensors in /dev/shm."""
-    room = free["project"]
-    if room is None:
-        return Check("disk", "failed", "unknown", f"{project} cannot be read on the pod")
-    if room < DISK_BYTES:
-        return Check("disk", "failed", _gib(room), f"make {_gib(DISK_BYTES)} free below {project}")
-    for place in ("/tmp", "/dev/shm"):
-        if (free[place] or 0) < TEMPORARY_BYTES:
-            value = f"{place} {_gib(free[place] or 0)}"
-            return Check("disk", "warning", value, f"make {_gib(TEMPORARY_BYTES)} free in {place} of the pod")
-    if room < ROOMY_DISK_BYTES:
-        return Check("disk", "warning", _gib(room), f"a large model's checkpoint may not fit below {project}")
-    return Check("disk", "ok", _gib(room))
+def check_disk(project: int, temporary: int, shared: int) -> Check:
+    """Free bytes for checkpoints in the project folder, for compilers in /tmp, for shared tensors in /dev/shm."""
+    if project < DISK_BYTES:
+        return _check("disk", _gib(project), failed=f"make {_gib(DISK_BYTES)} free below the project folder")
+    for place, free in (("/tmp", temporary), ("/dev/shm", shared)):
+        if free < TEMPORARY_BYTES:
+            remedy = f"make {_gib(TEMPORARY_BYTES)} free in {place} of the pod"
+            return _check("disk", f"{place} {_gib(free)}", warning=remedy)
+    large = "" if project >= ROOMY_DISK_BYTES else "a large model's checkpoint may not fit below the project folder"
+    return _check("disk", _gib(project), warning=large)
 
 
 def check_memory(available: int) -> Check:
     """Main memory that could be used at once, in bytes."""
-    if available < MEMORY_BYTES:
-        return Check("memory", "warning", _gib(available), "end other programs on the pod, or give it more memory")
-    return Check("memory", "ok", _gib(available))
+    short = available < MEMORY_BYTES
+    return _check("memory", _gib(available), warning="end other programs on the pod, or add memory" if short else "")
 
 
-def check_gpu_memory(gpus: Gpus) -> Check:
-    """Nobody else uses the GPUs."""
+def check_gpu_memory(gpus: Sequence[tuple[int, int]]) -> Check:
+    """Nobody else uses the GPUs, of each of which free and total bytes are given."""
     if not gpus:
-        return Check("GPU memory", "ok", "no GPU")
+        return _check("GPU memory", "no GPU")
     least = min(range(len(gpus)), key=lambda gpu: gpus[gpu][0] / gpus[gpu][1])
     free, total = gpus[least]
-    value = f"{_gib(free)} of {_gib(total)}"
-    if free / total < GPU_FREE_FRACTION:
-        return Check("GPU memory", "warning", value, f"see 'nvidia-smi' on the pod: GPU {least} is in use")
-    return Check("GPU memory", "ok", value)
+    used = f"see 'nvidia-smi' on the pod: GPU {least} is in use" if free / total < GPU_FREE_FRACTION else ""
+    return _check("GPU memory", f"{_gib(free)} of {_gib(total)}", warning=used)
 
 
 def check_slots(slots: int, gpus: int, cores: int) -> Check:
     """A process has a GPU of its own; without GPUs, a core."""
-    value = f"{slots} of {gpus} GPU" if gpus else f"{slots} on {cores} cores"
-    if gpus and slots > gpus:
-        return Check("slots", "failed", value, f"say slots={gpus} in the hostfile, or fewer")
-    if not gpus and slots > cores:
-        return Check("slots", "warning", value, f"no GPU there; processes will share cores: say slots={cores}")
-    return Check("slots", "ok", value)
-
-
-def check_port(port: int) -> Check:
-    """The run's port, on the pod where its first rank listens."""
-    if is_free("", port):
-        return Check("port", "ok", f"{port} free")
-    return Check("port", "failed", f"{port} taken", "choose another --master_port, or end what listens there")
+    if gpus:
+        few = f"say slots={gpus} in the hostfile, or fewer" if slots > gpus else ""
+        return _check("slots", f"{slots} of {gpus} GPU", failed=few)
+    shared = f"no GPU there; processes will share cores: say slots={cores}" if slots > cores else ""
+    return _check("slots", f"{slots} on {cores} cores", warning=shared)
 
 
 def check_cml(environ: Mapping[str, str], address: str | None) -> Check:
     """CML says who the pod is, and it is the pod that was asked for. Newer versions of CML say `CML_` for `CDSW_`."""
     found = {name: environ.get(name) or environ.get(name.replace("CDSW", "CML")) for name in CML_NAMES}
-    missing = [name for name, value in found.items() if not value]
+    missing = [f"no {name}" for name, value in found.items() if not value]
     if missing:
-        return Check("CML", "warning", f"no {', no '.join(missing)}", "start the pod as a CML session or worker")
+        return _check("CML", ", ".join(missing), warning="start the pod as a CML session or worker")
     if address not in (None, found["CDSW_IP_ADDRESS"]):
         remedy = f"another pod answers at {address}; start the cluster anew"
-        return Check("CML", "failed", f"is {found['CDSW_IP_ADDRESS']}", remedy)
-    return Check("CML", "ok", str(found["CDSW_ENGINE_ID"]))
+        return _check("CML", f"is {found['CDSW_IP_ADDRESS']}", failed=remedy)
+    return _check("CML", str(found["CDSW_ENGINE_ID"]))
 
 
 def check_clock(pods: float, *, asked: float, answered: float) -> Check:
     """The pod's clock agrees with the master's, in seconds since 1970 before it was asked and after it had answered."""
     ahead, behind = max(pods - answered, 0.0), max(asked - pods, 0.0)
     if max(ahead, behind) <= CLOCK_WARNING_SECONDS:
-        return Check("clock", "ok", "same")
-    value = f"{ahead:.0f} s ahead" if ahead else f"{behind:.0f} s behind"
-    failed = max(ahead, behind) > CLOCK_FAILED_SECONDS
-    return Check("clock", "failed" if failed else "warning", value, "set the pod's clock by NTP")
+        return _check("clock", "same")
+    remedy = "set the pod's clock by NTP"
+    failed = remedy if max(ahead, behind) > CLOCK_FAILED_SECONDS else ""
+    return _check("clock", f"{ahead:.0f} s ahead" if ahead else f"{behind:.0f} s behind", failed=failed, warning=remedy)
 
 
 def operation_state() -> str:
@@ -274,7 +247,8 @@ def operation_state() -> str:
     return f"impossible: no {', no '.join(missing)}" if missing else "compilable"
 
 
-def _gpus() -> Gpus:
+def _gpus() -> list[tuple[int, int]]:
+    """Free and total bytes of each GPU."""
     import pynvml
 
     try:
@@ -283,7 +257,7 @@ def _gpus() -> Gpus:
         memories = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return ()
+        return []
     return [(memory.free, memory.total) for memory in memories]
 
 
@@ -295,11 +269,12 @@ def _digest(file: Path) -> str | None:
         return None
 
 
-def _free_bytes(folder: Path) -> int | None:
+def _free_bytes(folder: str) -> int:
+    """Free space of a folder's file system; 0 where it cannot be told."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
-        return None
+        return 0
 
 
 def _gib(value: int) -> str:
