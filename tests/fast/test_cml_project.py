@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MIRROR = "ZEROPODS_MIRROR"
 
 
-def short(length: int) -> StringConstraints:
-    return StringConstraints(min_length=1, max_length=length, strict=True)
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024, strict=True)]
+Label = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
 
 
 class Strict(BaseModel):
@@ -33,7 +33,7 @@ class Strict(BaseModel):
 
 class Variable(Strict):
     default: Annotated[str, Field(strict=True)]
-    description: Annotated[str, short(1024)]
+    description: Text
 
 
 class Runtime(Strict):
@@ -42,29 +42,27 @@ class Runtime(Strict):
     edition: str
 
 
-class Task(Strict):
-    short_summary: Annotated[str, short(200)]
+class RunJob(Strict):
+    type: Literal["run_job"]
+    entity_label: str
+    short_summary: Text
 
 
-class Resources(Task):
-    name: Annotated[str, short(200)]
+class Resources(Strict):
+    name: Text
     script: str
     kernel: Literal["python3"]
     cpu: Annotated[float, Field(gt=0)]
     memory: Annotated[float, Field(gt=0)]
     gpu: Annotated[int, Field(ge=0)]
-    long_summary: Annotated[str, short(1024)]
+    short_summary: Text
+    long_summary: Text
 
 
 class CreateJob(Resources):
     type: Literal["create_job"]
-    entity_label: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
+    entity_label: Label
     arguments: str = ""
-
-
-class RunJob(Task):
-    type: Literal["run_job"]
-    entity_label: str
 
 
 class StartApplication(Resources):
@@ -74,9 +72,9 @@ class StartApplication(Resources):
 
 
 class Project(Strict):
-    name: Annotated[str, short(200)]
-    description: Annotated[str, short(2048)]
-    author: Annotated[str, short(64)]
+    name: Text
+    description: Text
+    author: Text
     date: Annotated[str, StringConstraints(pattern=r"^\d{4}-\d{2}-\d{2}$", strict=True)]
     specification_version: Literal[1.0]
     prototype_version: float

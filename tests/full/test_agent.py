@@ -134,9 +134,8 @@ def test_a_run_that_is_not_renewed_is_ended_and_others_go_on(shared_pod, rank, t
     with pytest.raises(AgentError, match="run lost has ended"):
         pod.ask(do="renew", run="lost", seconds=10.0)
     assert pod.ask(do="renew", run="kept", seconds=10.0)["processes"] == 2
-    pod.ssh_session(f"export ZEROPODS_RUN=lost; {rank('late')}; true")
-    late = process_in(tmp_path / "late")
-    until(lambda: all_gone({late}))
+    late = pod.ssh_session(f"export ZEROPODS_RUN=lost; {rank('late')}; true")
+    late.wait(WAIT_SECONDS)
 
 
 def test_a_renewal_tells_how_many_processes_there_are_and_were(shared_pod, rank, tmp_path) -> None:

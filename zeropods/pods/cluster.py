@@ -282,7 +282,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
             yield
         finally:
             # Nothing came to be in it: then it was only made to be locked.
-            if not any(folder.iterdir()):
+            if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
 

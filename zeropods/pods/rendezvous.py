@@ -94,10 +94,12 @@ async def register(
         try:
             async with connected(*master, secret, PURPOSE, min(CONNECT_SECONDS, deadline - clock())) as channel:
                 answer = _read_answer(place, await channel.ask(request, deadline - clock()))
-                said = await _served(serve, answer)
-                await channel.ask({"worker": pod.worker, **said}, READY_SECONDS)
-                if "why" in said:
-                    raise UserError(said["why"])
+                try:
+                    await serve(answer)
+                except UserError as error:
+                    await channel.send({"do": "failed", "worker": pod.worker, "why": plain_line(error)})
+                    raise
+                await channel.ask({"do": "ready", "worker": pod.worker}, READY_SECONDS)
                 return answer
         except ChannelError as error:
             if answer is not None:
@@ -118,15 +120,6 @@ def _read_answer(place: str, told: Message) -> Answer:
         return Answer(**told)
     except TypeError as error:
         raise UserError(f"{place}: the master's answer: {plain_line(error)}; {SAME_VERSION}") from None
-
-
-async def _served(serve: Callable[[Answer], Awaitable[None]], answer: Answer) -> Message:
-    """What the master is told once the pod serves, or cannot."""
-    try:
-        await serve(answer)
-    except UserError as error:
-        return {"do": "failed", "why": plain_line(error)}
-    return {"do": "ready"}
 
 
 # The master's side
