@@ -6,6 +6,7 @@ save (`train.trainer.whole_weights`).
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Callable
@@ -243,7 +244,9 @@ def _cast(model: PreTrainedModel, dtype: str) -> None:
 
 def _write(model: PreTrainedModel, source: Path, folder: Path) -> None:
     """Save weights and configuration as transformers does; a tokenizer's files are copied as they are."""
-    model.save_pretrained(folder, max_shard_size=FILE_SIZE)
+    # transformers looks for DeepSpeed as it saves, and that logs its start on stdout.
+    with contextlib.redirect_stdout(sys.stderr):
+        model.save_pretrained(folder, max_shard_size=FILE_SIZE)
     for path in sorted(source.iterdir()):
         beside = path.suffix in TEXT and path.name not in (MANIFEST, STATE) and not path.name.endswith(".index.json")
         if beside and not (folder / path.name).exists():
