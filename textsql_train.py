@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from zeropods.errors import guarded
-from zeropods.train.script import run_script
+from zeropods.train import run_script
 
 if TYPE_CHECKING:
     from zeropods.train.text2sql import TextToSQL

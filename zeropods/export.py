@@ -28,7 +28,7 @@ from zeropods.train.checkpoints import (
     newest_first,
     newest_good,
     step_of,
-    verified_step,
+    verified,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def find_source(run: Path, asked: int | None) -> ExportSource:
     else:
         place = saved / name_of(step)
         try:
-            manifest = verified_step(place, refused)
+            manifest = verified(place, refused)
         except UnsoundError as unsound:
             if asked is not None:
                 there = ", ".join(str(step_of(name)) for name in newest_first(saved)) or "none"

@@ -29,7 +29,7 @@ from zeropods.errors import UserError, guarded
 from zeropods.measure import environment
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.device import gpu_name
-from zeropods.train.meter import Tokens, step_clock
+from zeropods.train.meter import StepClock, Tokens
 from zeropods.train.sampler import TokenizedSplit, load_split
 from zeropods.train.text2sql import t5_config
 
@@ -38,7 +38,7 @@ class _Clock(TrainerCallback):
     """Times steps without waiting for the device, and ends training when the time is over."""
 
     def __init__(self, seconds: float) -> None:
-        self.clock = step_clock()
+        self.clock = StepClock()
         self.left = seconds
         self.began = 0.0
 

@@ -119,7 +119,7 @@ def _train(flags: list[str], without: str | None) -> int:
         from benchmarks.gpu.without import train_without
 
         return train_without(without, flags)
-    from zeropods.train.script import run_parsed
+    from zeropods.train import run_parsed
     from zeropods.train.text2sql import TextToSQL
 
     return run_parsed(TextToSQL, [SCRIPT, *flags])

@@ -15,8 +15,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.training_args import OptimizerNames
 
 from zeropods.errors import UserError, guarded
-from zeropods.train import attempt, run
-from zeropods.train.script import run_parsed
+from zeropods.train import job, run, run_parsed
 from zeropods.train.text2sql import T5ForTextToSQL, TextToSQL
 
 SCRIPT = "textsql_train.py"
@@ -65,20 +64,20 @@ def _take_fused_adamw() -> None:
     def unfused(made: TrainingArguments) -> None:
         made.optim = OptimizerNames.ADAMW_TORCH
 
-    ours = attempt.adamw_settings
-    setattr(attempt, "adamw_settings", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
+    ours = run.adamw_settings
+    setattr(run, "adamw_settings", lambda asked: {**ours(asked), "fused": False})  # noqa: B010
     _change_settings(unfused)
 
 
 def _change_settings(change: Callable[[TrainingArguments], None]) -> None:
-    ours = run._transformers_arguments
+    ours = job._transformers_arguments
 
-    def changed(job: Any) -> TrainingArguments:
-        made = ours(job)
+    def changed(asked: Any) -> TrainingArguments:
+        made = ours(asked)
         change(made)
         return made
 
-    setattr(run, "_transformers_arguments", changed)  # noqa: B010
+    setattr(job, "_transformers_arguments", changed)  # noqa: B010
 
 
 TAKEN: dict[str, Callable[[], None]] = {

@@ -44,8 +44,8 @@ def test_flags_are_read_in_every_form() -> None:
         (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
         (CAUSAL, "--num_train_epochs inf", "--num_train_epochs inf; expected a finite number, more than 0"),
         (CAUSAL, "--max_grad_norm nan", "--max_grad_norm nan; expected a finite number, at least 0"),
-        (CAUSAL, "--seed -1", "--seed -1; expected 0 to 4294967295"),
-        (CAUSAL, "--adam_beta2 1", "--adam_beta2 1.0; expected at least 0, and less than 1"),
+        (CAUSAL, "--seed -1", "--seed -1; expected at least 0 and at most 4294967295"),
+        (CAUSAL, "--adam_beta2 1", "--adam_beta2 1.0; expected at least 0 and less than 1"),
         (CAUSAL, "--precision fp8", "--precision 'fp8'; expected auto, fp32, bf16, fp16"),
     ],
 )

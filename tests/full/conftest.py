@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.full.clusters import await_that, processes_of
+from tests.full.forks import fork_server
 from tests.full.slurm_cluster import SlurmCluster, missing
 from zeropods import pods
 from zeropods.data.prepare import Preparation, prepare
@@ -21,8 +18,6 @@ from zeropods.data.sample import write_sample
 from zeropods.pods.cluster import Cluster, names, take_down
 
 ROOT = Path(__file__).resolve().parents[2]
-SEVERAL_SECONDS = 240.0
-"""Runs that have not ended by then hang; before the limit of a test, which would not say where."""
 TINY = [
     "--model_id",
     "t5-tiny",
@@ -38,6 +33,14 @@ TINY = [
     "fp32",
 ]
 """A processor that multiplies BF16 would be asked to: numbers are compared here."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks_end() -> Iterator[None]:
+    """Leave no server of forks behind, where any test had one."""
+    yield
+    if fork_server.cache_info().currsize:
+        fork_server().end()
 
 
 @pytest.fixture(scope="session")
@@ -112,25 +115,9 @@ def script(arguments: list[object], *, status: int = 0, launcher: tuple[str, ...
     return done.stderr
 
 
-def several(common: list[object], *runs: tuple[int, Path, list[object]]) -> list[str]:
-    """The command of runs by forks of one process, one after the other: each of so many ranks, into a folder."""
-    parts = [word for ranks, folder, flags in runs for word in ("--", ranks, folder, *flags)]
-    return [str(word) for word in (sys.executable, ROOT / "tests" / "full" / "several.py", *common, *parts)]
-
-
-def run_several(common: list[object], *runs: tuple[int, Path, list[object]]) -> None:
-    """Such runs, from their beginning to their good end; where they hang, the place of each process is said."""
-    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    with subprocess.Popen(
-        several(common, *runs), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    ) as process:  # fmt: skip
-        hung = threading.Timer(SEVERAL_SECONDS, os.killpg, (process.pid, signal.SIGABRT))
-        hung.start()
-        try:
-            said = process.communicate()[1]
-        finally:
-            hung.cancel()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, said[-8000:]
+def run_several(common: list[object], *runs: tuple[int, Path, list[object]], script: str = "textsql_train.py") -> None:
+    """Train one after the other, each on so many ranks, into a folder."""
+    for ranks, folder, flags in runs:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        said = folder.with_name(f".{folder.name}")
+        fork_server().train([*common, "--outputdir", folder, *flags], ranks, said, script=script)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.full.conftest import ROOT, TINY
-from tests.full.forks import ForkServer
+from tests.full.forks import fork_server
 from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.prepare import CausalPreparation, prepare
-from zeropods.programs import child_environment, free_port
 
-SECONDS = 120.0
 EFFECTIVE_BATCH = 12
-SAVED, STEPS = 10, 20
+SAVED, STEPS = (10, 20) if os.environ.get("ZEROPODS_SOAK") == "1" else (5, 10)
 TEXT_TO_SQL, CAUSAL = "textsql_train.py", "causal_train.py"
 EACH = ["--save_steps", SAVED, "--eval_steps", 0, "--threads", 1, "--logging_steps", 1, "--precision", "fp32"]
 FLAGS: dict[str, list[object]] = {
@@ -36,7 +35,6 @@ def flags(name: str, ranks: int) -> list[object]:
 class Runs:
     """Runs in a folder."""
 
-    server: ForkServer
     sources: dict[str, Path]
     """The prepared data of each script."""
     folder: Path
@@ -48,17 +46,7 @@ class Runs:
         """Train on so many ranks; returns what rank 0 said."""
         data = "--dataset_path" if script == TEXT_TO_SQL else "--data"
         argv = [*FLAGS[script], data, self.sources[script], "--outputdir", run, *flags(name, ranks), *given]
-        port = free_port()
-        said = [self.folder / f"{run.name}.{rank}" for rank in range(ranks)]
-        forks = [
-            self.server.start(
-                [str(word) for word in argv], child_environment() | place(rank, ranks, port), path, script=script
-            )
-            for rank, path in enumerate(said)
-        ]
-        told = [fork.communicate(SECONDS) for fork in forks]
-        assert {fork.returncode for fork in forks} == {status}, "\n".join(told)[-6000:]
-        return told[0]
+        return fork_server().train(argv, ranks, self.folder / run.name, script=script, status=status)
 
     def undisturbed(self, name: str, ranks: int, script: str = TEXT_TO_SQL) -> Path:
         """A run of all steps; made once."""
@@ -74,16 +62,6 @@ class Runs:
         (run / "record.json").unlink()
         shutil.rmtree(run / "checkpoints" / f"checkpoint-{STEPS}")
         return run
-
-
-def place(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What a launcher says to a rank; nothing to one that is alone."""
-    if ranks == 1:
-        return {}
-    return {
-        "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
 
 
 def prepare_text(folder: Path) -> Path:

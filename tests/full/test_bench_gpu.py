@@ -22,7 +22,7 @@ from benchmarks.gpu.without import TAKEN, whole_logits
 from tests.full.conftest import ROOT
 from zeropods.errors import UserError
 from zeropods.train.arguments import TextToSQLArguments, parse_flags
-from zeropods.train.compiled import check_compiled
+from zeropods.train.device import check_compiled
 from zeropods.train.sampler import collate
 from zeropods.train.text2sql import random_t5, whole_masks
 
@@ -142,7 +142,7 @@ def test_compiling_what_stage_3_divides_is_refused() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("how", ["blocks", "graphs"])
 def test_a_compiled_step_on_a_gpu_gives_the_same_loss(how: str, tiny_batch: list) -> None:
-    from zeropods.train.compiled import compile_model
+    from zeropods.train.device import compile_model
 
     model = random_t5_tiny().cuda()
     batch = {name: values.cuda() for name, values in collate(tiny_batch, multiple=8).items()}

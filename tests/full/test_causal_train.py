@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.full.conftest import ROOT
+from tests.full.conftest import ROOT, run_several
 from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
@@ -26,7 +21,6 @@ from zeropods.train.causal import Causal
 from zeropods.train.run import fine_tune
 from zeropods.train.text2sql import TextToSQL
 
-SECONDS = 240.0
 TINY = [
     "--model_name_or_path", "gpt-tiny", "--init", "random", "--precision", "fp32", "--threads", "1", "--dropout", "0",
     "--logging_steps", "1", "--save_steps", "0", "--learning_rate", "3e-3", "--memory_interval", "0",
@@ -34,6 +28,7 @@ TINY = [
 LM = ["--task", "lm", "--max_seq_length", "32"]
 CURVE = ["--max_train_steps", "5", "--eval_steps", "0"]
 WHOLE = [*CURVE, "--per_device_train_batch_size", "12", "--gradient_accumulation_steps", "1"]
+ALSO = ["--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--generation_prompt", "The town"]
 
 
 def train(folder: Path, data: Path, *flags: object) -> Record:
@@ -72,8 +67,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def text_run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw text, prepared and trained on by one run."""
     folder = tmp_path_factory.mktemp("runs") / "lm"
-    more = ("--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--generation_prompt", "The town")
-    train(folder, text, *LM, *WHOLE, *more)
+    train(folder, text, *LM, *WHOLE, *ALSO)
     return folder
 
 
@@ -150,8 +144,7 @@ def test_the_same_call_again_finds_the_run_finished(
     text_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (text_run / "record.json").stat().st_mtime_ns
-    more = ("--eval_on_start", True, "--save_steps", 5, "--save_total_limit", 1, "--generation_prompt", "The town")
-    train(text_run, text, *LM, *WHOLE, *more)
+    train(text_run, text, *LM, *WHOLE, *ALSO)
     assert "this run is finished" in capsys.readouterr().err
     assert (text_run / "record.json").stat().st_mtime_ns == before
 
@@ -197,26 +190,13 @@ def two_ranks(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("two")
     rows = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2")
     schedules = {"causal_zero2_offload": "cosine", "causal_zero3_offload": "linear"}
-    command = [sys.executable, str(ROOT / "tests" / "full" / "several.py"), "causal_train.py", *TINY]
-    command += ["--data", str(questions), *CURVE, *rows, "--", "2", str(folder / "ddp")]
+    runs: list[tuple[int, Path, list[object]]] = [(2, folder / "ddp", [])]
     for name, schedule in schedules.items():
-        config = ("--deepspeed", str(ROOT / "dsconfig" / f"{name}.json"), "--lr_scheduler_type", schedule)
-        command += ["--", "2", str(folder / name), *config, "--num_warmup_steps", "2"]
-    run_to_end(command, folder / "said")
+        config = ROOT / "dsconfig" / f"{name}.json"
+        flags = ["--deepspeed", config, "--lr_scheduler_type", schedule, "--num_warmup_steps", 2]
+        runs.append((2, folder / name, flags))
+    run_several([*TINY, "--data", questions, *CURVE, *rows], *runs, script="causal_train.py")
     return folder
-
-
-def run_to_end(command: list[str], said: Path) -> None:
-    """Run a command; it and its forks end with this call, whatever happens."""
-    with open(said, "wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    try:
-        status = child.wait(SECONDS)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    assert status == 0, said.read_text()[-4000:]
 
 
 def test_two_ranks_train_as_one(two_ranks: Path, squad_run: Path) -> None:
@@ -309,20 +289,17 @@ def test_the_best_model_needs_a_dev_split(capsys: pytest.CaptureFixture[str], te
     assert "has no dev split" in said
 
 
-def test_a_run_whose_raw_data_are_gone_goes_on_with_what_it_prepared(text: Path, tmp_path: Path) -> None:
-    raw, run = tmp_path / "raw", tmp_path / "run"
-    shutil.copytree(text, raw)
-    train(run, raw, *LM, *WHOLE, "--save_steps", 5)
+def test_a_run_whose_raw_data_are_gone_goes_on_with_what_it_prepared(text_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(text_run, tmp_path / "run"))
     (run / "record.json").unlink()
-    shutil.rmtree(raw)
-    assert train(run, raw, *LM, *WHOLE, "--save_steps", 5).status == "ok"
+    assert train(run, tmp_path / "gone", *LM, *WHOLE, *ALSO).status == "ok"
 
 
 def test_what_a_killed_preparation_left_is_removed(text: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / ".data.killed" / "new").mkdir(parents=True)
     (run / "run.lock").touch()
-    train(run, text, *LM, *WHOLE)
+    train(run, text, *LM, *WHOLE, "--max_train_steps", 1)
     assert not (run / ".data.killed").exists()
 
 

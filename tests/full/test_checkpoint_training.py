@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.full.conftest import ROOT, TINY
+from tests.full.conftest import ROOT, TINY, run_several
+from tests.full.forks import fork_server
 from tests.full.test_train import refused, train
 from zeropods.measure.record import read_record
 from zeropods.train.checkpoints import verified
@@ -63,9 +64,8 @@ def said_by(command: list[str], folder: Path, status: int = 0) -> str:
 def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of 15 steps with checkpoints of 5, 10 and 15: without DeepSpeed, ZeRO-1 on one rank and on two."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    said_by(
-        several(prepared, (1, folder / "none", ()), (1, folder / "zero1", ZERO1), (2, folder / "two", ZERO1)), folder
-    )
+    common = [*TINY, "--dataset_path", prepared, *FLAGS]
+    run_several(common, (1, folder / "none", []), (1, folder / "zero1", [*ZERO1]), (2, folder / "two", [*ZERO1]))
     return folder
 
 
@@ -152,15 +152,18 @@ def aftermath(prepared: Path, undisturbed: Path, tmp_path_factory: pytest.TempPa
     os.truncate(old / "checkpoint-10" / "global_step10" / "mp_rank_00_model_states.pt", 1000)
     whole = Path(shutil.copytree(undisturbed / "none" / "checkpoints" / "checkpoint-10", folder / "whole"))
     flip(Path(shutil.copytree(whole, folder / "broken")) / "optimizer.pt")
-    runs: list[Run] = [
-        (1, folder / "zero1", ZERO1),
-        (2, folder / "two", ZERO1),
-        (1, folder / "other_settings", ("--seed", "7", "--resume", str(whole))),
-        (1, folder / "resumes_broken", ("--resume", str(folder / "broken"))),
-        (1, folder / "other_technique", (*ZERO1, "--resume", str(whole))),
-        (1, folder / "resumes_nothing", ("--resume", str(folder))),
-    ]
-    said_by(several(prepared, *runs), folder, 1)
+    told = ""
+    for ranks, name, flags, status in (
+        (1, "zero1", ZERO1, 0),
+        (2, "two", ZERO1, 0),
+        (1, "other_settings", ("--seed", "7", "--resume", whole), 0),
+        (1, "resumes_broken", ("--resume", folder / "broken"), 1),
+        (1, "other_technique", (*ZERO1, "--resume", whole), 1),
+        (1, "resumes_nothing", ("--resume", folder), 1),
+    ):
+        argv = [*TINY, "--dataset_path", prepared, *FLAGS, "--outputdir", folder / name, *flags]
+        told += fork_server().train(argv, ranks, folder / f".{name}", status=status)
+    (folder / "said").write_text(told)
     return folder
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.full.conftest import ROOT, TINY
-from tests.full.forks import Forked, ForkServer
+from tests.full.forks import Forked, fork_server
 from zeropods.measure.record import compose_record, read_record
 from zeropods.programs import child_environment, free_port
 
@@ -22,14 +22,8 @@ SECONDS = 120.0
 TwoRanks = Callable[..., AbstractContextManager[list[Forked]]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with ForkServer() as found:
-        yield found
-
-
 @pytest.fixture
-def two_ranks(server: ForkServer, tmp_path: Path) -> TwoRanks:
+def two_ranks(tmp_path: Path) -> TwoRanks:
     """Starts two ranks, each on a pod of its own, as DeepSpeed's launcher starts them there."""
 
     @contextmanager
@@ -43,7 +37,7 @@ def two_ranks(server: ForkServer, tmp_path: Path) -> TwoRanks:
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment,
                 }  # fmt: skip
                 argv = [*TINY, *map(str, arguments)]
-                ranks.append(server.start(argv, child_environment() | given, tmp_path / f"said.{port}.{rank}"))
+                ranks.append(fork_server().start(argv, child_environment() | given, tmp_path / f"said.{port}.{rank}"))
             yield ranks
         finally:
             for rank in ranks:

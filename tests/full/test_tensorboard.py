@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.conftest import ROOT, TINY, script
+from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.measure.record import read_record
 from zeropods.programs import free_port
 
@@ -37,10 +37,8 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def zero1(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with a configuration of dsconfig/, whose TensorBoard is on."""
     folder = tmp_path_factory.mktemp("runs") / "zero1"
-    script([
-        *TINY, "--dataset_path", prepared, "--outputdir", folder, "--max_steps", "2", "--eval_steps", "0",
-        "--precision", "fp32", "--deepspeed", ROOT / "dsconfig" / "zero1.json",
-    ])  # fmt: skip
+    flags = ["--max_steps", 2, "--eval_steps", 0, "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
+    run_several([*TINY, "--dataset_path", prepared], (1, folder, flags))
     return folder
 
 

@@ -244,7 +244,7 @@ def _variables(planned: Launch, rank: int) -> dict[str, str]:
 
 def _rank(argv: list[str], variables: dict[str, str], output: str) -> None:
     """Become a rank: what a training script is as a process of its own."""
-    from zeropods.train.script import run_parsed
+    from zeropods.train import run_parsed
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent(os.getppid(), signal.SIGTERM)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
@@ -45,29 +44,22 @@ class Bounds:
     """What a flag's value may be. Numbers have to be finite; the default need not be within the bounds."""
 
     choices: tuple[str, ...] = ()
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
-    below: float | None = None
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
 
-    def fault(self, value: Any) -> str | None:
-        """What would be right; None where the value is."""
+    def holds(self, value: Any) -> bool:
+        """Whether a value is right."""
         if self.choices:
-            return None if value in self.choices else ", ".join(self.choices)
-        within = (
-            (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
-        finite = isinstance(value, int) or math.isfinite(value)
-        return None if within and finite else ("" if finite else "a finite number, ") + self._said()
+            return value in self.choices
+        return math.isfinite(value) and self.least <= value <= self.most and self.above < value < self.below
 
-    def _said(self) -> str:
-        lower = f"more than {self.above}" if self.least is None else f"at least {self.least}"
-        if self.most is not None:
-            return f"{self.least} to {self.most}"
-        return lower if self.below is None else f"{lower}, and less than {self.below}"
+    def __str__(self) -> str:
+        if self.choices:
+            return ", ".join(self.choices)
+        said = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
+        return " and ".join(f"{how} {bound}" for how, bound in said.items() if math.isfinite(bound))
 
 
 def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float) -> Any:
@@ -77,15 +69,18 @@ def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float
 
 
 @dataclass(kw_only=True)
-class RunArguments(ABC):
+class RunArguments:
     """The flags that every training script has. A script's own class adds others, and its own defaults."""
 
     script: ClassVar[str]
     """The file's name, at the top of the project."""
     description: ClassVar[str]
     model_flag: ClassVar[str]
-    """What the script calls its model, and the next one its data."""
     data_flag: ClassVar[str]
+    epochs_flag: ClassVar[str]
+    steps_flag: ClassVar[str]
+    warmup_flag: ClassVar[str]
+    """What the script calls its model, its data, its passes over them, its optimizer steps and those of the warm-up."""
     prompts: ClassVar[tuple[str, ...]]
     """What a row's text may be made by; the first one is usual."""
     fp16_fault: ClassVar[str | None] = None
@@ -130,10 +125,10 @@ class RunArguments(ABC):
     def __post_init__(self) -> None:
         for each in fields(self):
             value, bounds = getattr(self, each.name), each.metadata["bounds"]
-            fault = None if bounds is None or value == each.default else bounds.fault(value)
-            if fault is not None:
+            if bounds is not None and value != each.default and not bounds.holds(value):
                 shown = repr(value) if isinstance(value, str) else value
-                raise UserError(f"--{each.name} {shown}; expected {fault}")
+                finite = "a finite number, " if isinstance(value, float) and not math.isfinite(value) else ""
+                raise UserError(f"--{each.name} {shown}; expected {finite}{bounds}")
         if self.wants_best_model and (0 in (self.eval_steps, self.save_steps) or self.eval_steps != self.save_steps):
             raise UserError(
                 f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best model is found "
@@ -143,29 +138,29 @@ class RunArguments(ABC):
     # What every script has under a name of its own.
 
     @property
-    @abstractmethod
     def model_id(self) -> str:
         """Hub id, local folder or name of a known shape."""
+        return str(getattr(self, self.model_flag))
 
     @property
-    @abstractmethod
     def dataset_path(self) -> str:
         """What the run's data are named by."""
+        return str(getattr(self, self.data_flag))
 
     @property
-    @abstractmethod
     def epochs(self) -> float:
         """Passes over the train split."""
+        return float(getattr(self, self.epochs_flag))
 
     @property
-    @abstractmethod
     def max_steps(self) -> int:
         """Optimizer steps; -1: as many as `epochs` takes."""
+        return int(getattr(self, self.steps_flag))
 
     @property
-    @abstractmethod
     def warmup_steps(self) -> int:
         """Optimizer steps over which the rate rises."""
+        return int(getattr(self, self.warmup_flag))
 
     @property
     def run_folder(self) -> Path:
@@ -191,6 +186,9 @@ class TextToSQLArguments(RunArguments):
     description: ClassVar[str] = "Fine-tune T5 on text-to-SQL."
     model_flag: ClassVar[str] = "model_id"
     data_flag: ClassVar[str] = "dataset_path"
+    epochs_flag: ClassVar[str] = "epochs"
+    steps_flag: ClassVar[str] = "max_steps"
+    warmup_flag: ClassVar[str] = "warmup_steps"
     prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
     fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16, the loss becomes NaN"
 
@@ -230,6 +228,9 @@ class CausalArguments(RunArguments):
     description: ClassVar[str] = "Fine-tune a causal language model on questions (squad) or on plain text (lm)."
     model_flag: ClassVar[str] = "model_name_or_path"
     data_flag: ClassVar[str] = "data"
+    epochs_flag: ClassVar[str] = "num_train_epochs"
+    steps_flag: ClassVar[str] = "max_train_steps"
+    warmup_flag: ClassVar[str] = "num_warmup_steps"
     prompts: ClassVar[tuple[str, ...]] = TASKS
 
     model_name_or_path: str = flag(
@@ -263,31 +264,6 @@ class CausalArguments(RunArguments):
         super().__post_init__()
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
-
-    @property
-    def model_id(self) -> str:
-        """`--model_name_or_path`."""
-        return self.model_name_or_path
-
-    @property
-    def dataset_path(self) -> str:
-        """`--data`."""
-        return self.data
-
-    @property
-    def epochs(self) -> float:
-        """`--num_train_epochs`."""
-        return self.num_train_epochs
-
-    @property
-    def max_steps(self) -> int:
-        """`--max_train_steps`."""
-        return self.max_train_steps
-
-    @property
-    def warmup_steps(self) -> int:
-        """`--num_warmup_steps`."""
-        return self.num_warmup_steps
 
 
 SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToSQLArguments, CausalArguments)}

@@ -16,7 +16,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
-from zeropods.plan.shapes import CAUSAL_SHAPES
+from zeropods.plan.shapes import CAUSAL_SHAPES, CausalShape
 from zeropods.tables import progress
 from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, TASKS, CausalArguments, RunArguments
@@ -101,8 +101,8 @@ class Causal:
             model.config.prompt = data.manifest.prompt
         return model
 
-    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
-        """The numbers of `plan.shapes.CausalShape`."""
+    def shape(self, model: PreTrainedModel) -> CausalShape | None:
+        """The shape of a causal model."""
         return shape_of(model.config)
 
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ def _check_flags(arguments: CausalArguments, manifest: Manifest) -> None:
     place = f"--data {arguments.data}"
     if manifest.task not in TASKS:
         raise UserError(f"{place}: prepared for {manifest.task}; textsql_train.py trains on it")
-    said: dict[str, Any] = {
+    said: dict[str, int | str | None] = {
         "task": manifest.task,
         "max_seq_length": manifest.max_seq_length,
         "loss_on": manifest.loss_on,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from zeropods.data.tokenizers import hub_options, load_causal_tokenizer
+from zeropods.data.tokenizers import load_causal_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CausalShape, causal_shape
 from zeropods.train.device import AMPERE
-from zeropods.train.pretrained import check_folder, check_tokenizer, load_weights, loading
+from zeropods.train.pretrained import check_tokenizer, check_vocabulary, load_weights, loading, source_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +36,7 @@ DROPOUTS = (
 """What configurations of transformers call the rates of their dropouts."""
 OTHER_PARTS = ("add_cross_attention", "attention_bias", "mlp_bias")
 """Switches that give a model parameters of which a shape knows nothing."""
-ROTARY: dict[str, dict[str, Any]] = {
+ROTARY: dict[str, dict[str, float]] = {
     "llama": {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
     "mistral": {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5, "sliding_window": 4_096},
     "qwen3": {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6},
@@ -66,8 +65,7 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, 
         config = causal_config(causal_shape(name), arguments.dropout)
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     else:
-        check_folder(name)
-        options = {} if Path(name).is_dir() else hub_options(name)
+        options = source_options(name)
         with loading(name, FLAG):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
         if arguments.dropout is not None:
@@ -123,11 +121,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def _check_sizes(arguments: CausalArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     name, length, positions = arguments.model_name_or_path, arguments.max_seq_length, positions_of(config)
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"{arguments.data}: its tokenizer has {len(tokenizer)} tokens, {name} has {config.vocab_size} embedding "
-            "rows; prepare the data with the model's own tokenizer"
-        )
+    check_vocabulary(arguments.data, name, tokenizer, config.vocab_size)
     if positions is not None and length is not None and length > positions:
         raise UserError(f"--max_seq_length {length}: {name} has {positions} positions; give at most {positions}")
 
@@ -206,25 +200,23 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     return None
 
 
-def shape_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """The fields of `plan.shapes.CausalShape`; None for a model that it does not describe."""
+def shape_of(config: PreTrainedConfig) -> CausalShape | None:
+    """The shape of a configuration; None for a model that it does not describe."""
     known = config.model_type in ("gpt2", "bloom", *ROTARY)
     if not known or any(getattr(config, name, False) for name in OTHER_PARTS):
         return None
     hidden, heads = config.hidden_size, config.num_attention_heads
-    return asdict(
-        CausalShape(
-            family=config.model_type,
-            hidden=hidden,
-            layers=config.num_hidden_layers,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_size=getattr(config, "head_dim", None) or hidden // heads,
-            ffn=getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden,
-            vocabulary=config.vocab_size,
-            positions=positions_of(config) or BLOOM_POSITIONS,
-            tied=bool(config.tie_word_embeddings),
-        )
+    return CausalShape(
+        family=config.model_type,
+        hidden=hidden,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
+        ffn=getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden,
+        vocabulary=config.vocab_size,
+        positions=positions_of(config) or BLOOM_POSITIONS,
+        tied=bool(config.tie_word_embeddings),
     )
 
 

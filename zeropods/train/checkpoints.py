@@ -5,7 +5,7 @@ How `checkpoints/checkpoint-STEP` of a run folder comes to count:
     rank 0: make_room -> all ranks write -> all ranks: hashed(their share) -> rank 0: complete
 
 A writer may be killed at any moment: without its manifest, which is written last, a checkpoint is not there. Whoever
-calls `make_room`, `complete`, `prune` or `make_universal` holds the run's lock.
+calls `make_room`, `complete` or `prune` holds the run's lock.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,19 +30,16 @@ from zeropods.measure.record import STRICT
 
 MANIFEST = "manifest.json"
 POINTER = "latest.json"
-"""The name of the checkpoint that was saved last. It is a hint: it names a checkpoint to a reader whose listing of a
-shared folder is a minute old, and what it names is verified like any other."""
+"""The name of the checkpoint that was saved last, for a reader whose listing of a shared folder is a minute old. It is
+a hint: what it names is verified like any other."""
 STATE = "trainer_state.json"
-NAME = re.compile(r"checkpoint-(\d{1,18})(\.previous)?", re.ASCII)
+UNIVERSAL = "universal"
+"""The folder of checkpoints in the form that any number of ranks can load; they are made when they are needed."""
+NAME = re.compile(r"checkpoint-(\d{1,18})", re.ASCII)
 NUMBERED = re.compile(r"(?:pp_rank_|rng_state_)(\d+)")
 """Names that DeepSpeed and transformers give to what one rank writes; rank 0 writes the others."""
 DIVIDED = "_optim_states.pt"
 """How names of files end in which DeepSpeed keeps a rank's share of the FP32 weights and of the optimizer's states."""
-UNIVERSAL = "universal"
-SOURCE = "source.json"
-"""In a universal checkpoint: the manifest of the checkpoint that it was made of."""
-UNDIVIDED = (STATE, "scheduler.pt")
-"""What each checkpoint holds undivided, and resuming reads."""
 THREADS = 4
 """Hashing leaves the interpreter's lock; a disk or a server is seldom faster than four cores hash."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
@@ -75,10 +73,8 @@ class Origin:
 
     def other_run(self, wanted: Origin) -> str | None:
         """Why it does not belong to the wanted run; None where settings and model are the same."""
-        other = self.other_model(wanted)
-        return other or (
-            None if self.settings == wanted.settings else f"of run {self.run_id}, which has other settings"
-        )
+        other = None if self.settings == wanted.settings else f"of run {self.run_id}, which has other settings"
+        return self.other_model(wanted) or other
 
 
 Refuse = Callable[[Origin], str | None]
@@ -135,32 +131,32 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def newest_first(folder: Path, *more: str) -> list[str]:
-    """Names of all that look like checkpoints, and more, by step; what was saved again precedes what it replaces."""
-    found = {path.name for path in folder.glob("*")} | set(more)
-    names = [name for name in found if step_of(name) is not None]
-    return sorted(names, key=lambda name: (-(step_of(name) or 0), len(name), name))
+def newest_first(folder: Path) -> list[str]:
+    """Names of all that look like checkpoints, by step; the one that the pointer names is among them."""
+    names = {path.name for path in folder.glob("*")}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        pointed = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
+        # The listing of a shared folder may be old on this machine; this name is looked up by itself.
+        names |= {pointed} if (folder / pointed).is_dir() else set()
+    return sorted(filter(NAME.fullmatch, names), key=lambda name: step_of(name) or 0, reverse=True)
 
 
-# Saving.
+# Saving
 
 
 def make_room(folder: Path, step: int) -> Path:
     """The empty folder that a step is to be written in.
 
-    What a killed save has left there is removed, so that its files do not mix with the new ones. A complete checkpoint
-    of the same step is renamed, and counts until the new one does.
+    What was there is removed, so that files of a killed save do not mix with the new ones. So is what was made of
+    checkpoints for other numbers of ranks, which only the beginning of an attempt needs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".discarded-*"):
         shutil.rmtree(left, ignore_errors=True)
     for left in folder.glob(f".{POINTER}.*"):
         left.unlink(missing_ok=True)
-    _sweep_universal(folder)
-    place, previous = folder / name_of(step), _previous(folder, step)
-    if (place / MANIFEST).is_file():
-        discard(previous)
-        os.rename(place, previous)
+    place = folder / name_of(step)
+    discard(folder / UNIVERSAL)
     discard(place)
     place.mkdir()
     return place
@@ -214,20 +210,14 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
     if strange:
         raise UserError(f"{place}: {strange[0]} came or went while the step was saved; let nothing else write there")
     manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items())))
+    for root, _, _ in os.walk(place, topdown=False):
+        sync_folder(Path(root))
     sync_folder(folder)
     sync_folder(folder.parent)
-    write_manifest(place, manifest)
+    write_json(place / MANIFEST, {**asdict(manifest), "digest": manifest.digest()})
+    sync_folder(place)
     write_json(folder / POINTER, {"checkpoint": place.name, "manifest": manifest.digest()})
     sync_folder(folder)
-    discard(_previous(folder, step))
-
-
-def write_manifest(checkpoint: Path, manifest: CheckpointManifest) -> None:
-    """Write the manifest when all else is on the disk; from then on the checkpoint counts."""
-    for root, _, _ in os.walk(checkpoint, topdown=False):
-        sync_folder(Path(root))
-    write_json(checkpoint / MANIFEST, {**asdict(manifest), "digest": manifest.digest()})
-    sync_folder(checkpoint)
 
 
 def discard(folder: Path) -> None:
@@ -256,12 +246,41 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _previous(folder: Path, step: int) -> Path:
-    """Where a complete checkpoint of the same step waits until its successor is complete."""
-    return folder / f"{name_of(step)}.previous"
+def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None = None) -> list[str]:
+    """Delete what lies before the checkpoint of `step` and goes beyond `keep`; returns the names, oldest first.
+
+    The newest ones stay, and the best one instead of the oldest of these; with `keep` 1 both the newest and the best
+    stay. What has no manifest of this run was made by another, or by a save that did not end, and is neither counted
+    nor touched.
+
+    Args:
+        folder: `checkpoints/` of a run folder.
+        step: the step that was saved last.
+        keep: how many may stay, at least 1.
+        best: name of the best model's checkpoint, where one is known.
+
+    Raises:
+        UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
+    """
+    older = [name for name in newest_first(folder) if (step_of(name) or 0) < step and _is_of(folder / name, origin)]
+    room = max(0, keep - 1 - (best in older))
+    surplus = [name for name in older if name != best][room:][::-1]
+    if surplus:
+        verified(folder / name_of(step), lambda found: found.other_run(origin))
+    for name in surplus:
+        discard(folder / name)
+    return surplus
 
 
-# Verifying.
+def _is_of(checkpoint: Path, origin: Origin) -> bool:
+    try:
+        manifest = read_manifest(checkpoint)
+    except UnsoundError:
+        return False
+    return manifest.origin.run_id == origin.run_id and manifest.step == step_of(checkpoint.name)
+
+
+# Verifying
 
 
 def newest_good(
@@ -269,33 +288,16 @@ def newest_good(
 ) -> tuple[Path, CheckpointManifest] | None:
     """The newest checkpoint of a run that is whole; None where there is none.
 
-    The listing of a shared folder may be old on this machine. The name that the pointer gives is looked up by itself.
-
     Args:
         folder: `checkpoints/` of a run folder; it may be missing.
         passed_over: is told of each newer one, newest first, and why it does not count.
     """
-    try:
-        pointed = _pointed_at(folder)
-    except UnsoundError as unsound:
-        passed_over(folder / POINTER, str(unsound))
-        pointed = None
-    for name in newest_first(folder, *([pointed] if pointed else [])):
+    for name in newest_first(folder):
         try:
-            return folder / name, verified_step(folder / name, refused)
+            return folder / name, verified(folder / name, refused)
         except UnsoundError as unsound:
             passed_over(folder / name, str(unsound))
     return None
-
-
-def verified_step(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
-    """The manifest of a checkpoint that is whole, and of the step that its name says; else `UnsoundError`."""
-    if not checkpoint.is_dir():
-        raise UnsoundError("no such checkpoint")
-    manifest = verified(checkpoint, refused)
-    if manifest.step != step_of(checkpoint.name):
-        raise UnsoundError(f"is of step {manifest.step}, under another name")
-    return manifest
 
 
 def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
@@ -303,10 +305,14 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
 
     The manifest's names are those that are found below the folder, so none of them can lead out of it.
     """
+    if not checkpoint.is_dir():
+        raise UnsoundError("no such checkpoint")
     manifest = read_manifest(checkpoint)
     unwanted = refused(manifest.origin)
     if unwanted is not None:
         raise UnsoundError(unwanted)
+    if step_of(checkpoint.name) not in (None, manifest.step):
+        raise UnsoundError(f"is of step {manifest.step}, under another name")
     for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
         raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
     try:
@@ -330,133 +336,15 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest:
 
     try:
         document = json.loads((checkpoint / MANIFEST).read_bytes())
-        if document.get("writer") != "zeropods" or document.get("schema_version") != 1:
-            shown = f"writer {document.get('writer')!r:.40}, schema_version {document.get('schema_version')!r:.40}"
-            raise UnsoundError(f"{MANIFEST}: {shown}; expected 'zeropods', 1")
-        stored = document.pop("digest", None)
+        stored = document.pop("digest")
         # JSON, since a strict dataclass takes no dictionary from Python. Its errors are `ValueError`s.
         manifest = TypeAdapter(CheckpointManifest).validate_json(json.dumps(document))
     except FileNotFoundError:
         raise UnsoundError(f"no {MANIFEST}: its save did not end, or something else wrote it") from None
     except OSError as error:
         raise UnsoundError(f"{MANIFEST}: cannot be read ({error.strerror})") from None
-    except AttributeError:
-        raise UnsoundError(f"{MANIFEST}: damaged (no JSON object)") from None
-    except (ValueError, RecursionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UnsoundError(f"{MANIFEST}: damaged ({str(error).splitlines()[0]})") from None
     if manifest.digest() != stored:
         raise UnsoundError(f"{MANIFEST}: damaged (its digest is another)")
     return manifest
-
-
-def _pointed_at(folder: Path) -> str | None:
-    """The checkpoint that the pointer names; None where there is no pointer yet."""
-    try:
-        name = str(json.loads((folder / POINTER).read_bytes())["checkpoint"])
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UnsoundError(f"cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UnsoundError("damaged") from None
-    if step_of(name) is None:
-        raise UnsoundError(f"names {name!r:.60}, which is no checkpoint's name")
-    return name
-
-
-# Pruning: older checkpoints go once a newer one has been read back whole.
-
-
-def prune(folder: Path, step: int, origin: Origin, keep: int, best: str | None = None) -> list[str]:
-    """Delete what lies before the checkpoint of `step` and goes beyond `keep`; returns the names, oldest first.
-
-    The newest ones stay, and the best one instead of the oldest of these; with `keep` 1 both the newest and the best
-    stay. What has no manifest of this run was made by another, or by a save that did not end, and is neither counted
-    nor touched. Whoever is killed here leaves each checkpoint whole under its name, or under one that counts for
-    nothing.
-
-    Args:
-        folder: `checkpoints/` of a run folder.
-        step: the step that was saved last.
-        keep: how many may stay, at least 1.
-        best: name of the best model's checkpoint, where one is known.
-
-    Raises:
-        UnsoundError: the checkpoint of `step` does not verify, byte by byte; nothing was deleted.
-    """
-    older = [name for name in newest_first(folder) if (step_of(name) or 0) < step and _is_of(folder / name, origin)]
-    try:
-        spared = {best, _pointed_at(folder)} & set(older)
-    except UnsoundError:
-        spared = {best} & set(older)
-    room = max(0, keep - 1 - len(spared))
-    surplus = [name for name in older if name not in spared][room:][::-1]
-    if surplus:
-        verified(folder / name_of(step), lambda found: found.other_run(origin))
-    for name in surplus:
-        discard(folder / name)
-    _sweep_universal(folder)
-    return surplus
-
-
-def _is_of(checkpoint: Path, origin: Origin) -> bool:
-    try:
-        manifest = read_manifest(checkpoint)
-    except UnsoundError:
-        return False
-    return manifest.origin.run_id == origin.run_id and manifest.step == step_of(checkpoint.name)
-
-
-# The universal form, for any number of ranks: `checkpoints/universal/STEP`, made of `checkpoint-STEP`.
-
-
-def check_universal(place: Path, checkpoint: Path) -> None:
-    """`UnsoundError` where a universal checkpoint is not whole, or was made of another save."""
-    verified(place, lambda _: None)
-    if (place / SOURCE).read_bytes() != (checkpoint / MANIFEST).read_bytes():
-        raise UnsoundError(f"{SOURCE}: of another save of the step")
-
-
-def make_universal(
-    place: Path, checkpoint: Path, manifest: CheckpointManifest, convert: Callable[[Path, Path], None]
-) -> None:
-    """Make the universal form of a checkpoint that verifies.
-
-    It is built under a name that counts for nothing, and renamed when its own manifest is written: one that is there
-    is whole.
-
-    Args:
-        place: where it goes, in `checkpoints/universal/`; what is there is replaced.
-        manifest: the checkpoint's.
-        convert: is given the folder of shards and the folder to make.
-
-    Raises:
-        UnsoundError: nothing in it was divided by ZeRO.
-    """
-    shards = manifest.shards()
-    if shards is None:
-        raise UnsoundError("holds no shards of ZeRO")
-    building = place.with_name(f".building-{place.name}-{secrets.token_hex(4)}")
-    building.mkdir(parents=True)
-    try:
-        for name in UNDIVIDED:
-            if name in manifest.files:
-                shutil.copyfile(checkpoint / name, building / name)
-        shutil.copyfile(checkpoint / MANIFEST, building / SOURCE)
-        convert(checkpoint / shards, building / f"{shards}_{UNIVERSAL}")
-        files = hashed(building, sorted(names_in(building)))
-        write_manifest(building, CheckpointManifest(step=manifest.step, origin=manifest.origin, files=files))
-        discard(place)
-        os.rename(building, place)
-        sync_folder(place.parent)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _sweep_universal(folder: Path) -> None:
-    """Remove universal checkpoints whose checkpoint is gone, and what killed processes left beside them."""
-    for path in (folder / UNIVERSAL).glob("*"):
-        if path.name.startswith("."):
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name.isdecimal() and not (folder / name_of(int(path.name))).is_dir():
-            discard(path)

@@ -8,7 +8,10 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +273,49 @@ def _total_steps(arguments: Mapping[str, Any]) -> tuple[Any, str] | None:
         return arguments["optimizer_steps"], f"the run has {arguments['optimizer_steps']} optimizer steps"
     asked = _said(arguments, "max_steps", "max_train_steps")
     return asked if asked is not None and asked[0] > 0 else None
+
+
+# torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.
+
+MUON = "deepspeed.runtime.zero.muon.original_muon"
+DISABLE = "TORCHDYNAMO_DISABLE"
+
+
+def spare_compiler(config: Mapping[str, Any]) -> None:
+    """Import DeepSpeed's Muon without torch's compiler, unless the configuration asks for that optimizer.
+
+    DeepSpeed imports it to ask whether the optimizer of a run is one, and decorates it to be compiled: loading the
+    compiler takes each rank more than a second and 40 MB. Nothing is compiled for another optimizer: its numbers stay.
+    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`; torch/_dynamo/eval_frame.py, `_optimize`.
+    """
+    optimizer = config.get("optimizer") or {}
+    if str(optimizer.get("type", "")).lower() == "muon":
+        return
+    before = os.environ.get(DISABLE)
+    os.environ[DISABLE] = "1"
+    try:
+        # One of another version of DeepSpeed may have none.
+        with suppress(ImportError):
+            import_module(MUON)
+    finally:
+        if before is None:
+            del os.environ[DISABLE]
+        else:
+            os.environ[DISABLE] = before
+
+
+# DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
+#
+# DeepSpeed (0.19.8, comm/torch.py) loads it wherever ranks have no GPU, for tensor-parallel inference. Loading it
+# compiles it, or waits for whoever does; each rank then puts a buffer of 66 MiB into `/dev/shm`, which stays there
+# however the rank ends, and which a container with the usual 64 MiB has no room for (ops/csrc/cpu/comm/shm.cpp).
+
+OPERATION = "deepspeed_shm_comm"
+
+
+def spare_shared_memory() -> None:
+    """Let DeepSpeed make its process groups without that operation, in this process."""
+    import deepspeed.ops
+
+    # Not by attribute, which would first try the compilers of every operation; nothing else is looked up here.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})[OPERATION] = False

@@ -1,31 +1,43 @@
-"""A checked call of a training script: what it is to do, and what its run folder says about it."""
+"""A checked call of a training script: what it is to do, how transformers is told, and what its run folder says."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import SchedulerType, TrainingArguments
 
 from zeropods.batch import PASSES, ROWS, batch_on
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
 from zeropods.measure.run_folder import CONFIG, Opening
+from zeropods.programs import compile_in_turns
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
-from zeropods.train.deepspeed import Config, check_blocks, check_config, effective_config, read_config, without_batch
+from zeropods.train.deepspeed import (
+    Config,
+    check_blocks,
+    check_config,
+    effective_config,
+    read_config,
+    spare_compiler,
+    spare_shared_memory,
+    without_batch,
+)
 from zeropods.train.device import resolve_precision
 from zeropods.train.tasks import Prepared, Task
 
-DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
-"""Flags that divide the rows of a step over processes and passes."""
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
 """Techniques that keep the same files."""
+WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")
+"""Schedules that need settings of their own, for which there is no flag."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ class TrainingJob:
 
         On another number of processes the same rows per step are divided otherwise: that is the same run.
         """
-        flags = {key: value for key, value in self.task.settings(self.prepared).items() if key not in DIVISION}
+        flags = {key: value for key, value in self.task.settings(self.prepared).items() if key not in (ROWS, PASSES)}
         return {
             **flags,
             "effective_batch_size": self.effective_batch_size(),
@@ -204,3 +216,80 @@ def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[
         "git_revision": environment.git_revision(Path(__file__).parent),
         "hardware": environment.hardware() | {"gpus": gpus},
     }
+
+
+def training_arguments(job: TrainingJob) -> TrainingArguments:
+    """transformers' arguments; making them starts the process group."""
+    if job.template is None:
+        return _transformers_arguments(job)
+    processes.be_the_only_rank()
+    compile_in_turns()
+    spare_shared_memory()
+    settings = _transformers_arguments(job)
+    # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
+    import deepspeed
+
+    deepspeed.init_distributed(verbose=False)
+    spare_compiler(job.template)
+    return settings
+
+
+def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
+    arguments, on_gpu = job.arguments, torch.cuda.is_available()
+    schedules = [kind.value for kind in SchedulerType if kind.value not in WITH_SETTINGS]
+    if arguments.lr_scheduler_type not in schedules:
+        raise UserError(f"--lr_scheduler_type {arguments.lr_scheduler_type!r}; expected {', '.join(schedules)}")
+    settings = TrainingArguments(
+        output_dir=str(job.folder / "checkpoints"),
+        num_train_epochs=arguments.epochs,
+        max_steps=arguments.max_steps,
+        per_device_train_batch_size=arguments.per_device_train_batch_size,
+        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
+        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        activation_checkpointing=arguments.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+        learning_rate=arguments.learning_rate,
+        lr_scheduler_type=arguments.lr_scheduler_type,
+        warmup_steps=arguments.warmup_steps,
+        adam_beta1=arguments.adam_beta1,
+        adam_beta2=arguments.adam_beta2,
+        weight_decay=arguments.weight_decay,
+        max_grad_norm=arguments.max_grad_norm,
+        logging_steps=arguments.logging_steps,
+        eval_strategy=_strategy(arguments.eval_steps),
+        eval_steps=arguments.eval_steps or None,
+        save_strategy=_strategy(arguments.save_steps),
+        save_steps=arguments.save_steps or 500,
+        load_best_model_at_end=arguments.wants_best_model,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        deepspeed=job.deepspeed,
+        # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
+        bf16=job.precision == "bf16" and job.deepspeed is not None,
+        fp16=job.precision == "fp16",
+        seed=arguments.seed,
+        report_to=[],
+        remove_unused_columns=False,
+        label_names=["labels"],
+        dataloader_num_workers=arguments.dataloader_num_workers,
+        dataloader_pin_memory=on_gpu,
+        # A copy that blocks waits for all that the GPU still has to do.
+        accelerator_config={"non_blocking": True} if on_gpu else None,
+        ddp_find_unused_parameters=False,
+        use_cpu=not on_gpu,
+        logging_first_step=True,
+        # It would wait for the device in each step, and log another number in place of NaN.
+        logging_nan_inf_filter=False,
+        disable_tqdm=not sys.stderr.isatty(),
+    )
+    if settings.n_gpu > 1:
+        # A process trains on one GPU. transformers would divide its model over all that it sees, by `DataParallel`, and
+        # give each of them a whole batch.
+        settings._n_gpu = 1
+    return settings
+
+
+def _strategy(steps: int | None) -> str:
+    if steps is None:
+        return "epoch"
+    return "steps" if steps else "no"

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ class Meter:
         """
         measured.machine, measured.gpu = environment.machine(), gpu_name()
         self.phases = Phases(counters(), age_seconds)
-        self.clock = step_clock()
+        self.clock = StepClock()
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
         path = folder / "memory" / f"{measured.rank}.csv"
@@ -113,7 +112,7 @@ class TokenCount:
         self._source: int | Tensor = 0
         self._target = self._padded = self._most = 0
 
-    def add(self, inputs: dict[str, Any]) -> None:
+    def add(self, inputs: dict[str, Tensor]) -> None:
         """Count a forward pass of a collator's batch. Without a mask no token of it is padding."""
         (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
         mask, padded = inputs.get("attention_mask"), rows * (source + target)
@@ -136,44 +135,30 @@ class TokenCount:
 # Times of optimizer steps, of which none waits for the device.
 
 
-class Mark(Protocol):
-    """A moment in the device's work."""
+class Mark:
+    """A moment in the device's work: by the process's clock, or as an event among what a GPU was given to do.
 
-    def is_past(self) -> bool:
-        """Whether the device has come there."""
-
-    def seconds_since(self, earlier: Any) -> float:
-        """Seconds between two moments of one kind that are past."""
-
-
-class HostMark:
-    """A moment by this process's clock: a CPU has done its work when the call returns."""
+    A CPU has done its work when a call returns; a GPU's host runs ahead undisturbed.
+    """
 
     def __init__(self) -> None:
         self.at = time.perf_counter()
+        self.event = torch.cuda.Event(enable_timing=True) if torch.cuda.is_available() else None
+        if self.event is not None:
+            self.event.record()
 
     def is_past(self) -> bool:
-        return True
-
-    def seconds_since(self, earlier: Any) -> float:
-        return self.at - earlier.at
-
-
-class CudaMark:
-    """An event in the GPU's own sequence of work, so that the host runs ahead undisturbed."""
-
-    def __init__(self) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
-
-    def is_past(self) -> bool:
+        """Whether the device has come there."""
         try:
-            return self.event.query()
+            return self.event is None or self.event.query()
         except torch.AcceleratorError:
             # A device that has failed comes no further; what it had done before stays measured.
             return False
 
-    def seconds_since(self, earlier: Any) -> float:
+    def seconds_since(self, earlier: Mark) -> float:
+        """Seconds between two moments that are past."""
+        if self.event is None or earlier.event is None:
+            return self.at - earlier.at
         return earlier.event.elapsed_time(self.event) / 1_000
 
 
@@ -188,14 +173,16 @@ class TimedStep:
 class StepClock:
     """Times of training steps, without what lies between them."""
 
-    def __init__(self, mark: Callable[[], Mark], wait: Callable[[], None]) -> None:
-        """`mark` makes the present moment; `wait` ends when the device has done all its work."""
-        self.settle = wait
-        """Waits for the device, so that every step is timed."""
+    def __init__(self, mark: Callable[[], Mark] = Mark) -> None:
+        """`mark` makes the present moment."""
         self._mark = mark
         self._began = mark()
         self._laps: list[tuple[Mark, Mark, Tokens] | TimedStep] = []
         self._past = 0
+
+    def settle(self) -> None:
+        """Wait for the device, so that every step is timed."""
+        synchronize()
 
     def restart(self) -> None:
         """Begin a step here: what was before belongs to none."""
@@ -219,8 +206,3 @@ class StepClock:
                 self._laps[number] = TimedStep(ended.seconds_since(began), counted)
             self._past = number + 1
         return [step for step in self._laps[: self._past] if isinstance(step, TimedStep)]
-
-
-def step_clock() -> StepClock:
-    """A clock for the device that this process trains on."""
-    return StepClock(CudaMark if torch.cuda.is_available() else HostMark, synchronize)

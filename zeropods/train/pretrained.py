@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
+from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
 from zeropods.files import has_weights, refuse_other_weights
 from zeropods.train import processes
@@ -23,9 +24,9 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
     """A model of the class with the weights that `name` has, in FP32.
 
     Args:
-        name: a local folder or a hub id; `check_folder` has seen it.
+        name: a local folder or a hub id.
         flag: the flag that gave the name, for what is said when it cannot be loaded.
-        options: for `from_pretrained`.
+        options: for `from_pretrained`, those of `source_options` among them.
 
     Raises:
         UserError: it cannot be read, or a tensor is missing or of another size: transformers would draw that at random.
@@ -56,14 +57,15 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
     return model
 
 
-def check_folder(name: str) -> None:
-    """Refuse a local folder without weights, or with weights of another format."""
+def source_options(name: str) -> dict[str, Any]:
+    """How `from_pretrained` is to look for a model; a local folder needs weights, and none of another format."""
     folder = Path(name)
     if folder.is_dir() and not has_weights(folder):
         raise UserError(
             f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
         )
     refuse_other_weights(folder)
+    return {} if folder.is_dir() else hub_options(name)
 
 
 @contextlib.contextmanager
@@ -90,6 +92,15 @@ def check_tokenizer(flag: str, name: str, own: PreTrainedTokenizerBase, prepared
                 f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's gives "
                 f"{ids.get(token)}; prepare the data with --tokenizer {name}"
             )
+
+
+def check_vocabulary(data: str, name: str, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
+    """A model needs an embedding row for each token of the prepared set."""
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"{data}: its tokenizer has {len(tokenizer)} tokens, {name} has {rows} embedding rows; "
+            "prepare the data with the model's own tokenizer"
+        )
 
 
 def _fault(found: dict[str, Any]) -> str | None:

@@ -1,15 +1,35 @@
-"""What the processes of a run tell one another outside of training."""
+"""What the processes of a run tell one another outside of training, and the signals that they hear.
+
+A signal ends a run, or asks it to save at its next step and end, so that it can go on elsewhere. Schedulers announce an
+end so: SLURM with `--signal=USR1@120`, clouds before they take a machine back. `ZEROPODS_SAVE_SIGNAL` names the signal;
+where it names none, nothing here costs a step anything.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Callable
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from transformers import TrainerCallback
 
 from zeropods.errors import UserError
 from zeropods.programs import free_port
+
+UNHEARD_SECONDS = 2.0
+"""How long the main thread may take to act on a signal before it counts as waiting."""
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
+VARIABLE = "ZEROPODS_SAVE_SIGNAL"
+NAMES = ("USR1", "USR2", "TERM", "HUP", "CONT", "URG")
+
+log = logging.getLogger(__name__)
 
 
 class SharedError(UserError):
@@ -51,19 +71,24 @@ def gathered(value: Any) -> list[Any]:
     return values
 
 
+def on_every_rank(action: Callable[[], Any]) -> list[Any]:
+    """Do something on every rank, and give each of them all results, or the first `UserError` as a `SharedError`."""
+    result, failure = None, None
+    try:
+        result = action()
+    except UserError as error:
+        # Every rank is told, or the others would wait for ever.
+        failure = str(error)
+    told = gathered((result, failure))
+    for _, failed in told:
+        if failed is not None:
+            raise SharedError(failed)
+    return [each for each, _ in told]
+
+
 def on_rank_zero(action: Callable[[], Any]) -> Any:
     """Do something on rank 0 and give every rank its result, or its `UserError` as a `SharedError`."""
-    told: list[Any] = [None, None]
-    if rank() == 0:
-        try:
-            told[0] = action()
-        except UserError as error:
-            told[1] = str(error)
-    if dist.is_initialized():
-        dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise SharedError(told[1])
-    return told[0]
+    return on_every_rank(action if rank() == 0 else lambda: None)[0]
 
 
 def alone_on_rank_zero(measure: Callable[[], float]) -> float | None:
@@ -83,3 +108,115 @@ def leave() -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+
+
+# Signals that end a run, or ask it to save first
+
+
+@contextlib.contextmanager
+def heard_while_waiting(act: Callable[[str], None], *, saving: signal.Signals | None = None) -> Iterator[None]:
+    """Call `act` with a signal's name, in a thread, where the main thread does not leave this block on it.
+
+    Python's own handlers run in the main thread between two instructions, which a rank that waits in a collective for
+    a lost pod never reaches. The operating system's byte on a wake-up socket reaches another thread all the same.
+    To be entered in the main thread.
+
+    Args:
+        saving: a signal on which the main thread goes on, until it has saved.
+    """
+    hearing, waking = socket.socketpair()
+    waking.setblocking(False)
+    before = signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    endings = [number for number in ENDINGS if number != saving]
+    thread = threading.Thread(target=_listen, args=(hearing, endings, act), name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        waking.close()
+        thread.join()
+        hearing.close()
+
+
+def _listen(hearing: socket.socket, endings: Sequence[int], act: Callable[[str], None]) -> None:
+    """Read signal numbers until the other end is closed."""
+    while number := hearing.recv(1):
+        if number[0] not in endings:
+            continue
+        hearing.settimeout(UNHEARD_SECONDS)
+        try:
+            while hearing.recv(1):
+                pass
+            return
+        except TimeoutError:
+            act(signal.Signals(number[0]).name)
+        hearing.settimeout(None)
+
+
+class SavedOnSignalError(SharedError):
+    """The run was asked to end, and has saved all that it needs to go on."""
+
+    exit_status = os.EX_TEMPFAIL
+
+
+class SaveSignal:
+    """The signal on which this process saves and ends, and whether it has come."""
+
+    def __init__(self) -> None:
+        """Take the signal that the environment names, with or without `SIG`; it may name none."""
+        said = os.environ.get(VARIABLE, "")
+        name = said.removeprefix("SIG")
+        if name and name not in NAMES:
+            raise UserError(f"{VARIABLE} {said!r}; expected {', '.join(NAMES)}")
+        self.number = signal.Signals[f"SIG{name}"] if name else None
+        self.heard = False
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take notice of the signal. To be entered in the main thread."""
+        if self.number is None:
+            yield
+            return
+        before = signal.signal(self.number, self._hear)
+        try:
+            yield
+        finally:
+            # A process that ends because of it shall not be killed by the next one on its last steps.
+            signal.signal(self.number, signal.SIG_IGN if self.heard else before)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        # A flag and nothing else, so that a second signal disturbs no save.
+        self.heard = True
+
+
+class SaveOnSignal(TrainerCallback):
+    """Saves at the end of the step in which any rank heard the signal, then ends the run.
+
+    All ranks must make one: they ask one another now which signal it is, and after each step whether it came. Where
+    no rank listens, nothing is asked.
+    """
+
+    def __init__(self, asked: SaveSignal) -> None:
+        self.asked = asked
+        names = gathered(asked.number and asked.number.name)
+        self.name: str | None = next(filter(None, names), None)
+        self.saving = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.name is not None and _on_any_rank(self.asked.heard, args.device):
+            log.info("step %d: %s, saving", state.global_step, self.name)
+            self.saving = True
+            control.should_save = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.saving:
+            raise SavedOnSignalError(f"{self.name}: saved at step {state.global_step}")
+
+
+def _on_any_rank(heard: bool, device: torch.device) -> bool:
+    if world_size() == 1:
+        return heard
+    flag = torch.tensor(int(heard), device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())

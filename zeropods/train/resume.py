@@ -5,36 +5,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
+import pickle
+import shutil
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState, set_seed
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 
 from zeropods.errors import UserError
-from zeropods.files import said_in_one_line
+from zeropods.files import first_line, foreign_object, plain_values_only, said_in_one_line
 from zeropods.measure.run_folder import Opening
-from zeropods.programs import bound_argv
 from zeropods.train import processes
 from zeropods.train.checkpoints import (
     MANIFEST,
+    STATE,
     UNIVERSAL,
     CheckpointManifest,
     Origin,
     SavedFile,
     UnsoundError,
-    check_universal,
     complete,
     discard,
     hashed,
     make_room,
-    make_universal,
     name_of,
     names_in,
     newest_good,
@@ -44,11 +41,8 @@ from zeropods.train.checkpoints import (
 )
 
 REMEDY = "free or repair the disk, then run again: it resumes from the checkpoint before"
-CONVERT_SECONDS = 1_500.0
-"""The other ranks wait 1,800 s for rank 0 before they give up."""
-PROGRESS_SECONDS = 5.0
-PACKAGES = Path(__file__).resolve().parents[2]
-"""Where this package is: a process finds it wherever it starts."""
+UNDIVIDED = (STATE, "scheduler.pt")
+"""What each checkpoint holds undivided, and resuming reads."""
 
 log = logging.getLogger(__name__)
 
@@ -79,20 +73,19 @@ class Checkpoints:
             UserError: the disk is full, or may not be written; earlier checkpoints stay as they are.
         """
         place = self.folder / name_of(step)
+        in_one_line = said_in_one_line(self.folder, place.name, REMEDY)
 
-        def guarded(act: Callable[[], object]) -> Callable[[], None]:
-            def acted() -> None:
-                with said_in_one_line(self.folder, place.name, REMEDY):
-                    act()
-
-            return acted
+        def own_files() -> dict[str, SavedFile]:
+            return hashed(place, share(names_in(place), processes.rank(), processes.world_size()))
 
         try:
-            processes.on_rank_zero(guarded(lambda: make_room(self.folder, step)))
-            guarded(write)()
+            processes.on_rank_zero(in_one_line(lambda: make_room(self.folder, step)))
+            in_one_line(write)()
             processes.gathered(None)
-            files = _hashed_by_all(place)
-            processes.on_rank_zero(guarded(lambda: complete(self.folder, step, self.origin, files)))
+            files: dict[str, SavedFile] = {}
+            for theirs in processes.on_every_rank(in_one_line(own_files)):
+                files |= theirs
+            processes.on_rank_zero(in_one_line(lambda: complete(self.folder, step, self.origin, files)))
         except UserError:
             # The run's record still has to be written: give back the room that an unfinished checkpoint takes.
             if not (place / MANIFEST).exists():
@@ -131,9 +124,7 @@ class Checkpoints:
         return processes.on_rank_zero(checked)
 
     def fitted(self, checkpoint: Path, manifest: CheckpointManifest) -> Path:
-        """What this number of ranks can load of a checkpoint that verifies: itself, or its universal form.
-
-        That is made where there is none yet.
+        """What this number of ranks can load of a checkpoint that verifies: itself, or the universal form made of it.
 
         Args:
             manifest: the checkpoint's own.
@@ -149,24 +140,15 @@ class Checkpoints:
                 f"{checkpoint}: saved by {saved_by} ranks; with a DeepSpeed configuration that is none of dsconfig/ "
                 f"it resumes on {saved_by} ranks only"
             )
-        return processes.on_rank_zero(lambda: self._universal(checkpoint, manifest))
-
-    def _universal(self, checkpoint: Path, manifest: CheckpointManifest) -> Path:
-        """On rank 0, which has the run's lock."""
         place = self.folder / UNIVERSAL / str(manifest.step)
-        try:
-            if place.exists():
-                check_universal(place, checkpoint)
-                return place
-        except UnsoundError as unsound:
-            _say(f"{place}: made again: {unsound}")
-        _say(f"{place}: made of {checkpoint.name} ({manifest.origin.world_size} ranks -> {self.origin.world_size})")
-        try:
+
+        def made() -> Path:
+            _say(f"{place}: made of {checkpoint.name} ({saved_by} ranks -> {self.origin.world_size})")
             with said_in_one_line(place.parent, place.name, REMEDY):
-                make_universal(place, checkpoint, manifest, convert)
-        except UnsoundError as unsound:
-            raise UserError(f"{checkpoint}: {unsound}; resume on as many ranks") from None
-        return place
+                make_universal(place, checkpoint, manifest)
+            return place
+
+        return processes.on_rank_zero(made)
 
     def _prune(self, step: int, keep: int, best: str | None) -> None:
         """On rank 0; what cannot be deleted takes room, and is no reason to end a run."""
@@ -179,91 +161,79 @@ class Checkpoints:
             _say(f"{self.folder / name_of(step)}: {unsound}; older checkpoints stay", logging.WARNING)
 
 
-def _hashed_by_all(place: Path) -> dict[str, SavedFile]:
-    """The files of all ranks, each of which hashes its own."""
-    mine: dict[str, SavedFile] = {}
-    failure = None
-    try:
-        with said_in_one_line(place.parent, place.name, REMEDY):
-            mine = hashed(place, share(names_in(place), processes.rank(), processes.world_size()))
-    except UserError as error:
-        # Every rank is told, or the others would wait for ever.
-        failure = str(error)
-    files: dict[str, SavedFile] = {}
-    for theirs, failed in processes.gathered((mine, failure)):
-        if failed is not None:
-            raise processes.SharedError(failed)
-        files |= theirs
-    return files
-
-
 def _say(line: str, level: int = logging.INFO) -> None:
     log.log(level, "%s", line)
     print(line, file=sys.stderr, flush=True)
 
 
-def convert(shards: Path, out: Path, *, limit: float = CONVERT_SECONDS) -> None:
-    """Make the universal form of a folder of ZeRO's shards, in a process of its own (`train.convert`).
+def make_universal(place: Path, checkpoint: Path, manifest: CheckpointManifest) -> None:
+    """Make the form of a checkpoint that any number of ranks can load, by DeepSpeed's own converter.
+
+    It is made for the attempt that is about to load it, and gone with the next checkpoint, so no manifest proves it.
 
     Args:
-        shards: a checkpoint's folder of what ZeRO has divided; it has been verified.
-        out: the folder to make; its own folder gets `latest_universal`, which names it.
-        limit: seconds after which it is given up.
+        place: the folder to make; what is there is replaced.
+        checkpoint: a checkpoint that verifies. The converter makes tensors and plain values only of what it reads.
+        manifest: the checkpoint's.
 
     Raises:
-        UserError: it took too long, ran out of room, or the shards hold what is no plain value.
+        UserError: there are no shards of ZeRO, or they hold what is no plain value or cannot be converted.
     """
-    command = bound_argv([sys.executable, "-m", "zeropods.train.convert", str(shards), str(out)])
-    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
-    # It needs no GPU, and would take room on one.
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    from deepspeed.checkpoint import ds_to_universal
+
+    shards = manifest.shards()
+    if shards is None:
+        raise UserError(f"{checkpoint}: holds no shards of ZeRO; resume on as many ranks")
+    discard(place)
+    place.mkdir(parents=True)
+    for name in manifest.files.keys() & set(UNDIVIDED):
+        shutil.copyfile(checkpoint / name, place / name)
+    wanted = Namespace(
+        input_folder=str(checkpoint / shards),
+        output_folder=str(place / f"{shards}_{UNIVERSAL}"),
+        # Worker processes would each hold a rank's states.
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
     )
-    began, said = time.monotonic(), None
     try:
-        while said is None:
-            try:
-                said = process.communicate(timeout=min(PROGRESS_SECONDS, limit))[1]
-            except subprocess.TimeoutExpired:
-                elapsed = time.monotonic() - began
-                if elapsed >= limit:
-                    raise UserError(
-                        f"{shards}: not converted within {limit:.0f} s; resume on as many ranks as saved it"
-                    ) from None
-                _say(f"{out.parent}: converting for {elapsed:.0f} s")
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode != 0:
-        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-        for line in reversed(lines):
-            if line.startswith("zeropods: "):
-                raise UserError(line.removeprefix("zeropods: "))
-        last = f": {lines[-1][:200]}" if lines else ""
-        status = process.returncode
-        raise UserError(f"{shards}: the conversion ended with status {status}{last}; resume on as many ranks")
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), plain_values_only():
+            ds_to_universal.main(wanted)
+    except pickle.UnpicklingError as error:
+        what = f"holds {foreign_object(error)}, which is no plain value; it is not opened"
+        raise UserError(f"{checkpoint / shards}: {what}") from None
+    except (ValueError, KeyError, RuntimeError, NotImplementedError, AssertionError) as error:
+        fault = f"cannot be converted ({first_line(error)}); resume on as many ranks"
+        raise UserError(f"{checkpoint / shards}: {fault}") from None
 
 
-# What an attempt goes on from, and whether any training is left to do.
+# What an attempt goes on from, and whether any training is left to do
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """A checkpoint to go on from."""
+    """A checkpoint that an attempt goes on from."""
 
-    checkpoint: str | None = None
-    """None: from the beginning."""
-    same_run: bool = False
-    """Whether it was saved under the settings of this run, so that what ended that run ended this one."""
-    step: int = 0
-    universal: bool = False
-    """Whether it is the universal form of what another number of ranks had saved with ZeRO."""
-    other_ranks: bool = False
-    """Whether another number of ranks had saved it."""
+    checkpoint: Path
+    """What is loaded: the checkpoint itself, or its universal form."""
+    saved: CheckpointManifest
+    wanted: Origin
+    """The origin of the checkpoints that this attempt saves."""
+
+    @property
+    def universal(self) -> bool:
+        """Whether another number of ranks had saved it with ZeRO, so that its universal form is loaded."""
+        return self.checkpoint.parent.name == UNIVERSAL
+
+    @property
+    def other_ranks(self) -> bool:
+        """Whether another number of ranks had saved it."""
+        return self.saved.origin.world_size != self.wanted.world_size
 
     def has_ended(self, state: TrainerState) -> bool:
-        """Whether training had ended when the checkpoint was saved: by steps, the clock, or want of progress.
+        """Whether the run had ended when the checkpoint was saved: by steps, the clock, or want of progress.
 
         A run may be killed after its last checkpoint and before its record. transformers looks for the end only
         after a step, and would train one too many.
@@ -271,13 +241,12 @@ class Resumption:
         Args:
             state: the state of a trainer that has loaded the checkpoint.
         """
-        if state.global_step >= state.max_steps:
-            return True
+        same_run = self.saved.origin.settings == self.wanted.settings
         stopping = _saved_by(state, "TrainerControl").get("args", {}).get("should_training_stop")
-        return self.checkpoint is not None and self.same_run and bool(stopping)
+        return state.global_step >= state.max_steps or (same_run and bool(stopping))
 
 
-def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption:
+def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resumption | None:
     """What `--resume` asks for: the newest checkpoint that counts, nothing, or one that is named and verified."""
     found = None
     if asked not in ("auto", "never"):
@@ -286,17 +255,10 @@ def resumption(asked: str, opening: Opening, checkpoints: Checkpoints) -> Resump
     elif opening.resume:
         found = checkpoints.newest()
     if found is None:
-        return Resumption()
-    place, manifest = found
-    fitted, wanted = checkpoints.fitted(place, manifest), checkpoints.origin
+        return None
+    fitted = checkpoints.fitted(*found)
     log.info("resuming from %s", fitted)
-    return Resumption(
-        str(fitted),
-        same_run=manifest.origin.settings == wanted.settings,
-        step=manifest.step,
-        universal=fitted != place,
-        other_ranks=manifest.origin.world_size != wanted.world_size,
-    )
+    return Resumption(fitted, found[1], checkpoints.origin)
 
 
 class ResumedPatience(TrainerCallback):
@@ -310,82 +272,7 @@ class ResumedPatience(TrainerCallback):
         self.stopping.early_stopping_patience_counter = saved.get("early_stopping_patience_counter", 0)
 
 
-def has_waited(callbacks: Iterable[TrainerCallback]) -> bool:
-    """Whether early stopping, where it is among the callbacks, has waited as long as it may."""
-    stopping = [callback for callback in callbacks if isinstance(callback, EarlyStoppingCallback)]
-    return any(one.early_stopping_patience_counter >= one.early_stopping_patience for one in stopping)
-
-
 def _saved_by(state: TrainerState, callback: str) -> dict[str, Any]:
     """What a callback had put into the state; the last one of a kind."""
     found = (state.stateful_callbacks or {}).get(callback, {})
     return found[-1] if isinstance(found, list) and found else found or {}
-
-
-# transformers' trainer, resuming also where training had ended or other ranks have saved the checkpoint.
-
-
-class ResumingTrainer(Trainer):
-    """`Trainer` that does as its `resumption` says, which is set before training begins."""
-
-    control: Any
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.resumption = Resumption()
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train for an epoch, unless the checkpoint that was loaded is of the end."""
-        if self.resumption.has_ended(self.state):
-            self.control.should_training_stop = True
-        else:
-            super()._run_epoch(*args, **kwargs)
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Prepare, and load what is resumed: an engine is told by its configuration that it is a universal one."""
-        if self.resumption.universal:
-            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
-            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-        return super()._prepare_for_training(*args, **kwargs)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what DeepSpeed has not loaded just before."""
-        if self.resumption.universal:
-            _universal_loaded(self.model_wrapped)
-        super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Go on with this rank's random numbers; on another number of ranks, with new ones by seed, step and place.
-
-        The order of rows does not depend on them; dropout masks do.
-        """
-        args = self.args
-        if self.resumption.other_ranks:
-            place = (args.seed, self.resumption.step, args.world_size, args.process_index)
-            set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
-        else:
-            super()._load_rng_state(checkpoint)
-
-
-@contextlib.contextmanager
-def loading_universal(engine: Any) -> Iterator[None]:
-    """What DeepSpeed's engine loads in this block is a universal checkpoint."""
-    engine._config.load_universal_checkpoint = True
-    try:
-        yield
-    finally:
-        _universal_loaded(engine)
-
-
-def _universal_loaded(engine: Any) -> None:
-    """Correct what was loaded, and let what the engine loads after that be checkpoints of its own.
-
-    ZeRO-3 gives all its sub-groups one tensor that counts their steps: each sub-group would count for all, and Adam's
-    correction of its averages would be that of a later step.
-    """
-    engine._config.load_universal_checkpoint = False
-    # DeepSpeed's optimizer has torch's within; without ZeRO it is that itself.
-    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    for state in optimizer.state.values():
-        if torch.is_tensor(state.get("step")):
-            state["step"] = state["step"].clone()

@@ -1,31 +1,40 @@
-"""One run of a training script, from its flags to its record."""
+"""One run of a training script, from its flags to its record: train, evaluate, save, and write down how it ended."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import sys
 import time
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import IntervalStrategy, SchedulerType, TrainingArguments
+from transformers import EarlyStoppingCallback, IntervalStrategy, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
 
 from zeropods import files
-from zeropods.errors import UserError, terminable
+from zeropods.errors import terminable
 from zeropods.measure import environment
+from zeropods.measure.record import RankMeasurement, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
-from zeropods.programs import compile_in_turns
+from zeropods.tables import GIB
 from zeropods.train import processes
-from zeropods.train.attempt import attempt
-from zeropods.train.compiled import spare_compiler, spare_shared_memory
-from zeropods.train.device import choose_tf32
-from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config
-from zeropods.train.signals import SaveSignal
+from zeropods.train.arguments import RunArguments
+from zeropods.train.checkpoints import Origin, digest
+from zeropods.train.cpu import suit_cpu
+from zeropods.train.device import choose_tf32, compile_model, matmul_flops_per_second
+from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
+from zeropods.train.meter import Meter
+from zeropods.train.optimizer import MasterAdamW, round_to_bf16
+from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
+from zeropods.train.recorder import Curves, LiveBytesRecorder, Recorder
+from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
 from zeropods.train.tasks import Task
-
-WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")
-"""Schedules that need settings of their own, for which there is no flag."""
+from zeropods.train.trainer import MeasuredTrainer, TimeLimit
 
 
 def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
@@ -46,16 +55,17 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         try:
             with contextlib.ExitStack() as stack, terminable(saving=save_signal.number):
                 processes.on_rank_zero(lambda: stack.enter_context(locked(job.folder)))
-                _train(job.with_data(), settings, argv, began, save_signal)
+                _opened(job.with_data(), settings, argv, began, save_signal)
         except processes.SharedError:
             processes.leave()
             raise
         processes.leave()
 
 
-def _train(
+def _opened(
     job: TrainingJob, settings: TrainingArguments, argv: list[str], began: float, save_signal: SaveSignal
 ) -> None:
+    """Open the run folder, and make an attempt unless the run in it is finished."""
     if job.prepared.dev is None:
         settings.eval_strategy = IntervalStrategy.NO
     hosts = list(dict.fromkeys(processes.gathered(environment.host())))
@@ -74,84 +84,175 @@ def _train(
         print(f"{job.folder}: this run is finished; nothing to do", file=sys.stderr)
 
 
-def training_arguments(job: TrainingJob) -> TrainingArguments:
-    """transformers' arguments; making them starts the process group."""
-    if job.template is None:
-        return _transformers_arguments(job)
-    processes.be_the_only_rank()
-    compile_in_turns()
-    spare_shared_memory()
-    settings = _transformers_arguments(job)
-    # On a CPU transformers leaves this to the trainer, and ZeRO-3 then loads a model as if on one process.
-    import deepspeed
+def attempt(
+    job: TrainingJob, settings: TrainingArguments, opening: Opening, age_seconds: float, save_signal: SaveSignal
+) -> None:
+    """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
 
-    deepspeed.init_distributed(verbose=False)
-    spare_compiler(job.template)
-    return settings
+    Where a supervisor started the ranks (`ZEROPODS_RUN` is set) it composes the record: it knows of pods that
+    are gone.
 
-
-def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
-    arguments, on_gpu = job.arguments, torch.cuda.is_available()
-    schedules = [kind.value for kind in SchedulerType if kind.value not in WITH_SETTINGS]
-    if arguments.lr_scheduler_type not in schedules:
-        raise UserError(f"--lr_scheduler_type {arguments.lr_scheduler_type!r}; expected {', '.join(schedules)}")
-    settings = TrainingArguments(
-        output_dir=str(job.folder / "checkpoints"),
-        num_train_epochs=arguments.epochs,
-        max_steps=arguments.max_steps,
-        per_device_train_batch_size=arguments.per_device_train_batch_size,
-        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
-        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-        **checkpointing(arguments.gradient_checkpointing),
-        learning_rate=arguments.learning_rate,
-        lr_scheduler_type=arguments.lr_scheduler_type,
-        warmup_steps=arguments.warmup_steps,
-        adam_beta1=arguments.adam_beta1,
-        adam_beta2=arguments.adam_beta2,
-        weight_decay=arguments.weight_decay,
-        max_grad_norm=arguments.max_grad_norm,
-        logging_steps=arguments.logging_steps,
-        eval_strategy=_strategy(arguments.eval_steps),
-        eval_steps=arguments.eval_steps or None,
-        save_strategy=_strategy(arguments.save_steps),
-        save_steps=arguments.save_steps or 500,
-        load_best_model_at_end=arguments.wants_best_model,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        deepspeed=job.deepspeed,
-        # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
-        bf16=job.precision == "bf16" and job.deepspeed is not None,
-        fp16=job.precision == "fp16",
-        seed=arguments.seed,
-        report_to=[],
-        remove_unused_columns=False,
-        label_names=["labels"],
-        dataloader_num_workers=arguments.dataloader_num_workers,
-        dataloader_pin_memory=on_gpu,
-        # A copy that blocks waits for all that the GPU still has to do.
-        accelerator_config={"non_blocking": True} if on_gpu else None,
-        ddp_find_unused_parameters=False,
-        use_cpu=not on_gpu,
-        logging_first_step=True,
-        # It would wait for the device in each step, and log another number in place of NaN.
-        logging_nan_inf_filter=False,
-        disable_tqdm=not sys.stderr.isatty(),
+    Args:
+        age_seconds: how long ago the process began.
+        save_signal: tells whether the run is to save and end.
+    """
+    profiler = (job.deepspeed or {}).get("flops_profiler", {})
+    measured = RankMeasurement(
+        rank=processes.rank(),
+        host=environment.host(),
+        # A rate leaves out the first step, and those up to the profiler's, which is far slower.
+        warmup_steps=profiler.get("profile_step", 1) + 1 if profiler.get("enabled") else 1,
     )
-    if settings.n_gpu > 1:
-        # A process trains on one GPU. transformers would divide its model over all that it sees, by `DataParallel`, and
-        # give each of them a whole batch.
-        settings._n_gpu = 1
-    return settings
+    with train_log(job.folder):
+        meter = Meter(job.folder, measured, interval=job.arguments.memory_interval, age_seconds=age_seconds)
+
+        def write_interrupted(signal_name: str) -> None:
+            """Write what was measured so far, for a main thread that cannot."""
+            waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
+            _write(waiting, meter, job.folder)
+
+        together = False
+        try:
+            with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
+                _train(job, settings, opening, measured, meter, save_signal)
+            measured.status, together = "ok", True
+        except BaseException as error:
+            measured.status, measured.reason = outcome(error, meter)
+            together = isinstance(error, SavedOnSignalError)
+            raise
+        finally:
+            _write(measured, meter, job.folder)
+            # Where all ranks have come here, rank 0 waits for what they write.
+            if together and processes.world_size() > 1:
+                torch.distributed.barrier()
+            if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
+                write_record(job.folder, compose_record(job.folder))
 
 
-def checkpointing(asked: bool) -> dict[str, Any]:
-    """Recomputing activations, by the name that this transformers has for it; 5.17 still had the older one."""
-    new = any(field.name == "activation_checkpointing" for field in fields(TrainingArguments))
-    name = "activation_checkpointing" if new else "gradient_checkpointing"
-    return {name: asked, f"{name}_kwargs": {"use_reentrant": False}}
+def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
+    """Status and reason of an attempt that ended with an exception; out of memory, with the phase and the peak."""
+    text = f"{type(error).__name__}: {error}"
+    first = text.split("\n")[0]
+    if isinstance(error, SavedOnSignalError):
+        return "interrupted", str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", str(error) or "SIGINT"
+    # The CPU's allocator has no exception of its own.
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate" in text:
+        _, most = meter.phases.measured()
+        peak, kind = (most.resident, "resident") if most.allocated is None else (most.allocated, "allocated")
+        shown = "" if peak is None else f", peak {kind} {peak / GIB:.2f} GiB"
+        return (
+            "oom",
+            f"{first}; phase {meter.failed_in or meter.phases.phase}, {meter.heartbeat.step} steps done{shown}",
+        )
+    return "failed", first
 
 
-def _strategy(steps: int | None) -> str:
-    if steps is None:
-        return "epoch"
-    return "steps" if steps else "no"
+@contextlib.contextmanager
+def train_log(folder: Path) -> Iterator[None]:
+    """Lines of this package and warnings of others go to `train.log` of the run; rank 0 writes it."""
+    if processes.rank() != 0:
+        yield
+        return
+    handler = logging.FileHandler(folder / "train.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger = logging.getLogger("zeropods")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def _write(measured: RankMeasurement, meter: Meter, folder: Path) -> None:
+    meter.fill(measured)
+    measured.ended_unix_seconds = time.time()
+    measured.write(folder)
+
+
+def _train(
+    job: TrainingJob,
+    settings: TrainingArguments,
+    opening: Opening,
+    measured: RankMeasurement,
+    meter: Meter,
+    save_signal: SaveSignal,
+) -> None:
+    measured.matmul_flops_per_second = processes.alone_on_rank_zero(lambda: matmul_flops_per_second(job.precision))
+    trainer = make_trainer(job, settings, measured, meter)
+    model: dict[str, int | str | bool | None] = {
+        **(measured.shape or {}),
+        "parameters": measured.parameters,
+        "precision": job.precision,
+        "deepspeed": job.technique if job.deepspeed else None,
+    }
+    origin = Origin(
+        run_id=opening.run_id, settings=digest(job.identity()), model=model, world_size=processes.world_size()
+    )
+    trainer.checkpoints = Checkpoints(job.folder / "checkpoints", origin, keep=job.arguments.save_total_limit)
+    trainer.resumption = resumption(job.arguments.resume, opening, trainer.checkpoints)
+    trainer.add_callback(SaveOnSignal(save_signal))
+    dev, resumed = job.prepared.dev, trainer.resumption
+    settings.eval_on_start = job.arguments.eval_on_start and dev is not None and resumed is None
+    trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
+    measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
+    last = measured.eval_losses[-1].step if measured.eval_losses else None
+    if dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
+        trainer.evaluate()
+    trainer.save_model(str(job.folder / "model"))
+    job.task.score(trainer, job.prepared, job.folder)
+
+
+def make_trainer(
+    job: TrainingJob, settings: TrainingArguments, measured: RankMeasurement, meter: Meter
+) -> MeasuredTrainer:
+    """The trainer of a run, with all that records it; the model's parameters and shape are written down."""
+    arguments = job.arguments
+    model = job.task.model(job.prepared, job.precision)
+    if not torch.cuda.is_available():
+        suit_cpu(model)
+    compile_model(model, arguments.compile)
+    # Tied parameters count once, and one that ZeRO-3 has divided counts whole.
+    measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
+    shape = job.task.shape(model)
+    measured.shape = None if shape is None else asdict(shape)
+    masters = job.precision == "bf16" and job.deepspeed is None
+    trainer = MeasuredTrainer(
+        model=round_to_bf16(model) if masters else model,
+        args=settings,
+        task=job.task,
+        data=job.prepared,
+        recorder=Recorder(measured, meter),
+    )
+    if job.deepspeed is None:
+        trainer.optimizer_cls_and_kwargs = (MasterAdamW if masters else torch.optim.AdamW, adamw_settings(arguments))
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(LiveBytesRecorder(measured, trainer.engine))
+    if processes.rank() == 0:
+        curves = Curves(job.folder / "tensorboard", meter, job.effective_batch_size(), joint=job.task.joint)
+        trainer.add_callback(curves)
+    if arguments.max_train_seconds:
+        trainer.add_callback(TimeLimit(trainer, measured))
+    if arguments.early_stopping_patience:
+        stopping = EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
+        trainer.add_callback(stopping)
+        trainer.add_callback(ResumedPatience(stopping))
+    return trainer
+
+
+def adamw_settings(arguments: RunArguments) -> dict[str, Any]:
+    """What AdamW is made with where DeepSpeed does not make it; weight decay comes with the groups of parameters."""
+    return {"lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2), "fused": True}
+
+
+def _stopped_by(trainer: MeasuredTrainer) -> str:
+    if trainer.state.global_step >= trainer.state.max_steps:
+        return "steps"
+    stopping = [each for each in trainer.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+    waited = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping)
+    return "early_stopping" if waited else "time"

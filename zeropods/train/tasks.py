@@ -15,6 +15,7 @@ from torch import Tensor
 
 from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
+from zeropods.plan.shapes import CausalShape, T5Shape
 from zeropods.train.arguments import RunArguments
 from zeropods.train.sampler import Row, TokenizedSplit, load_split
 
@@ -86,7 +87,7 @@ class Task(Protocol):
         the whole optimizer step, over all ranks.
         """
 
-    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
+    def shape(self, model: PreTrainedModel) -> T5Shape | CausalShape | None:
         """The architecture as `plan.shapes` has it; None for one that the project does not know."""
 
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:

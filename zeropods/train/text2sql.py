@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,13 +10,12 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from zeropods.data.tokenizers import hub_options, load_tokenizer
+from zeropods.data.tokenizers import load_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import T5Shape, t5_shape
 from zeropods.train.arguments import RunArguments, TextToSQLArguments
-from zeropods.train.compiled import check_compiled
-from zeropods.train.device import check_tf32
-from zeropods.train.pretrained import check_folder, check_tokenizer, load_weights
+from zeropods.train.device import check_compiled, check_tf32
+from zeropods.train.pretrained import check_tokenizer, check_vocabulary, load_weights, source_options
 from zeropods.train.sampler import Row, collate
 from zeropods.train.tasks import Prepared
 
@@ -64,8 +62,8 @@ class TextToSQL:
         """A T5."""
         return load_model(self.arguments, data.tokenizer, data.manifest.prompt)
 
-    def shape(self, model: PreTrainedModel) -> dict[str, Any] | None:
-        """The numbers of `plan.shapes.T5Shape`."""
+    def shape(self, model: PreTrainedModel) -> T5Shape | None:
+        """The shape of a T5."""
         return shape_of(model.config)
 
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
@@ -162,18 +160,13 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
         rate = 0.1 if arguments.dropout is None else arguments.dropout
         model = random_t5(t5_shape(name), arguments.seed, rate)
     else:
-        check_folder(name)
-        options: dict[str, Any] = {} if arguments.dropout is None else {"dropout_rate": arguments.dropout}
-        if not Path(name).is_dir():
-            options |= hub_options(name)
+        options = source_options(name)
+        if arguments.dropout is not None:
+            options["dropout_rate"] = arguments.dropout
         model = load_weights(T5ForTextToSQL, name, flag=FLAG, **options)
         if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
             check_tokenizer(FLAG, name, load_tokenizer(name, complete=False), tokenizer)
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"{arguments.dataset_path}: its tokenizer has {len(tokenizer)} tokens, {name} has "
-            f"{model.config.vocab_size} embedding rows; prepare the data with the model's own tokenizer"
-        )
+    check_vocabulary(arguments.dataset_path, name, tokenizer, model.config.vocab_size)
     model.config.prompt = prompt
     model.generation_config.max_length = None
     model.generation_config.max_new_tokens = arguments.generation_max_length
@@ -208,18 +201,16 @@ def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:
     )
 
 
-def shape_of(config: T5Config) -> dict[str, Any] | None:
-    """The numbers of `plan.shapes.T5Shape`; None for a variant that it does not describe (T5 v1.1, untied weights)."""
+def shape_of(config: T5Config) -> T5Shape | None:
+    """The shape of a configuration; None for a variant that it does not describe (T5 v1.1, untied weights)."""
     plain = config.feed_forward_proj == "relu" and config.tie_word_embeddings
     if not plain or config.num_layers != config.num_decoder_layers:
         return None
-    return asdict(
-        T5Shape(
-            d_model=config.d_model,
-            d_kv=config.d_kv,
-            d_ff=config.d_ff,
-            layers=config.num_layers,
-            heads=config.num_heads,
-            vocabulary=config.vocab_size,
-        )
+    return T5Shape(
+        d_model=config.d_model,
+        d_kv=config.d_kv,
+        d_ff=config.d_ff,
+        layers=config.num_layers,
+        heads=config.num_heads,
+        vocabulary=config.vocab_size,
     )

@@ -8,25 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import said_in_one_line
 from zeropods.measure.record import RankMeasurement
-from zeropods.train.compiled import step_begins, uncompiled
+from zeropods.train.device import step_begins, uncompiled
 from zeropods.train.meter import TokenCount
 from zeropods.train.optimizer import MasterAdamW, load_masters, rate_groups
 from zeropods.train.recorder import Recorder
-from zeropods.train.resume import Checkpoints, ResumingTrainer, loading_universal
+from zeropods.train.resume import Checkpoints, Resumption
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
 from zeropods.train.tasks import Prepared, Task
 
 
-class MeasuredTrainer(ResumingTrainer):
-    """`Trainer` whose figures do not depend on the number of processes."""
+class MeasuredTrainer(Trainer):
+    """`Trainer` whose figures do not depend on the number of processes, and which resumes on any number of them."""
 
+    control: Any
     train_dataset: TokenizedSplit
     eval_dataset: TokenizedSplit
     lr_scheduler: Any
@@ -37,20 +39,15 @@ class MeasuredTrainer(ResumingTrainer):
         task: Task,
         data: Prepared,
         recorder: Recorder | None = None,
-        seconds: float = 0.0,
-        scaled_rates: bool = False,
-        compiled: str = "off",
         **kwargs: Any,
     ) -> None:
         """`Trainer` over the rows of `data`, with its tokenizer and the task's batches.
 
         Args:
-            task: what a script's runs have of their own.
+            task: what a script's runs have of their own; its arguments may ask for rates by kind of weight, for
+                compiled passes, and for an end by the clock.
             data: rows to train on and to evaluate.
             recorder: measures the run; it takes this trainer's tokens.
-            seconds: training time by which the learning rate reaches 0; 0: by the last step.
-            scaled_rates: learning rates by kind of weight, as in `optimizer.rate_groups`.
-            compiled: what of the model is, as `compiled.compile_model` has it.
         """
         super().__init__(
             train_dataset=data.train,
@@ -60,13 +57,13 @@ class MeasuredTrainer(ResumingTrainer):
             **kwargs,
         )
         self.task = task
-        self.seconds = seconds
-        self.scaled_rates = scaled_rates
-        self.compiled = compiled
+        self.asked = task.arguments
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None
         self.checkpoints: Checkpoints | None = None
         """Makes what is saved complete, and verifies what is loaded; None: transformers' own way."""
+        self.resumption: Resumption | None = None
+        """What training goes on from."""
         self.evaluated: tuple[float, int] | None = None
         """Summed loss and label tokens of the last evaluation."""
         self.add_callback(EpochOrder(self))
@@ -82,10 +79,10 @@ class MeasuredTrainer(ResumingTrainer):
         self.sampler = LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
         return self.sampler
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
         self.tokens.add(inputs)
-        step_begins(self.compiled)
+        step_begins(self.asked.compile)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._mark()
         return loss
@@ -96,7 +93,7 @@ class MeasuredTrainer(ResumingTrainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The optimizer, with groups of different rates where that was asked for."""
-        if self.optimizer is None and self.scaled_rates:
+        if self.optimizer is None and self.asked.scaled_rates:
             chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, self.model)
             groups = rate_groups(self.model, chosen[1]["lr"], self.args.weight_decay)
             self.optimizer = chosen[0](groups, **chosen[1])
@@ -104,7 +101,7 @@ class MeasuredTrainer(ResumingTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule asked for, or one that also ends with the training time."""
-        if self.lr_scheduler is None and self.seconds:
+        if self.lr_scheduler is None and self.asked.max_train_seconds:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer or self.optimizer, lambda step: self._rate(step, num_training_steps)
             )
@@ -114,7 +111,7 @@ class MeasuredTrainer(ResumingTrainer):
     def _rate(self, step: int, steps: int) -> float:
         """Linear decay over steps or seconds, whichever is further, after the warm-up."""
         elapsed = 0.0 if self.began is None else time.monotonic() - self.began
-        left = 1.0 - min(1.0, max(step / steps, elapsed / self.seconds))
+        left = 1.0 - min(1.0, max(step / steps, elapsed / self.asked.max_train_seconds))
         return left * min(1.0, (step + 1) / max(1, self.args.get_warmup_steps(steps)))
 
     def evaluate(
@@ -141,7 +138,7 @@ class MeasuredTrainer(ResumingTrainer):
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
         args = self.args
-        with self._within("evaluate"), uncompiled(self.compiled):
+        with self._within("evaluate"), uncompiled(self.asked.compile):
             was_training = self.model.training
             self.model.eval()
             sums = torch.zeros(2, dtype=torch.float64, device=args.device)
@@ -174,6 +171,38 @@ class MeasuredTrainer(ResumingTrainer):
             else:
                 self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch, unless the checkpoint that was loaded is of the end."""
+        if self.resumption is not None and self.resumption.has_ended(self.state):
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare, and load what is resumed: an engine is told by its configuration that it is a universal one."""
+        if self.resumption is not None and self.resumption.universal:
+            config = self.accelerator.state.deepspeed_plugin.deepspeed_config
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        return super()._prepare_for_training(*args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load what DeepSpeed has not loaded just before."""
+        if self.resumption is not None and self.resumption.universal:
+            correct_universal(self.model_wrapped)
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Go on with this rank's random numbers; on another number of ranks, with new ones by seed, step and place.
+
+        The order of rows does not depend on them; dropout masks do.
+        """
+        args, resumed = self.args, self.resumption
+        if resumed is not None and resumed.other_ranks:
+            place = (args.seed, resumed.saved.step, args.world_size, args.process_index)
+            set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+        else:
+            super()._load_rng_state(checkpoint)
+
     def _mark(self) -> None:
         if self.recorder is not None:
             self.recorder.meter.heartbeat.mark()
@@ -204,10 +233,12 @@ class MeasuredTrainer(ResumingTrainer):
             else:
                 manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
                 fitted = str(self.checkpoints.fitted(Path(best), manifest))
-                universal = fitted != best
                 self.state.best_model_checkpoint = fitted
-                with loading_universal(self.model_wrapped) if universal else contextlib.nullcontext():
-                    super()._load_best_model()
+                if fitted != best:
+                    self.model_wrapped._config.load_universal_checkpoint = True
+                super()._load_best_model()
+                if fitted != best:
+                    correct_universal(self.model_wrapped)
                 self.state.best_model_checkpoint = best
             masters = self._masters()
             if masters is not None:
@@ -245,9 +276,23 @@ class TimeLimit(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         began = self.trainer.began
-        if began is not None and time.monotonic() - began >= self.trainer.seconds:
+        if began is not None and time.monotonic() - began >= self.trainer.asked.max_train_seconds:
             self.measured.stopped_by = "time"
             control.should_training_stop = True
+
+
+def correct_universal(engine: Any) -> None:
+    """Correct what DeepSpeed's engine has loaded, and let what it loads after that be checkpoints of its own.
+
+    ZeRO-3 gives all its sub-groups one tensor that counts their steps: each sub-group would count for all, and Adam's
+    correction of its averages would be that of a later step.
+    """
+    engine._config.load_universal_checkpoint = False
+    # DeepSpeed's optimizer has torch's within; without ZeRO it is that itself.
+    optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    for state in optimizer.state.values():
+        if torch.is_tensor(state.get("step")):
+            state["step"] = state["step"].clone()
 
 
 @torch.no_grad()
