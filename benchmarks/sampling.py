@@ -21,7 +21,7 @@ from zeropods.data.sample import write_sample
 from zeropods.measure.sampler import Sampler
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.device import MemoryReader
+from zeropods.train.device import DeviceReader
 from zeropods.train.sampler import collate, load_split
 from zeropods.train.text2sql import random_t5
 
@@ -36,7 +36,7 @@ def measure(work: Path) -> list[Figure]:
     step = _training_step(work)
     for _ in range(10):
         step()
-    reader, often = MemoryReader(None), INTERVAL / FASTER
+    reader, often = DeviceReader(None), INTERVAL / FASTER
     shares = []
     for number in range(BLOCKS):
         times = {}
@@ -85,7 +85,7 @@ def _seconds_a_step(step: Callable[[], None]) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def _seconds_a_read(reader: MemoryReader) -> float:
+def _seconds_a_read(reader: DeviceReader) -> float:
     began = time.perf_counter()
     for _ in range(1_000):
         reader()

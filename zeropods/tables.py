@@ -47,7 +47,8 @@ class Table:
         title = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
         head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{html.escape(h)}</th>" for h in self.header)
         body = "".join(self._html_row(row) for row in self.rows)
-        return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{title}<div class='table' style='overflow-x: auto'>{table}</div>"
 
     def to_markdown(self) -> str:
         """The table with its columns aligned, for those who read the text itself."""

@@ -49,7 +49,13 @@ from zeropods.measure.environment import find_gpu
 gpu = find_gpu(sys.argv[1:])
 print(json.dumps(None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()}))
 """
-TOLD = {"device_used_bytes": 7, "utilization_percent": 87, "power_watts": None, "energy": 1234.567}
+TOLD = {
+    "device_used_bytes": 7,
+    "utilization_percent": 87,
+    "memory_utilization_percent": 12,
+    "power_watts": None,
+    "energy": 1234.567,
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +108,11 @@ def test_a_process_knows_its_age() -> None:
     time.sleep(0.05)
     assert 0.04 <= environment.process_age_seconds() - first < 1.0
     assert first < 24 * 3600
+
+
+def test_without_a_gpu_the_share_of_the_cores_is_read() -> None:
+    cpu, ends = environment.Cpu(), time.process_time() + 0.2
+    while time.process_time() < ends:
+        pass
+    read = cpu.read()
+    assert read["cpu_percent"] is not None and 0 < read["cpu_percent"] <= 110 and "io_wait_percent" in read

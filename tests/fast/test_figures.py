@@ -125,11 +125,11 @@ def test_every_figure_is_defined_in_the_documentation() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        # Half of it is 12.7062 x 8.4853 / sqrt(2) = 76.24; it ends at zero.
-        ([10.0, 22.0], [0.0, 92.2372]),
+        # Mean 12, standard deviation 10.3923: half of it is 25.816, and it ends at zero.
+        ([6.0, 6.0, 24.0], [0.0, 37.8159]),
         # Mean 12, standard deviation 2, t(0.975, 2) = 4.303 from tables: 12 +- 4.303 x 2 / sqrt(3).
         ([10.0, 12.0, 14.0], [7.0317, 16.9683]),
-        ([10.0], None),
+        ([10.0, 22.0], None),
     ],
 )
 def test_the_interval_of_a_mean_is_students(values: list[float], expected: list[float] | None) -> None:

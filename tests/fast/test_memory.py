@@ -138,7 +138,7 @@ def test_a_later_attempt_goes_on_in_the_file_after_a_line_that_was_cut_off(tmp_p
     sample(path, 2)
     assert path.read_text().startswith(f"{kept}1700000000.5,ste\n")
     later = path.read_text().removeprefix(f"{kept}1700000000.5,ste\n")
-    assert later.splitlines()[0].endswith(",steady,,,,100,,")
+    assert later.splitlines()[0].endswith(",steady,,,,100,,,,,")
     assert path.read_text().count("unix_seconds") == 1
 
 

@@ -158,8 +158,8 @@ def test_json_on_disk_is_what_the_summary_says(report: Path) -> None:
 
 def test_the_same_runs_give_the_same_bytes(report: Path) -> None:
     again = read_runs([report.parent / "a", report.parent / "b"])
-    assert (again.throughput.png, again.to_csv()) == (
-        (report / "throughput.png").read_bytes(),
+    assert (again.throughput.svg, again.to_csv()) == (
+        (report / "throughput.svg").read_text(),
         (report / "summary.csv").read_text(),
     )
 
@@ -206,7 +206,19 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path, folder: str, said: str
 
 def test_the_page_holds_its_plots_and_no_markup_of_runs(report: Path, page: Reader) -> None:
     assert "script" not in page.tags and "table" in page.tags
-    assert len(page.addresses) == 5 and all(a.startswith("data:image/png;base64,") for a in page.addresses)
-    plots = {"memory_over_time.png", "losses.png", "throughput.png", "memory.png", "scaling.png"}
+    # Addresses within the page are those of its own plots' marks.
+    assert page.tags.count("svg") == 7 and not [each for each in page.addresses if not each.startswith("#")]
+    plots = {"memory_over_time", "use_over_time", "losses", "throughput", "memory", "scaling", "speed_memory"}
     written = {path.name for path in report.iterdir()}
-    assert written == {"summary.md", "summary.json", "summary.csv", "index.html", *plots}
+    assert written == {"summary.md", "summary.json", "summary.csv", "index.html", *(f"{name}.svg" for name in plots)}
+
+
+def test_the_answers_come_first_and_the_picture_before_the_tables(report: Path) -> None:
+    page, text = (report / "index.html").read_text(), (report / "summary.md").read_text()
+    places = [page.index(part) for part in ("Does it fit?", "Is the model still good?", "<svg", "<table")]
+    assert places == sorted(places)
+    answers = json.loads((report / "summary.json").read_text())["answers"]
+    assert [text.index(each["question"]) for each in answers] == sorted(
+        text.index(each["question"]) for each in answers
+    )
+    assert text.startswith("- **Does it fit?** ") and len(answers) == 4

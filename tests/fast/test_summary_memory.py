@@ -1,4 +1,4 @@
-"""Memory over time in a summary: what of `memory/N.csv` is read, left out, or named as damaged."""
+"""Memory and use over time in a summary: what of `memory/N.csv` is read, left out, or named as damaged."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.made import a_rank, a_record, write_run
-from zeropods.report.plots import Timeline, memory_over_time
+from zeropods.report.entry import Timeline
+from zeropods.report.plots import memory_over_time, use_over_time
 from zeropods.report.summary import read_runs
 
 HEADER = (
     "unix_seconds,phase,allocated_bytes,reserved_bytes,device_used_bytes,resident_bytes,"
-    "utilization_percent,power_watts\n"
+    "utilization_percent,power_watts,memory_utilization_percent,cpu_percent,io_wait_percent\n"
 )
 
 
 def a_sample(seconds: float, resident: int | str = 5, phase: str = "steady") -> str:
-    return f"{seconds},{phase},,,,{resident},,\n"
+    return f"{seconds},{phase},,,,{resident},,,,50.5,\n"
 
 
 def timeline(folder: Path, samples: str) -> Timeline:
@@ -48,14 +49,16 @@ def test_samples_of_the_last_attempt_are_read_in_their_order(
     tmp_path: Path, rest: str, expected: list[tuple[float, str, float]], faults: tuple[str, ...]
 ) -> None:
     found = timeline(tmp_path / "a", HEADER + a_sample(1_000, phase="load") + rest)
-    assert [(one.unix_seconds, one.phase, one.sizes["resident"]) for one in found.ranks[0]] == expected
-    assert (found.kind, found.faults) == ("resident", faults)
-    assert found.ranks[0][0].sizes["allocated"] is None
-    assert memory_over_time([found], 1).text == "memory over time of A none x1"
+    samples = found.ranks[0][["unix_seconds", "phase", "resident_bytes"]]
+    assert (list(samples.itertuples(index=False, name=None)), found.faults) == (expected, faults)
+    memory, use = memory_over_time([found], 1), use_over_time([found], 1)
+    assert (memory.text, use.text) == ("memory over time of A none x1", "use over time of A none x1")
+    assert "GiB resident" in memory.svg and "CPU (% of cores)" in use.svg
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "header ''"), ("time,bytes\n1,2\n", "column unix_seconds"), ("\udcff\udcfe", "damaged")]
+    ("text", "said"),
+    [("", "damaged: No columns"), ("time,bytes\n1,2\n", "column unix_seconds"), ("\udcff\udcfe", "damaged")],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
     assert timeline(tmp_path / "a", text).ranks == {}

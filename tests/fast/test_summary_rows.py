@@ -184,7 +184,7 @@ def test_tables_of_people(tmp_path: Path) -> None:
     a_run(tmp_path / "c", ranks=[a_rank(0), a_rank(1)], pods=1, slots=2)
     found = read_runs([tmp_path], price_per_hour=3.0)
     text, document = found.to_markdown(), found.to_json()
-    names = [name.strip() for name in text.splitlines()[2].strip("| ").split("|")]
+    names = [name.strip() for name in text.split("## Results")[1].splitlines()[2].strip("| ").split("|")]
     assert names[:6] == ["row", "model", "technique", "pods", "duration (s)", "inference result"]
     assert "| logical form 0.600 (test) " in text and "| C ddp x1x2 " in text and "| A           | 3 on 1 " in text
     assert "MFU" not in text and document["groups"][0]["cost"] == 1.5

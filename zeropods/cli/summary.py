@@ -45,12 +45,14 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def readable(result: Result) -> str:
-    """The report as Markdown, what the gate has found, and where the page lies."""
+    """The report as Markdown, what the gate has found, where the page lies, and last what it all comes to."""
     from zeropods.report.gate import gate_text
 
     out = Path(result["out"])
     gate = "" if result["against"] is None else f"\n{gate_text(result['against'])}"
-    return f"{(out / 'summary.md').read_text(encoding='utf-8')}{gate}\nreport: {out / 'index.html'}"
+    report = (out / "summary.md").read_text(encoding="utf-8").split("\n## ", 1)[-1]
+    answers = "\n".join(f"{each['question']} {each['answer']}" for each in result["answers"])
+    return f"## {report}{gate}\nreport: {out / 'index.html'}\n\n{answers}"
 
 
 def exit_status(result: Result) -> int:

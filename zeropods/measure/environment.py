@@ -76,12 +76,14 @@ class Gpu:
         self._handle = handle
 
     def read(self) -> dict[str, float | None]:
-        """Used memory (bytes), utilisation (percent of the driver's last period) and power (watts) now."""
+        """Used memory (bytes), utilisation of the GPU and of its memory (percent of the driver's last period) and
+        power (watts) now."""
         nvml, handle = self._nvml, self._handle
         return {
             # Version 2 leaves out what the driver keeps for itself, as `nvidia-smi` does.
             "device_used_bytes": self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used),
             "utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory_utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory),
             "power_watts": self._told(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1_000),
         }
 
@@ -94,6 +96,23 @@ class Gpu:
             return ask()
         except self._nvml.NVMLError:
             return None
+
+
+class Cpu:
+    """The cores that this process may use, since they were last read."""
+
+    def __init__(self) -> None:
+        import psutil
+
+        self._process, self._cores = psutil.Process(), len(os.sched_getaffinity(0))
+        self._machine_times = psutil.cpu_times_percent
+        # The first call of each begins the time that the next one is about.
+        self.read()
+
+    def read(self) -> dict[str, float | None]:
+        """The process's share of its cores, and what of the machine's time went into waiting for disks (percent)."""
+        used = self._process.cpu_percent() / self._cores
+        return {"cpu_percent": used, "io_wait_percent": getattr(self._machine_times(), "iowait", None)}
 
 
 def find_gpu(names: Iterable[str]) -> Gpu | None:

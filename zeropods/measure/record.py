@@ -63,6 +63,8 @@ class Sampled:
     peak: float
     mean: float
     minimum: float
+    p95: float | None = None
+    """The 95th percentile; None in records from before it was kept."""
 
 
 @dataclass(kw_only=True)

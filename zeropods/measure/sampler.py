@@ -1,14 +1,17 @@
-"""A rank's memory over time, in `memory/N.csv` of a run folder, and the resident memory of this process."""
+"""A rank's memory and use over time, in `memory/N.csv` of a run folder, and the resident memory of this process."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TextIO
 
 from zeropods.measure.record import Sampled
@@ -21,6 +24,9 @@ COLUMNS = (
     "resident_bytes",
     "utilization_percent",
     "power_watts",
+    "memory_utilization_percent",
+    "cpu_percent",
+    "io_wait_percent",
 )
 HEADER = ",".join(("unix_seconds", "phase", *COLUMNS))
 JOIN_SECONDS = 5.0
@@ -52,7 +58,9 @@ class Sampler:
         """
         self.path = path
         self.interval = min(interval, threading.TIMEOUT_MAX)
-        self._statistics: dict[str, Sampled] = {}
+        self.last: Mapping[str, float | None] = {}
+        """The latest sample."""
+        self._values = {column: array("d") for column in COLUMNS}
         self._read = read
         self._phase = phase
         self._ending = threading.Event()
@@ -69,8 +77,8 @@ class Sampler:
             self._thread.join(JOIN_SECONDS)
 
     def statistics(self) -> dict[str, Sampled]:
-        """Peak, mean and minimum so far, of the columns that hold numbers."""
-        return {column: self._statistics[column] for column in COLUMNS if column in self._statistics}
+        """Peak, mean, minimum and 95th percentile so far, of the columns that hold numbers."""
+        return {column: _statistics(list(values)) for column, values in self._values.items() if values}
 
     def _run(self) -> None:
         try:
@@ -86,27 +94,21 @@ class Sampler:
             log.warning("%s: %s; memory is sampled no more", self.path, error.strerror or error)
 
     def _sample(self, file: TextIO) -> None:
-        values = self._read()
+        self.last = values = self._read()
         for column in COLUMNS:
             value = values.get(column)
             if value is not None:
-                self._statistics[column] = _with(self._statistics.get(column), float(value))
+                self._values[column].append(float(value))
         texts = ("" if (value := values.get(column)) is None else str(round(value, 3)) for column in COLUMNS)
         file.write(",".join((f"{time.time():.3f}", self._phase(), *texts)) + "\n")
         file.flush()
 
 
-def _with(before: Sampled | None, value: float) -> Sampled:
-    """The statistics of a column with one more number."""
-    if before is None:
-        return Sampled(samples=1, peak=value, mean=value, minimum=value)
-    count = before.samples + 1
-    return Sampled(
-        samples=count,
-        peak=max(before.peak, value),
-        mean=before.mean + (value - before.mean) / count,
-        minimum=min(before.minimum, value),
-    )
+def _statistics(values: list[float]) -> Sampled:
+    """The statistics of the numbers of one column; the percentile is the smallest that 95 % of them do not exceed."""
+    ordered = sorted(values)
+    p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
+    return Sampled(samples=len(values), peak=ordered[-1], mean=fmean(values), minimum=ordered[0], p95=p95)
 
 
 def _beginning(file: TextIO) -> str:

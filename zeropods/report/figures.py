@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -17,6 +18,8 @@ DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserv
 """Kinds of memory. They are four different things and never mixed."""
 LIVE_STATES = "live states"
 PUBLISHED, MEASURED = "published", "measured matmul"
+USED = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent")
+"""Columns of samples that say how busy the hardware was."""
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3_600
 Values = dict[str, Any]
@@ -35,21 +38,41 @@ class Figure:
     """One value from those of the repeats that have it: their mean; of peaks the largest; of words the common one."""
 
 
-def figures(record: Record | None, price_per_hour: float | None = None) -> Values:
+@dataclass(frozen=True)
+class MatmulPeak:
+    """The best matrix multiplication of one device that was measured on some hardware, and by which run."""
+
+    flops_per_second: float
+    run: str
+
+
+def figures(
+    record: Record | None,
+    price_per_hour: float | None = None,
+    *,
+    earlier: Sequence[Record] = (),
+    peak: MatmulPeak | None = None,
+) -> Values:
     """Every figure of a run by its key; all None where there is no record.
 
     Args:
         price_per_hour: price of one pod, in any currency.
+        earlier: records of the run's earlier attempts, in their order.
+        peak: the best that was measured on such hardware; the run's own where it is not given.
     """
     if record is None:
         return dict.fromkeys([*(figure.key for figure in FIGURES), *DERIVED])
     values = {figure.key: figure.of(record) for figure in FIGURES}
+    values["peak_flops_run"] = None
+    if peak is not None and values["peak_flops_kind"] == MEASURED:
+        values |= {"peak_flops_per_second": _of_all_devices(record, peak.flops_per_second), "peak_flops_run": peak.run}
     seconds = values["duration_seconds"]
     priced = seconds is not None and price_per_hour is not None
     return {
         **values,
         "model_flops_utilization": _ratio(values["model_flops_per_second"], values["peak_flops_per_second"]),
         "measured_to_planned": _ratio(values["measured_bytes"], values["planned_bytes"]),
+        **_goodput(record, earlier),
         "cost": record.pods * seconds / SECONDS_PER_HOUR * price_per_hour if priced else None,
     }
 
@@ -171,9 +194,47 @@ def _published_peak(record: Record) -> float | None:
 
 
 def _measured_peak(record: Record) -> float | None:
-    one = next((rank.matmul_flops_per_second for rank in record.ranks if rank.rank == 0), None)
+    one = own_matmul(record)
+    return None if one is None else _of_all_devices(record, one)
+
+
+def own_matmul(record: Record) -> float | None:
+    """FLOP/s of the best matrix multiplication that rank 0 measured, on its one device."""
+    return next((rank.matmul_flops_per_second for rank in record.ranks if rank.rank == 0), None)
+
+
+def matmul_key(record: Record) -> str:
+    """Equal for runs whose matrix multiplications are equally fast: the same device and precision."""
+    gpu, hardware = next((rank.gpu for rank in record.ranks), None), record.hardware
+    return f"{gpu or (hardware.get('cpu'), hardware.get('cores'))} {record.precision}"
+
+
+def _of_all_devices(record: Record, one: float) -> float | None:
     devices = len(record.ranks) if of_ranks(record, "gpu") else machines(record)
-    return None if one is None or devices is None else one * devices
+    return None if devices is None else one * devices
+
+
+# A run that was restarted.
+
+
+def _goodput(record: Record, earlier: Sequence[Record]) -> Values:
+    """Share of the wall time, from the first attempt's start to the last one's end, that went into steps that count.
+
+    A step counts once: in the last attempt that did it. Lost are the steps that were done again. Both are None for a
+    run without an earlier attempt, or where an attempt or the end is not recorded.
+    """
+    attempts = [*earlier, record]
+    ended = [rank.ended_unix_seconds for rank in record.ranks if rank.ended_unix_seconds is not None]
+    if not earlier or len(attempts) != record.attempt + 1 or not ended:
+        return {"goodput": None, "lost_steps": None}
+    useful, lost, following = 0.0, 0, record.steps
+    for attempt in reversed(attempts):
+        first = min((rank.first_step for rank in attempt.ranks), default=following)
+        useful += max((sum(rank.step_seconds[: max(0, following - first)]) for rank in attempt.ranks), default=0.0)
+        lost += max(0, attempt.steps - following)
+        following = min(following, first)
+    began = datetime.fromisoformat(attempts[0].started_at).timestamp()
+    return {"goodput": _ratio(useful, max(ended) - began), "lost_steps": lost}
 
 
 # Memory, in bytes.
@@ -206,6 +267,24 @@ def pod_memory_bytes(record: Record) -> list[float] | None:
     for rank, value in zip(record.ranks, _peaks(record, kind) or (), strict=True):
         pods.setdefault(rank.rank // record.slots, []).append(value)
     return [sum(of_pod) if kind == RESIDENT else max(of_pod) for of_pod in pods.values()]
+
+
+def pod_state_bytes(record: Record) -> list[float] | None:
+    """Live parameters, gradients and optimizer states of each pod before an optimizer step, wherever they lie."""
+    live = of_ranks(record, "live_bytes")
+    if live is None:
+        return None
+    pods: dict[int, float] = {}
+    for rank, parts in zip(record.ranks, live, strict=True):
+        pod = rank.rank // record.slots
+        pods[pod] = pods.get(pod, 0) + parts.parameters + parts.gradients + parts.optimizer
+    return list(pods.values())
+
+
+def pod_activation_bytes(record: Record) -> float | None:
+    """Activations of a pod's processes at their largest batch, by the plan: nothing counts them on a CPU."""
+    plan = planned(record)
+    return None if plan is None else plan.parts()["activations"] * record.slots
 
 
 def peak_memory_bytes(record: Record) -> float | None:
@@ -249,6 +328,13 @@ def measured_bytes(record: Record) -> float | None:
 def planned_kind(record: Record) -> str:
     """What `planned_bytes` and `measured_bytes` are of: `device-used` on GPUs, `live states` on CPUs."""
     return DEVICE_USED if of_ranks(record, "gpu") else LIVE_STATES
+
+
+def use(record: Record, column: str, statistic: str) -> float | None:
+    """Mean over ranks of each one's mean or 95th percentile of a column of samples; None unless all have it."""
+    sampled = (of_rank.get(column) for of_rank in of_ranks(record, "sampled") or ())
+    values = [value for one in sampled if (value := getattr(one, statistic, None)) is not None]
+    return mean(values) if values and len(values) == len(record.ranks) else None
 
 
 def samples_of(record: Record, kind: str) -> list[Sampled] | None:
@@ -330,6 +416,8 @@ FIGURES = (
     Figure("machines", machines, agreed),
     Figure("pod_memory_bytes", pod_memory_bytes, fullest),
     Figure("peak_memory_bytes", peak_memory_bytes, max),
+    Figure("pod_state_bytes", pod_state_bytes, fullest),
+    Figure("pod_activation_bytes", pod_activation_bytes, max),
     Figure("memory_kind", pod_memory_kind, agreed),
     Figure("peak_device_used_bytes", partial(peak_bytes, kind=DEVICE_USED), max),
     Figure("peak_reserved_bytes", partial(peak_bytes, kind=RESERVED), max),
@@ -340,6 +428,11 @@ FIGURES = (
     Figure("planned_kind", planned_kind, agreed),
     Figure("planned_bytes", planned_bytes, max),
     Figure("measured_bytes", measured_bytes, max),
+    *(
+        Figure(f"{column}_{statistic}", partial(use, column=column, statistic=statistic))
+        for column in USED
+        for statistic in ("mean", "p95")
+    ),
     Figure("train_loss", train_loss),
     Figure("eval_loss", eval_loss),
     Figure("energy_joules", energy_joules),
@@ -348,7 +441,10 @@ FIGURES = (
 DERIVED: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_flops_utilization": mean,
     "measured_to_planned": max,
+    "goodput": mean,
+    "lost_steps": mean,
     "cost": mean,
+    "peak_flops_run": agreed,
 }
 """Figures from other figures, and their rules for repeats: MFU, a share of 1; a ratio; pods x hours x price."""
 OF_KIND = {

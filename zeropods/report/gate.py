@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from zeropods.errors import UserError
 from zeropods.measure.record import STRICT
-from zeropods.report.groups import as_key
+from zeropods.report.settings import PREFIX, as_key
 from zeropods.tables import Table
 
 SCHEMA_VERSION = 2
@@ -60,8 +60,11 @@ class GateRow:
 
     @property
     def key(self) -> str:
-        """Equal for rows that are the same but for hardware, versions and seed."""
-        beside = ("hardware ", "versions ")
+        """Equal for rows that are the same but for hardware, versions and seed.
+
+        DeepSpeed's keys are in the arrangement already, as a digest that older summaries have too.
+        """
+        beside = ("hardware ", "versions ", PREFIX)
         return as_key({k: v for k, v in self.settings.items() if not k.startswith(beside)}, self.arrangement)
 
 

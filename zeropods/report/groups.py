@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -11,18 +10,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import mean, stdev
+from statistics import mean, stdev, variance
 from typing import Any
 
 from zeropods.evaluate.score_file import TEXT2SQL
-from zeropods.measure.record import Record, RunConfig
 from zeropods.report.accuracy import accuracy
 from zeropods.report.entry import Entry
-from zeropods.report.figures import Values, figures, machines, of_repeats
+from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats, own_matmul
+from zeropods.report.settings import BUCKETS, PREFIX, Settings, arrangement, as_key, is_of, settings, unequal
 
 CONFIDENCE = 0.95
-Settings = dict[str, Any]
-"""What is compared, by name."""
+LEAST_REPEATS = 3
+"""Of fewer, the spread says next to nothing: they have no interval."""
+DISTURBED = 0.8
+"""Share of the best matrix multiplication of the same hardware below which something ran beside a run's own."""
 FACTS = (
     *("model_id", "init", "task", "technique", "pods", "world_size", "prompt", "precision", "effective_batch_size"),
     "gradient_checkpointing",
@@ -37,6 +38,8 @@ class SummaryRun:
 
     entry: Entry
     price_per_hour: float | None = None
+    peak: MatmulPeak | None = None
+    """The best matrix multiplication that was measured on such hardware."""
 
     @cached_property
     def values(self) -> Values:
@@ -55,7 +58,7 @@ class SummaryRun:
     @cached_property
     def figures(self) -> Values:
         """The figures of its record."""
-        return figures(self.entry.record, self.price_per_hour)
+        return figures(self.entry.record, self.price_per_hour, earlier=self.entry.earlier, peak=self.peak)
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,14 @@ class Group:
         return arrangement(self.first.config)
 
     @cached_property
+    def rates(self) -> list[float]:
+        """Samples per second of each repeat that was timed."""
+        rates = [run.figures["samples_per_second"] for run in self.measured]
+        return [rate for rate in rates if rate is not None]
+
+    @cached_property
     def values(self) -> Values:
         """Every raw value by name, over the repeats that were measured."""
-        rates = [run.figures["samples_per_second"] for run in self.measured]
         return {
             "row": self.letter,
             "runs": [run.entry.name for run in self.runs],
@@ -123,24 +131,55 @@ class Group:
             "status": self.status,
             **_facts(self.first),
             **of_repeats([run.figures for run in self.measured]),
-            "samples_per_second_interval": t_interval([rate for rate in rates if rate is not None]),
+            "samples_per_second_values": self.rates,
+            "samples_per_second_interval": t_interval(self.rates),
             **accuracy([run.entry for run in self.measured]),
         }
 
 
-def group_runs(entries: Iterable[Entry], price_per_hour: float | None = None) -> list[Group]:
+def group_runs(entries: Sequence[Entry], price_per_hour: float | None = None) -> list[Group]:
     """Rows in the order of their first runs. A run without a record is a row of its own.
 
     So is a copy, a second record with the id of another: its figures were measured once.
     """
     found: dict[str, list[SummaryRun]] = {}
     seen: set[str] = set()
+    peaks = best_peaks(entries)
     for number, entry in enumerate(entries):
         alone = entry.record is None or entry.record.run_id in seen
         key = str(number) if alone else as_key(settings(entry.config), arrangement(entry.config))
         seen |= {entry.record.run_id} if entry.record else set()
-        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour))
+        peak = peaks.get(matmul_key(entry.record)) if entry.record else None
+        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour, peak))
     return [Group(letter, tuple(runs)) for letter, runs in zip(letters(), found.values(), strict=False)]
+
+
+def best_peaks(entries: Iterable[Entry]) -> dict[str, MatmulPeak]:
+    """The best matrix multiplication that any run measured, by hardware and precision: others ran beside the rest."""
+    best: dict[str, MatmulPeak] = {}
+    for entry in entries:
+        rate = own_matmul(entry.record) if entry.record else None
+        if entry.record is not None and rate is not None:
+            key = matmul_key(entry.record)
+            if key not in best or rate > best[key].flops_per_second:
+                best[key] = MatmulPeak(rate, entry.name)
+    return best
+
+
+def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
+    """A line for each run whose own matrix multiplication was far slower than the best on the same hardware."""
+    best = best_peaks(entries)
+    for entry in entries:
+        rate = own_matmul(entry.record) if entry.record else None
+        if entry.record is None or rate is None:
+            continue
+        peak = best[matmul_key(entry.record)]
+        if rate < DISTURBED * peak.flops_per_second:
+            yield (
+                f"{entry.name}: its own matmul peak, {rate / 1e9:,.1f} GFLOP/s, is {rate / peak.flops_per_second:.0%} "
+                f"of that of {peak.run}, {peak.flops_per_second / 1e9:,.1f}, which its MFU is of: something else ran "
+                "beside it, and its times may be too long as well"
+            )
 
 
 def copies(entries: Sequence[Entry]) -> Iterator[str]:
@@ -164,99 +203,48 @@ def letters() -> Iterator[str]:
 def t_interval(values: Sequence[float]) -> list[float] | None:
     """95 % interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
 
-    For rates, which are never below 0: neither is the interval, which is wide for two repeats (t = 12.7).
+    For rates, which are never below 0: neither is the interval.
 
     Returns:
-        Its ends; None for fewer than two values, of whose spread nothing is known.
+        Its ends; None for fewer than three values, of whose spread next to nothing is known.
     """
-    if len(values) < 2:
+    if len(values) < LEAST_REPEATS:
         return None
+    half = _quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return [max(0.0, mean(values) - half), mean(values) + half]
+
+
+def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> list[float] | None:
+    """95 % interval of the ratio of two means: relative variances added (delta method), degrees of freedom by Welch.
+
+    Returns:
+        Its ends; None where one of them has fewer than three values.
+    """
+    if min(len(ones), len(others)) < LEAST_REPEATS:
+        return None
+    parts = [(variance(values) / len(values) / mean(values) ** 2, len(values) - 1) for values in (ones, others)]
+    whole, ratio = sum(part for part, _ in parts), mean(ones) / mean(others)
+    if whole == 0:
+        return [ratio, ratio]
+    half = ratio * math.sqrt(whole) * _quantile(whole**2 / sum(part**2 / freedom for part, freedom in parts))
+    return [max(0.0, ratio - half), ratio + half]
+
+
+def _quantile(freedom: float) -> float:
+    """Of Student's t, for a two-sided interval."""
     # Not scipy.stats, whose import takes a second.
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
-    half = quantile * stdev(values) / math.sqrt(len(values))
-    return [max(0.0, mean(values) - half), mean(values) + half]
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _facts(entry: Entry) -> Values:
     return {key: getattr(entry.config, key, None) for key in FACTS}
 
 
-# What must be equal for the figures of two runs to be compared.
-
-SETTING_FACTS = (
-    *("model_id", "init", "task", "prompt", "precision", "effective_batch_size", "gradient_checkpointing"),
-    "train_rows",
-)
-DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
-TECHNIQUE = {"deepspeed", "per_device_eval_batch_size", *DIVISION}
-"""Flags that a technique or a number of pods changes by itself; the effective batch size is compared."""
-BY_DESIGN = {"seed"}
-"""What repeats of a run may differ in."""
-DATA = ("dataset_path", "data")
-"""What the two scripts call the prepared data; a run's identity has its content key there."""
-SHOWN_DIGITS = 12
-"""Of the prepared data's content key and of a configuration's digest."""
-BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-"""Settings of DeepSpeed that a run without them agrees with: buckets need memory whatever the stage."""
-
-
-def settings(config: RunConfig | None) -> Settings:
-    """All but technique and pods: model, data, flags, hardware, versions, by name; nothing where nothing is known.
-
-    Of GPUs the names count: how many are used is the number of processes.
-    """
-    if config is None:
-        return {}
-    identity, deepspeed, hardware = config.identity, config.deepspeed or {}, dict(config.hardware)
-    if "gpus" in hardware:
-        hardware["gpus"] = sorted(set(hardware["gpus"] or ()))
-    left = identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}
-    data = next((str(identity[name])[:SHOWN_DIGITS] for name in DATA if name in identity), None)
-    zero, profiler = deepspeed.get("zero_optimization") or {}, deepspeed.get("flops_profiler") or {}
-    return {
-        **{key: getattr(config, key) for key in SETTING_FACTS},
-        **({} if data is None else {"data": data}),
-        **{key: identity[key] for key in sorted(left)},
-        "profiler": bool(profiler.get("enabled", False)),
-        **{name: zero[name] for name in BUCKETS if name in zero},
-        **{f"hardware {key}": value for key, value in hardware.items()},
-        **{f"versions {key}": value for key, value in config.versions.items()},
-    }
-
-
-def arrangement(config: RunConfig | None) -> Settings:
-    """Technique, pods and what goes with them: equal, with equal settings, in repeats of one run."""
-    identity = config.identity if config else {}
-    asked = identity.get("deepspeed")
-    return {
-        **{key: getattr(config, key, None) for key in ("technique", "pods", "slots", *DIVISION)},
-        "deepspeed": None if asked is None else hashlib.sha256(as_key(asked).encode()).hexdigest()[:SHOWN_DIGITS],
-        "per_device_eval_batch_size": identity.get("per_device_eval_batch_size"),
-        "machines": machines(config) if isinstance(config, Record) and config.ranks else None,
-    }
-
-
-def unequal(one: Settings, other: Settings) -> list[str]:
-    """Names of the settings in which two runs differ."""
-
-    def agree(name: str) -> bool:
-        if name in one and name in other:
-            return bool(one[name] == other[name])
-        return name in BUCKETS
-
-    return [name for name in dict.fromkeys([*one, *other]) if not agree(name)]
-
-
-def as_key(*parts: Settings) -> str:
-    """Equal for equal settings."""
-    return json.dumps(parts, sort_keys=True, ensure_ascii=False)
-
-
 # What rows differ in besides technique and pods, so that nobody compares what cannot be compared.
 
-NOT_RECORDED = "not recorded"
+NOT_RECORDED, BY_DEFAULT = "not recorded", "by default"
 SHOWN_VALUES = 5
 """Of one setting; the rest is counted."""
 SHOWN_LETTERS = 60
@@ -281,8 +269,9 @@ def differences(groups: Sequence[Group]) -> list[str]:
             values: dict[str, list[int]] = {}
             for number in numbers:
                 of_row = groups[number].settings
-                if name in of_row or name not in BUCKETS:
-                    values.setdefault(_shortened(of_row.get(name, NOT_RECORDED)), []).append(number)
+                if is_of(name, of_row):
+                    absent = BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED
+                    values.setdefault(_shortened(of_row.get(name, absent)), []).append(number)
             if len(values) > 1:
                 lines.append(f"{name}: {_listed(values, groups)}")
     return lines
@@ -322,6 +311,8 @@ class Scaling:
     """The letter of the row with the fewest processes; `none` before others. It may be the row itself."""
     speed_up: float | None = None
     """samples/s of the row / of its base."""
+    speed_up_interval: list[float] | None = None
+    """95 %, where both have at least three repeats; None for the base itself."""
     scaling_efficiency: float | None = None
     """Speed-up / (processes of the row / processes of its base)."""
     differs_in: tuple[str, ...] = ()
@@ -352,18 +343,24 @@ def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dic
             peers = by_work[_work(group)]
         if len(peers) > 1:
             base = min(peers, key=lambda peer: (peer.values["world_size"], peer.values["technique"] != "none"))
-            found[group.letter] = _scaling(group.values, base.values, unequal(base.settings, group.settings))
+            found[group.letter] = _scaling(group, base)
     return found
 
 
-def _scaling(row: Values, base: Values, differs_in: Sequence[str]) -> Scaling:
-    speed_up = row["samples_per_second"] / base["samples_per_second"]
-    efficiency = speed_up * base["world_size"] / row["world_size"]
-    return Scaling(base=base["row"], speed_up=speed_up, scaling_efficiency=efficiency, differs_in=tuple(differs_in))
+def _scaling(group: Group, base: Group) -> Scaling:
+    speed_up = group.values["samples_per_second"] / base.values["samples_per_second"]
+    return Scaling(
+        base=base.letter,
+        speed_up=speed_up,
+        speed_up_interval=None if group is base else ratio_interval(group.rates, base.rates),
+        scaling_efficiency=speed_up * base.values["world_size"] / group.values["world_size"],
+        differs_in=tuple(unequal(base.settings, group.settings)),
+    )
 
 
 def _required(group: Group) -> str:
-    return as_key({name: value for name, value in group.settings.items() if name not in BUCKETS})
+    always = {name: value for name, value in group.settings.items() if not name.startswith((PREFIX, *BUCKETS))}
+    return as_key(always)
 
 
 def _work(group: Group) -> str:

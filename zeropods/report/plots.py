@@ -1,21 +1,25 @@
-"""Plots of runs and of rows, drawn without a display: losses, throughput, memory, scaling, memory over time."""
+"""Plots of runs and of rows, drawn without a display: speed against memory, losses, rates, memory and use over time.
+
+They are made for a page that may be as narrow as a telephone: few inches wide, words of one size, legends below.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.errors import UserError
 from zeropods.measure.record import Loss, Record
-from zeropods.report.entry import Entry, one_line
-from zeropods.report.figures import ALLOCATED, DEVICE_USED, RESIDENT, Values
+from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
+from zeropods.report.figures import DEVICE_USED, Values
 from zeropods.tables import GIB, MIB
 from zeropods.techniques import TECHNIQUES
 
@@ -28,62 +32,67 @@ COMPRESSION = 3
 """Of 9: a fifth larger, in a third of the time."""
 SHOWN_WIDTH = 720
 """Width of a plot in a notebook, in CSS pixels."""
-SHOWN_LETTERS = 40
+WIDTH = 5.4
+"""Inches of a summary's plot: at 420 pixels its words are still 10 pixels high."""
+SHOWN_LETTERS = 34
 """Of a run's name."""
 SHOWN_CURVES = 8
 """More cannot be told apart."""
 SHOWN_ROWS, SHOWN_PAIRS, SHOWN_RUNS, SHOWN_RANKS = 16, 12, 12, 4
-"""Rows of throughput and of memory, runs and ranks of memory over time: more would make a page of one plot."""
-BAR_INCHES = 0.4
+"""Rows of throughput and of memory, runs and ranks over time: more would make a page of one plot."""
+BAR_INCHES = 0.34
 LINE_STYLES = ("-", ":", "-.", "--")
+MARKERS = "os^Dv<>pP*Xh"
+"""By number of pods."""
 LONG = 10
-"""Times the steps of the shortest run: from there on steps are drawn on a logarithmic scale."""
+"""Times the smallest: from there on a scale is logarithmic."""
+HOVER = "hover "
+"""Beginning of the name of what says more when the pointer is over it."""
 
 
 @dataclass(frozen=True)
 class Plot:
     """A finished plot: shown by a notebook, written by a report."""
 
-    png: bytes
+    figure: Figure
     text: str
     """What it shows, for those who cannot see it."""
+
+    @cached_property
+    def png(self) -> bytes:
+        """The image for a notebook."""
+        buffer = io.BytesIO()
+        quick = {"compress_level": COMPRESSION}
+        self.figure.savefig(buffer, format="png", metadata={"Software": None}, pil_kwargs=quick)
+        return buffer.getvalue()
+
+    @cached_property
+    def svg(self) -> str:
+        """The image for a page, of any width; its words are text. Equal figures give equal texts."""
+        from matplotlib import rc_context
+
+        buffer = io.StringIO()
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.text}):
+            self.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        drawn = buffer.getvalue().partition("<svg ")[2]
+        titled = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", drawn)
+        return f'<svg role="img" aria-label="{escape(self.text)}" {titled}'
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         image = base64.b64encode(self.png).decode()
         return {"image/png": image, "text/plain": self.text}, {"image/png": {"width": SHOWN_WIDTH}}
 
-    def data_uri(self) -> str:
-        """The image as an address that holds it."""
-        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+# Frames: axes with their titles, legends and words.
 
 
-# Frames: axes with their margins, titles, legends and words.
-
-
-def new_axes(
-    width: float, height: float, columns: int = 1, rows: int = 1, margins: dict[str, float] | None = None
-) -> tuple[Figure, list[Axes]]:
-    """A figure of that many inches with `rows` x `columns` axes, row by row, bound to no display.
-
-    Args:
-        margins: inches at the left, right, top and bottom, and the room between axes in their own widths (`wspace`);
-            without them matplotlib measures every text, which takes as long as drawing.
-    """
+def new_axes(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of that many inches with `rows` x `columns` axes, row by row, bound to no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=None if margins else "constrained")
+    figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
-    if margins:
-        room = {"right": 0.15, "top": 0.4, "bottom": 0.6, "wspace": 0.1, **margins}
-        figure.subplots_adjust(
-            left=room["left"] / width,
-            right=1 - room["right"] / width,
-            top=1 - room["top"] / height,
-            bottom=room["bottom"] / height,
-            wspace=room["wspace"],
-            hspace=0.3,
-        )
     axes = [figure.add_subplot(rows, columns, number + 1) for number in range(rows * columns)]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
@@ -93,20 +102,8 @@ def new_axes(
 
 
 def drawn(figure: Figure, text: str) -> Plot:
-    """The figure as a `Plot`; equal figures give equal bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None}, pil_kwargs={"compress_level": COMPRESSION})
-    return Plot(buffer.getvalue(), text)
-
-
-def beside_legend(labels: Sequence[str]) -> dict[str, float]:
-    """Margins of axes with a legend at their right."""
-    return {"left": 0.7, "right": 0.75 + _text_inches(labels, 8.3)}
-
-
-def legend_beside(axes: Axes) -> None:
-    """A legend at the right, over no curve."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+    """The figure as a `Plot`."""
+    return Plot(figure, text)
 
 
 def technique_color(technique: str) -> str:
@@ -115,14 +112,20 @@ def technique_color(technique: str) -> str:
     return f"C{names.index(technique)}" if technique in names else "0.6"
 
 
-def _text_inches(texts: Sequence[str], points: float = 10) -> float:
-    """About how wide the longest of some texts is."""
-    return 0.0088 * points * max(map(len, texts), default=0)
+def legend_beside(axes: Axes) -> None:
+    """A legend at the right, over no curve."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+
+
+def _legend(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) -> None:
+    """A legend below all axes, over no curve; of everything that has a label where no handles are given."""
+    given = {"handles": handles} if handles else {}
+    figure.legend(loc="outside lower center", ncols=columns, fontsize="small", frameon=False, **given)
 
 
 def _nothing(axes: Axes, why: str) -> None:
     """Say that there is nothing to draw."""
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
+    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, fontsize="small")
     axes.set(xticks=[], yticks=[])
 
 
@@ -135,11 +138,83 @@ def _literal(name: str) -> str:
 
 def _of_all(shown: int, found: int, what: str = "rows") -> str:
     """What a title adds where not all is drawn."""
-    return f" (the first {shown} of {found} {what})" if shown < found else ""
+    return f"\n(the first {shown} of {found} {what})" if shown < found else ""
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "no run"
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, fontsize="medium")
+
+
+def _main_kind(lines: Sequence[Values], key: str) -> str | None:
+    """The kind of memory that most rows have: those of another are not drawn beside them."""
+    kinds = Counter(line[key] for line in lines if line[key] is not None)
+    return max(kinds, key=kinds.__getitem__, default=None)
+
+
+def _of_kind(lines: Sequence[Values], key: str) -> list[Values]:
+    """The rows of the main kind, and nothing in the places of the others."""
+    kind = _main_kind(lines, key)
+    return [line if line[key] == kind else {} for line in lines]
+
+
+# Speed against memory: a point a row, the first picture of a page.
+
+
+def speed_memory_plot(lines: Sequence[Values]) -> Plot:
+    """Samples per second against memory: of GPUs what the fullest one shows as used, on CPUs the live states.
+
+    Up and to the left is better. Colours are techniques, shapes are numbers of pods.
+    """
+    timed = [line for line in lines if line["samples_per_second"] and line["measured_bytes"]]
+    found = [line for line in _of_kind(timed, "planned_kind") if line]
+    shown = found[:SHOWN_ROWS]
+    figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * len(shown))
+    kind, pods = _main_kind(timed, "planned_kind"), sorted({line["pods"] for line in shown})
+    unit, name = (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
+    for line in shown:
+        _point(axes, line, unit, name, MARKERS[pods.index(line["pods"]) % len(MARKERS)])
+    what = "of GPU memory in use" if kind == DEVICE_USED else "of parameters, gradients, optimizer states"
+    axes.set(xlabel=f"{name} {what}, per process", ylabel="samples/s")
+    _title(axes, f"Speed against memory: up and left is better{_of_all(len(shown), len(found))}")
+    if shown:
+        _room(axes, "x", [line["measured_bytes"] / unit for line in shown])
+        _room(axes, "y", [line["samples_per_second"] for line in shown])
+        _legend(figure)
+    else:
+        _nothing(axes, "no run has both its speed and its memory measured")
+    return drawn(figure, f"samples per second against memory of {_listed([line['label'] for line in shown])}")
+
+
+def _point(axes: Axes, line: Values, unit: int, name: str, marker: str) -> None:
+    size, rate = line["measured_bytes"] / unit, line["samples_per_second"]
+    low, high = line["samples_per_second_interval"] or (rate, rate)
+    color = technique_color(line["technique"])
+    group = axes.errorbar(
+        size, rate, yerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], fmt=marker, color=color, markersize=8,
+        markeredgecolor="white", capsize=3, elinewidth=1, label=_literal(line["label"]),
+    )  # fmt: skip
+    group[0].set_gid(f"{HOVER}{line['label']}: {rate:,.4g} samples/s, {size:,.4g} {name}")
+    axes.annotate(line["row"], (size, rate), xytext=(7, 4), textcoords="offset points", fontsize="small")
+
+
+def _room(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """A scale with room at its ends; logarithmic, with plain numbers, where values lie far apart."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis, least, most = (axes.xaxis if which == "x" else axes.yaxis), min(values), max(values)
+    limits = axes.set_xlim if which == "x" else axes.set_ylim
+    if most > LONG * least > 0:
+        axes.set(**{f"{which}scale": "log"})
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        limits(least / 1.5, most * 1.7)
+    else:
+        limits(0, 1.15 * most)
 
 
 # Loss curves.
@@ -153,17 +228,17 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
     """
     found = [(_literal(name), of) for name, of in records if of is not None and (of.losses or of.eval_losses)]
     curves = found[:SHOWN_CURVES]
-    figure, (axes,) = new_axes(8, 4, margins=beside_legend([name for name, _ in curves]))
+    figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * len(curves))
     for number, (name, record) in enumerate(curves):
         _curve(axes, record.losses, color=f"C{number}", linewidth=1, alpha=0.6)
         _curve(axes, record.eval_losses, color=f"C{number}", linewidth=2, marker="o", markersize=4, linestyle="--")
         axes.plot([], [], color=f"C{number}", label=name)
-    title = f"Loss: lines training, dots validation{_of_all(len(curves), len(found))}"
-    axes.set(xlabel="optimizer step", ylabel="loss per label token (nats)", title=title)
+    axes.set(xlabel="optimizer step", ylabel="loss per label token (nats)")
+    _title(axes, f"Loss: lines training, dots validation{_of_all(len(curves), len(found))}")
     if curves:
         lasts = [max(point.step for point in (*of.losses, *of.eval_losses)) for _, of in curves]
         _logarithmic(axes, steps_too=max(lasts) > LONG * min(lasts) > 0)
-        legend_beside(axes)
+        _legend(figure)
     else:
         _nothing(axes, "no run has a loss yet")
     return drawn(figure, f"training and validation loss by step of {_listed([name.strip() for name, _ in curves])}")
@@ -191,24 +266,27 @@ def _logarithmic(axes: Axes, *, steps_too: bool) -> None:
 
 
 def throughput_plot(lines: Sequence[Values]) -> Plot:
-    """Training samples per second of each row, with the interval of its repeats and the value at its end."""
+    """Training samples per second of each row: the mean, a dot for each repeat, and the interval where there is one."""
     found = [line for line in lines if line["samples_per_second"] is not None]
     timed = found[:SHOWN_ROWS]
-    labels = [_literal(line["label"]) for line in timed]
-    height = 1.2 + BAR_INCHES * max(2, len(timed))
-    figure, (axes,) = new_axes(8, height, margins={"left": 0.25 + _text_inches(labels)})
+    figure, (axes,) = new_axes(WIDTH, 1.3 + BAR_INCHES * max(2, len(timed)))
     rates = [line["samples_per_second"] for line in timed]
-    axes.barh(labels, rates, height=0.6, color=[technique_color(line["technique"]) for line in timed])
+    colors = [technique_color(line["technique"]) for line in timed]
+    axes.barh([_literal(line["label"]) for line in timed], rates, height=0.6, color=colors)
     for place, (rate, line) in enumerate(zip(rates, timed, strict=True)):
         low, high = line["samples_per_second_interval"] or (rate, rate)
-        half = (high - low) / 2
-        if half:
-            axes.errorbar(rate, place, xerr=half, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
-        axes.annotate(f"{rate:.4g}", (rate + half, place), xytext=(4, 0), textcoords="offset points", va="center")
-    title = f"Training throughput, all ranks together{_of_all(len(timed), len(found))}"
-    axes.set(xlabel="samples/s; lines: 95 % interval over repeats", title=title)
+        repeats = line["samples_per_second_values"]
+        if len(repeats) > 1:
+            axes.plot(repeats, [place] * len(repeats), ".", color="0.2", markersize=4)
+        if high > low:
+            span = [[max(0.0, rate - low)], [high - rate]]
+            axes.errorbar(rate, place, xerr=span, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
+        end = max(high, *repeats, rate)
+        axes.annotate(f"{rate:.4g}", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.set_xlabel("samples/s; dots: repeats; lines: 95 % interval")
+    _title(axes, f"Training throughput, all ranks together{_of_all(len(timed), len(found))}")
     axes.invert_yaxis()
-    axes.margins(x=0.12, y=0.02)
+    axes.margins(x=0.15, y=0.02)
     axes.set_xlim(left=0)
     if not timed:
         _nothing(axes, "no run was timed yet")
@@ -216,21 +294,20 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
 
 
 def planned_plot(lines: Sequence[Values]) -> Plot:
-    """Peak memory of the fullest pod, and beside it the plan and what is measured against it, by row."""
+    """Peak memory of the fullest pod, and below it the plan and what is measured against it, by row."""
     found = [line for line in lines if line["peak_memory_bytes"] is not None or line["planned_bytes"] is not None]
     shown = found[:SHOWN_PAIRS]
     labels = [_literal(line["label"]) for line in shown]
-    margins, height = {"left": 0.25 + _text_inches(labels)}, 1.2 + 1.4 * BAR_INCHES * max(2, len(shown))
-    figure, axes = new_axes(9, height, columns=2, margins=margins)
+    figure, axes = new_axes(WIDTH, 2.2 + 2.2 * BAR_INCHES * max(2, len(shown)), rows=2)
     kind = _main_kind(shown, "memory_kind")
     _bars(axes[0], labels, {"peak": [one.get("peak_memory_bytes") for one in _of_kind(shown, "memory_kind")]}, GIB)
-    axes[0].set(xlabel=f"GiB {kind or ''}", title="Peak of the fullest pod")
+    axes[0].set_xlabel(f"GiB {kind or ''}")
+    _title(axes[0], f"Peak of the fullest pod{_of_all(len(shown), len(found))}")
     kind, planned = _main_kind(shown, "planned_kind"), _of_kind(shown, "planned_kind")
-    _bars(
-        axes[1], labels, {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}, MIB
-    )
-    axes[1].set(xlabel=f"MiB {kind or ''}", title=f"Plan and measurement{_of_all(len(shown), len(found))}")
-    axes[1].set_yticklabels([])
+    series = {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}
+    _bars(axes[1], labels, series, MIB)
+    axes[1].set_xlabel(f"MiB {kind or ''}")
+    _title(axes[1], "Plan and measurement")
     return drawn(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
 
 
@@ -243,34 +320,22 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
             curves.setdefault((line["technique"], line["base_row"]), []).append(point)
     shown = dict(list(curves.items())[:SHOWN_CURVES])
     bases = list(dict.fromkeys(base for _, base in curves))
-    labels = [_literal(f"{technique}, base {base}" if len(bases) > 1 else technique) for technique, base in shown]
-    figure, (axes,) = new_axes(8, 4, margins=beside_legend(labels))
+    figure, (axes,) = new_axes(WIDTH, 3.4)
     axes.axhline(1.0, color="0.5", linestyle="--", linewidth=1, label="ideal")
-    for label, ((technique, base), points) in zip(labels, shown.items(), strict=True):
+    for (technique, base), points in shown.items():
         style = LINE_STYLES[bases.index(base) % len(LINE_STYLES)]
+        label = _literal(f"{technique}, base {base}" if len(bases) > 1 else technique)
         xs, ys = zip(*sorted(points), strict=True)
         axes.plot(xs, ys, marker="o", color=technique_color(technique), linestyle=style, label=label)
-    title = f"Speed-up over the base row, per process{_of_all(len(shown), len(curves), 'curves')}"
-    axes.set(xlabel="processes", ylabel="scaling efficiency", title=title)
+    axes.set(xlabel="processes", ylabel="scaling efficiency")
+    _title(axes, f"Speed-up over the base row, per process{_of_all(len(shown), len(curves), 'curves')}")
     if curves:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))
-        legend_beside(axes)
+        _legend(figure, 3)
     else:
         _nothing(axes, "no two rows differ in nothing but technique and pods")
     return drawn(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
-
-
-def _main_kind(lines: Sequence[Values], key: str) -> str | None:
-    """The kind of memory that most rows have: those of another are not drawn beside them."""
-    kinds = Counter(line[key] for line in lines if line[key] is not None)
-    return max(kinds, key=kinds.__getitem__, default=None)
-
-
-def _of_kind(lines: Sequence[Values], key: str) -> list[Values]:
-    """The rows of the main kind, and nothing in the places of the others."""
-    kind = _main_kind(lines, key)
-    return [line if line[key] == kind else {} for line in lines]
 
 
 def _bars(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: int) -> None:
@@ -291,13 +356,9 @@ def _bars(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None
         axes.legend(fontsize="small", loc="lower right")
 
 
-# Memory over time, as each rank's sampler wrote it: `memory/N.csv` of a run folder.
+# Memory and use over time, as each rank's sampler wrote them: `memory/N.csv` of a run folder.
 
-COLUMNS = {DEVICE_USED: "device_used_bytes", ALLOCATED: "allocated_bytes", RESIDENT: "resident_bytes"}
-"""By kind of memory; the first that has samples is drawn."""
-SLACK_SECONDS = 1.0
-"""Between the clock that a run is timed by and the one that samples have."""
-PANEL_COLUMNS, PANEL_INCHES, MARGIN_INCHES = 3, 2.1, 1.2
+PANEL_COLUMNS, PANEL_INCHES = 2, 1.6
 PHASE_COLORS = {
     "load": "#e8e8e8",
     "first_step": "#fde9c8",
@@ -307,136 +368,61 @@ PHASE_COLORS = {
 }
 
 
-@dataclass(frozen=True)
-class MemorySample:
-    """One line of a file of samples."""
-
-    unix_seconds: float
-    phase: str
-    sizes: dict[str, float | None]
-    """Bytes by kind of memory; None where there is nothing of that kind."""
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """The samples of the last attempt of one run."""
-
-    label: str
-    ranks: dict[int, list[MemorySample]]
-    faults: tuple[str, ...]
-    """What of it could not be read."""
-
-    @property
-    def kind(self) -> str | None:
-        """The kind of memory that is drawn."""
-        samples = [sample for of_rank in self.ranks.values() for sample in of_rank]
-        return next((kind for kind in COLUMNS if any(sample.sizes[kind] for sample in samples)), None)
-
-    def peak_bytes(self) -> float:
-        """The highest sample of all ranks."""
-        kind = self.kind or RESIDENT
-        return max((sample.sizes[kind] or 0.0 for of_rank in self.ranks.values() for sample in of_rank), default=0.0)
-
-
-def read_timeline(entry: Entry, label: str) -> Timeline:
-    """The samples of a run's ranks; what is damaged is named, not raised."""
-    ranks, faults = {}, []
-    paths = [path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()]
-    for path in sorted(paths, key=lambda path: int(path.stem)):
-        number = int(path.stem)
-        try:
-            samples, fault = _read_samples(path)
-        except (UserError, OSError) as error:
-            faults.append(one_line(error, entry.folder))
-            continue
-        if fault is not None:
-            faults.append(one_line(fault, entry.folder))
-        began = _began(entry, number)
-        ranks[number] = [sample for sample in samples if sample.unix_seconds >= began]
-    return Timeline(label, {number: samples for number, samples in ranks.items() if samples}, tuple(faults))
-
-
 def memory_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
-    """Small plots of at most twelve runs, a line for each rank, of one scale where they are of one kind of memory.
+    """Memory of each rank over time, by phase, of at most twelve runs: the first kind of memory that has samples.
 
     Args:
         found: how many runs there are; the title says if not all are drawn.
     """
-    shown = [timeline for timeline in timelines if timeline.kind]
+    return _over_time(timelines, found, "Memory", MEMORY_COLUMNS, GIB)
+
+
+def use_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
+    """Use of each rank's GPU over time, by phase; where there is none, its share of the cores that it may use."""
+    return _over_time(timelines, found, "Use", USE_COLUMNS, 1)
+
+
+def _over_time(timelines: Sequence[Timeline], found: int, what: str, kinds: dict[str, str], unit: int) -> Plot:
+    """Small plots, a line for each rank, of one scale where they are of one kind.
+
+    Args:
+        kinds: what people call the columns of samples, by column; the first one of a run that has samples is drawn.
+    """
+    shown = [timeline for timeline in timelines if timeline.column(kinds)]
     columns = max(1, min(PANEL_COLUMNS, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
-    height = MARGIN_INCHES + PANEL_INCHES * rows
-    margins = {"left": 0.65, "top": 0.45, "bottom": 0.75, "wspace": 0.14}
-    figure, axes = new_axes(9, height, columns=columns, rows=rows, margins=margins)
+    figure, axes = new_axes(WIDTH, 1.1 + PANEL_INCHES * rows, columns=columns, rows=rows)
+    peaks: dict[str, float] = {}
+    for timeline in shown:
+        column = timeline.column(kinds)
+        peaks[column] = max(peaks.get(column, 0.0), timeline.peak(column) / unit)
     for number, (one, timeline) in enumerate(zip(axes, shown, strict=False)):
-        _panel(one, timeline, is_left=number % columns == 0, is_lowest=number + columns >= len(shown))
-        one.set_ylim(0, 1.1 * max(other.peak_bytes() for other in shown if other.kind == timeline.kind) / GIB)
+        column = timeline.column(kinds)
+        _panel(one, timeline, column, unit)
+        one.set_ylim(0, 1.1 * peaks[column] or 1)
+        if number % columns == 0:
+            one.set_ylabel(kinds[column], fontsize="small")
+        if number + columns >= len(shown):
+            one.set_xlabel("s", fontsize="small")
     for empty in axes[len(shown) :]:
-        _nothing(empty, "" if shown else "no run has samples of its memory")
+        _nothing(empty, "" if shown else f"no run has samples of its {what.lower()}")
         empty.set_axis_off()
-    title = f"Memory of each rank over time{_of_all(len(shown), found)}"
-    figure.suptitle(title, fontsize="medium", y=1 - 0.08 / height)
+    figure.suptitle(f"{what} of each rank over time{_of_all(len(shown), found)}", fontsize="medium")
     if shown:
-        _legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
-    return drawn(figure, f"memory over time of {_listed([timeline.label for timeline in shown])}")
+        _phase_legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
+    return drawn(figure, f"{what.lower()} over time of {_listed([timeline.label for timeline in shown])}")
 
 
-def _read_samples(path: Path) -> tuple[list[MemorySample], str | None]:
-    """The samples of a file, and the first line that is none: it is left out.
-
-    Raises:
-        UserError: it has no header, or one without the columns that are needed.
-    """
-    try:
-        header, *lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: damaged: {error}; run it again") from None
-    names = header.split(",")
-    missing = [name for name in ("unix_seconds", "phase", *COLUMNS.values()) if name not in names]
-    if missing:
-        raise UserError(f"{path}: header {header!r:.60}; expected a column {missing[0]}: run it again")
-    samples, fault = [], None
-    # The text behind the last line end is empty, or a line that was cut short when the run was killed.
-    for number, line in enumerate(lines[:-1], 2):
-        try:
-            samples.append(_sample(dict(zip(names, line.split(","), strict=True))))
-        except ValueError:
-            fault = fault or f"{path}:{number}: {line!r:.60} is no sample, left out"
-    return samples, fault
-
-
-def _sample(cells: dict[str, str]) -> MemorySample:
-    sizes = {kind: float(cells[name]) if cells[name] else None for kind, name in COLUMNS.items()}
-    return MemorySample(float(cells["unix_seconds"]), cells["phase"], sizes)
-
-
-def _began(entry: Entry, number: int) -> float:
-    """When the rank's last attempt began, by its clock; from the beginning where it did not say."""
-    rank = next((rank for rank in (entry.record.ranks if entry.record else ()) if rank.rank == number), None)
-    if rank is None or rank.ended_unix_seconds is None or rank.wall_seconds is None:
-        return 0.0
-    return rank.ended_unix_seconds - rank.wall_seconds - SLACK_SECONDS
-
-
-def _panel(axes: Axes, timeline: Timeline, *, is_left: bool, is_lowest: bool) -> None:
-    """One run: a line for each rank, the phases of the first one behind them; few ticks, named at the edges."""
-    kind = timeline.kind or RESIDENT
+def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:
+    """One run: a line for each rank, the phases of the first one behind them."""
     for number, (rank, samples) in enumerate(timeline.ranks.items()):
-        seconds = [sample.unix_seconds - samples[0].unix_seconds for sample in samples]
+        seconds = list(samples["unix_seconds"] - samples["unix_seconds"].iloc[0])
         if number == 0:
-            _shade(axes, seconds, [sample.phase for sample in samples])
-        sizes = [math.nan if (size := sample.sizes[kind]) is None else size / GIB for sample in samples]
-        axes.plot(seconds, sizes, linewidth=1.2, color=f"C{rank % 10}")
-    axes.set_title(_literal(timeline.label), fontsize="small", y=1.0)
+            _shade(axes, seconds, list(samples["phase"]))
+        axes.plot(seconds, samples[column] / unit, linewidth=1.2, color=f"C{rank % 10}")
+    axes.set_title(_literal(timeline.label), fontsize="small")
     axes.locator_params(nbins=4)
-    # Places are given, so that none has to be found.
-    axes.xaxis.set_label_coords(0.5, -0.14)
-    axes.yaxis.set_label_coords(-0.15, 0.5)
     axes.tick_params(labelsize="small")
-    if is_left:
-        axes.set_ylabel(f"GiB {kind}", fontsize="small")
-    if is_lowest:
-        axes.set_xlabel("s", fontsize="small")
 
 
 def _shade(axes: Axes, seconds: Sequence[float], phases: Sequence[str]) -> None:
@@ -447,12 +433,11 @@ def _shade(axes: Axes, seconds: Sequence[float], phases: Sequence[str]) -> None:
         axes.axvspan(seconds[places[0]], end, color=PHASE_COLORS.get(phase, "white"), linewidth=0, zorder=0)
 
 
-def _legend(figure: Figure, ranks: int) -> None:
+def _phase_legend(figure: Figure, ranks: int) -> None:
     """One for all panels: what the colours behind the lines mean, and which line is which rank."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     patches = [Patch(facecolor=color, edgecolor="0.8", label=phase) for phase, color in PHASE_COLORS.items()]
     lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(min(ranks, SHOWN_RANKS))]
-    handles = [*patches, *lines]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize="small", frameon=False)
+    _legend(figure, 5, [*patches, *lines])

@@ -35,11 +35,13 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def show(self, values: Values) -> str:
-        """The value as people read it, with its 95 % interval where it has one."""
+        """The value as people read it, with its 95 % interval; of too few repeats for one, the values themselves."""
         value = values.get(self.key)
         if value is None:
             return NOT_MEASURED
-        interval = values.get(f"{self.key}_interval")
+        interval, repeats = values.get(f"{self.key}_interval"), values.get(f"{self.key}_values") or ()
+        if not interval and len(repeats) > 1:
+            return ", ".join(map(self.form, repeats))
         span = f" [{', '.join(map(self.form, interval))}]" if interval else ""
         return self.form(value) + span
 
@@ -127,12 +129,31 @@ def _line(group: Group, label: str, scaling: Scaling) -> Values:
     return {
         **values,
         "label": label,
+        "hardware": _hardware(group),
+        "speed_text": _speed_text(values),
         "processes": values["world_size"] if values["samples_per_second"] is not None else None,
         "sharing": f"{pods} on {machines}" if machines is not None and machines < pods else None,
         "inference_text": _inference_text(values),
         "base": "is the base" if base == values["row"] else f"{base}{MARK}" if values["differs_in"] else base,
         "base_row": base,
     }
+
+
+def _hardware(group: Group) -> str:
+    """What a row ran on, in a few words; an empty text where nothing is known."""
+    hardware = group.first.config.hardware if group.first.config else {}
+    if hardware.get("gpus"):
+        return " and ".join(sorted(set(hardware["gpus"])))
+    return f"{hardware['cores']} cores of {hardware['cpu']}" if {"cores", "cpu"} <= hardware.keys() else ""
+
+
+def _speed_text(values: Values) -> str | None:
+    """Speed-up over the base row, which is named."""
+    if values["speed_up"] is None:
+        return None
+    mark = MARK if values["differs_in"] else ""
+    shown = Column("speed_up", "", "", _TWO).show(values)
+    return "1.00, the base" if values["base"] == values["row"] else f"{shown} over {values['base']}{mark}"
 
 
 def _inference_text(values: Values) -> str | None:
@@ -182,6 +203,11 @@ def _pods(sizes: Sequence[float]) -> str:
     return low if low == high else f"{low}-{high}"
 
 
+def _mib_pods(sizes: Sequence[float]) -> str:
+    low, high = _mib(min(sizes)), _mib(max(sizes))
+    return low if low == high else f"{low}-{high}"
+
+
 def _giga(rate: float) -> str:
     return f"{rate / GIGA:,.1f}"
 
@@ -199,6 +225,9 @@ RESULTS = (
     Column("pods", "pods"),
     Column("duration_seconds", "duration", "s", _ONE),
     Column("inference_text", "inference result"),
+    Column("speed_text", "speed-up"),
+    Column("pod_state_bytes", "states of each pod", "MiB", _mib_pods),
+    Column("pod_activation_bytes", "activations, planned", "MiB", _mib),
     Column("pod_memory_bytes", "memory of each pod", "GiB", _pods),
     Column("memory_kind", "kind of memory"),
     Column("status", "status"),
@@ -222,6 +251,8 @@ SPEED = (
     Column("evaluation_samples_per_second", "evaluation", "samples/s", _ONE),
     Column("start_seconds", "start", "s", _ONE),
     Column("save_seconds", "saving", "s", _TWO),
+    Column("goodput", "goodput", "%", _percent),
+    Column("lost_steps", "steps done again", "", _COUNT),
 )
 SCALING = (
     Column("processes", "processes"),
@@ -232,6 +263,7 @@ SCALING = (
     Column("model_flops_per_second", "model", "GFLOP/s", _giga),
     Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
     Column("peak_flops_kind", "kind of peak"),
+    Column("peak_flops_run", "peak measured by"),
     Column("model_flops_utilization", "MFU", "%", _percent),
 )
 MEMORY = (
@@ -241,6 +273,17 @@ MEMORY = (
     Column("planned_bytes", "planned", "MiB", _mib),
     Column("measured_bytes", "measured", "MiB", _mib),
     Column("measured_to_planned", "measured/planned", "", _TWO),
+)
+USE = tuple(
+    Column(f"{column}_{statistic}", f"{title}, {words}", unit, _ONE)
+    for column, title, unit in (
+        ("utilization_percent", "GPU", "%"),
+        ("memory_utilization_percent", "GPU memory", "%"),
+        ("power_watts", "power", "W"),
+        ("cpu_percent", "share of the cores", "%"),
+        ("io_wait_percent", "I/O wait", "%"),
+    )
+    for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
 )
 LOSSES = (
     Column("train_loss", "final training loss", "nats/token", _FOUR),
@@ -255,6 +298,7 @@ SECTIONS = {
     "Speed": SPEED,
     "Scaling and arithmetic": SCALING,
     "Memory": MEMORY,
+    "Use and power": USE,
     "Losses": LOSSES,
     "Energy and cost": COST,
 }

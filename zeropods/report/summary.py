@@ -15,20 +15,30 @@ from string import Template
 from typing import Any
 
 from zeropods.files import writing
-from zeropods.report.entry import Entry, find_runs, read_entry
+from zeropods.report.answers import Answers, answers
+from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
 from zeropods.report.figures import Values, is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
-from zeropods.report.groups import NOT_SCALED, Group, Scaling, copies, differences, group_runs, scalings
+from zeropods.report.groups import (
+    NOT_SCALED,
+    Group,
+    Scaling,
+    copies,
+    differences,
+    disturbed_peaks,
+    group_runs,
+    scalings,
+)
 from zeropods.report.plots import (
     SHOWN_RUNS,
     Plot,
-    Timeline,
     loss_plot,
     memory_over_time,
     planned_plot,
-    read_timeline,
     scaling_plot,
+    speed_memory_plot,
     throughput_plot,
+    use_over_time,
 )
 from zeropods.report.rows import row_json, row_lines, tables
 from zeropods.tables import Table, markdown_text
@@ -50,7 +60,7 @@ NOT_PUBLISHED = "n/a"
 def summarize(
     runs: Sequence[Path], out: Path, *, price_per_hour: float | None = None, allow_differences: bool = False
 ) -> Summary:
-    """Read runs and write `summary.{md,json,csv}`, `index.html` and a PNG for each plot into `out`.
+    """Read runs and write `summary.{md,json,csv}`, `index.html` and an SVG for each plot into `out`.
 
     Args:
         runs: run folders, or folders that hold some below them. A run without a good record is listed
@@ -97,6 +107,10 @@ class Summary:
         """Results, runs, accuracy and whatever else was measured."""
         return tables(self.groups, self.scalings)
 
+    def answers(self) -> Answers:
+        """Does it fit, which technique, how long and at what cost, is the model still good: a sentence or two each."""
+        return answers(self.lines)
+
     @cached_property
     def reference(self) -> list[dict[str, str]]:
         """The published rows as they were transcribed; an empty text where nothing was published."""
@@ -107,6 +121,11 @@ class Summary:
     def timelines(self) -> list[Timeline]:
         """Memory over time of the first run of each row, of as many rows as are drawn."""
         return [read_timeline(entry, label) for entry, label in self._sampled[:SHOWN_RUNS]]
+
+    @cached_property
+    def speed_memory(self) -> Plot:
+        """Samples per second against memory, a point for each row."""
+        return speed_memory_plot(self.lines)
 
     @cached_property
     def losses(self) -> Plot:
@@ -129,14 +148,19 @@ class Summary:
         return memory_over_time(self.timelines, len(self._sampled))
 
     @cached_property
+    def use_over_time(self) -> Plot:
+        """Use of each rank's GPU by time, or of its processor cores, of the first run of each row."""
+        return use_over_time(self.timelines, len(self._sampled))
+
+    @cached_property
     def scaling(self) -> Plot:
         """Scaling efficiency by processes."""
         return scaling_plot(self.lines)
 
     @property
     def plots(self) -> dict[str, Plot]:
-        """Every plot by the name of its file."""
-        names = ("memory_over_time", "losses", "throughput", "memory", "scaling")
+        """Every plot by the name of its file; the first stands at the head of the page."""
+        names = ("speed_memory", "throughput", "memory", "losses", "scaling", "memory_over_time", "use_over_time")
         return {name: getattr(self, name) for name in names}
 
     def remarks(self) -> list[str]:
@@ -147,6 +171,7 @@ class Summary:
         return [
             *(f"{e.name}: {e.status}: {e.reason}" for e in entries if e.status != "ok" or e.reason),
             *copies(entries),
+            *disturbed_peaks(entries),
             *(f"{name}: was resumed: its times are those of its last attempt" for name in resumed),
             *(f"{timeline.label}: {fault}" for timeline in self.timelines for fault in timeline.faults),
             *(
@@ -164,6 +189,7 @@ class Summary:
         """Raw values by run and by row, and what to know about them."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "answers": self.answers().to_json(),
             "runs": [
                 {"row": group.letter, **run.values, "accuracy": run.entry.score and run.entry.score.to_json()}
                 for group in self.groups
@@ -176,10 +202,16 @@ class Summary:
         }
 
     def to_markdown(self) -> str:
-        """The tables, and below them what to know before reading them."""
+        """The answers, the tables, and below them what to know before reading them."""
         tables = [table.to_markdown() for table in self.tables]
         lists = [_markdown_list(title, items) for title, items in self._lists.items()]
-        parts = [*tables, *lists, reference_table(self.reference).to_markdown(), f"{REFERENCE_NOTE}\n"]
+        parts = [
+            self.answers().to_markdown(),
+            *tables,
+            *lists,
+            reference_table(self.reference).to_markdown(),
+            f"{REFERENCE_NOTE}\n",
+        ]
         return "\n".join(part for part in parts if part)
 
     def to_csv(self) -> str:
@@ -193,11 +225,13 @@ class Summary:
 
     def to_page(self) -> str:
         """The whole report as one HTML page that needs nothing else: no script, no font, no address."""
-        plots = "".join(
-            f"<figure><img src='{plot.data_uri()}' alt='{escape(plot.text)}'></figure>" for plot in self.plots.values()
-        )
+        drawn = [plot.svg for plot in self.plots.values()]
+        first, plots = drawn[0], "".join(f"<figure>{svg}</figure>" for svg in drawn[1:])
         reference = f"{reference_table(self.reference).to_html()}<p>{REFERENCE_NOTE}</p>"
-        body = f"<h1>{TITLE}</h1>{self._repr_html_()}<h2>Plots</h2>{plots}{reference}"
+        body = (
+            f"<h1>{TITLE}</h1>{self.answers()._repr_html_()}<figure class='first'>{first}</figure>"
+            f"{self._details_html()}<h2>Plots</h2><div class='plots'>{plots}</div>{reference}"
+        )
         return Template(PAGE.read_text(encoding="utf-8")).substitute(title=escape(TITLE), body=body)
 
     def write(self, out: Path) -> dict[str, Any]:
@@ -213,7 +247,7 @@ class Summary:
             "summary.md": self.to_markdown().encode(),
             "summary.json": to_json(document, indent=2) + b"\n",
             "summary.csv": self.to_csv().encode(),
-            **{f"{name}.png": plot.png for name, plot in self.plots.items()},
+            **{f"{name}.svg": plot.svg.encode() for name, plot in self.plots.items()},
             "index.html": self.to_page().encode(),
         }
         out.mkdir(parents=True, exist_ok=True)
@@ -239,6 +273,9 @@ class Summary:
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
 
     def _repr_html_(self) -> str:
+        return self.answers()._repr_html_() + self._details_html()
+
+    def _details_html(self) -> str:
         tables = [table.to_html() for table in self.tables]
         return "".join([*tables, *(_html_list(title, items) for title, items in self._lists.items())])
 

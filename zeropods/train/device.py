@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zeropods.errors import UserError
-from zeropods.measure.environment import Gpu, find_gpu
+from zeropods.measure.environment import Cpu, Gpu, find_gpu
 from zeropods.measure.phases import Counters, Peaks
 from zeropods.measure.sampler import resident_bytes
 from zeropods.train.deepspeed import read_config
@@ -32,20 +32,25 @@ class CudaCounters(Counters):
         return super().reset()
 
 
-class MemoryReader:
-    """The present memory of a rank; what its device does not have is left out."""
+class DeviceReader:
+    """The present memory and use of a rank; what its device does not have is left out."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         """`gpu`: as NVML knows it; None where there is none, or no NVML."""
         self.gpu = gpu
+        self.cpu = None if gpu else Cpu()
 
     def __call__(self) -> dict[str, float | None]:
-        """Values of columns of `memory/N.csv`."""
+        """Values of columns of `memory/N.csv`. Of the processor they are since the last call: for one caller only."""
+        return self.memory() | (self.gpu.read() if self.gpu else {}) | (self.cpu.read() if self.cpu else {})
+
+    def memory(self) -> dict[str, float | None]:
+        """Bytes that the process and its allocator hold."""
         values: dict[str, float | None] = {"resident_bytes": resident_bytes()}
         if torch.cuda.is_initialized():
             values["allocated_bytes"] = torch.cuda.memory_allocated()
             values["reserved_bytes"] = torch.cuda.memory_reserved()
-        return values | (self.gpu.read() if self.gpu else {})
+        return values
 
 
 def counters() -> Counters:

@@ -16,7 +16,7 @@ from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.phases import Phases
 from zeropods.measure.record import BatchShape, RankMeasurement
 from zeropods.measure.sampler import Sampler
-from zeropods.train.device import MemoryReader, counters, gpu_by_nvml, gpu_name, synchronize
+from zeropods.train.device import DeviceReader, counters, gpu_by_nvml, gpu_name, synchronize
 
 
 class Meter:
@@ -36,7 +36,7 @@ class Meter:
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
         path = folder / "memory" / f"{measured.rank}.csv"
-        self.read = MemoryReader(self._gpu)
+        self.read = DeviceReader(self._gpu)
         self.sampler = Sampler(path, interval, self.read, lambda: self.phases.phase)
         self.heartbeat = HeartbeatWriter(folder, measured.rank, lambda: self.phases.phase)
         self.failed_in: str | None = None

@@ -201,6 +201,7 @@ def _flat(found: Any) -> Iterator[Any]:
 # TensorBoard's curves of a run.
 
 MEMORY = ("allocated_bytes", "resident_bytes")
+USE = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent")
 
 
 class Curves(TrainerCallback):
@@ -238,8 +239,10 @@ class Curves(TrainerCallback):
     def _since_last_point(self) -> dict[str, float]:
         steps = self.meter.clock.steps()
         fresh, self._drawn = steps[self._drawn :], len(steps)
-        memory = {key: value for key, value in self.meter.read().items() if key in MEMORY and value is not None}
-        return memory | (self._figures(fresh) if fresh else {})
+        now = {key: value for key, value in self.meter.read.memory().items() if key in MEMORY}
+        now |= {key: value for key, value in self.meter.sampler.last.items() if key in USE}
+        told = {key: value for key, value in now.items() if value is not None}
+        return told | (self._figures(fresh) if fresh else {})
 
     def _figures(self, steps: Sequence[TimedStep]) -> dict[str, float]:
         """Mean seconds per step, samples of all ranks per second, share of padding among this rank's tokens."""

@@ -1,0 +1,243 @@
+"""The four questions that runs are made for, answered in sentences: does it fit, with what, how long, how good."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from zeropods.report.figures import DEVICE_USED, Values
+from zeropods.report.groups import ratio_interval
+from zeropods.tables import GIB, MIB, markdown_text
+
+QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
+LINES = "white-space: pre-line"
+"""Each model has a line of its own."""
+NO_PRICE = "A price per pod and hour adds the cost."
+SHOWN_MODELS = 3
+NOTABLE = 0.02
+"""Share of the memory of the base that is worth a word."""
+SHOWN_NAMES = 4
+"""Rows that one sentence names; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The questions and their answers, shown as text on a terminal and as a list in a notebook."""
+
+    texts: tuple[str, str, str, str]
+    """In the order of `QUESTIONS`."""
+
+    def to_json(self) -> list[dict[str, str]]:
+        """Each question with its answer."""
+        return [{"question": question, "answer": text} for question, text in zip(QUESTIONS, self.texts, strict=True)]
+
+    def to_markdown(self) -> str:
+        """A line for each."""
+        pairs = zip(QUESTIONS, self.texts, strict=True)
+        return "".join(f"- **{question}** {markdown_text(text)}\n" for question, text in pairs)
+
+    def _repr_html_(self) -> str:
+        pairs = zip(QUESTIONS, self.texts, strict=True)
+        items = (f"<dt>{question}</dt><dd style='{LINES}'>{escape(text)}</dd>" for question, text in pairs)
+        return f"<dl>{''.join(items)}</dl>"
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{question} {text}" for question, text in zip(QUESTIONS, self.texts, strict=True))
+
+
+def answers(lines: Sequence[Values]) -> Answers:
+    """The answers that the rows of a summary give; of several models the first three, each with sentences of its own.
+
+    Args:
+        lines: rows as tables take them.
+    """
+    models: dict[tuple[str, str], list[Values]] = {}
+    for line in lines:
+        if line["technique"] is not None:
+            models.setdefault((line["model_id"], line["task"]), []).append(line)
+    subjects = [Subject(model, rows) for (model, _), rows in models.items()]
+    if not subjects:
+        unknown = "No run left a record, so nothing is known yet."
+        return Answers((unknown, unknown, unknown, unknown))
+    names = [f"{subjects[0].model} "] if len(subjects) == 1 else [f"{name}: " for name in _subject_names(models)]
+    also = names if len(subjects) > 1 else [""]
+    more = [f"The tables have {len(subjects) - SHOWN_MODELS} more models."] if len(subjects) > SHOWN_MODELS else []
+    unpriced = [NO_PRICE] if all(line["cost"] is None for line in lines) else []
+
+    def joined(begins: Sequence[str], tell: Callable[[Subject], str], last: Sequence[str] = ()) -> str:
+        told = [f"{begin}{tell(each)}" for begin, each in zip(begins, subjects, strict=True)]
+        return "\n".join([*told[:SHOWN_MODELS], *more, *last])
+
+    return Answers(
+        (
+            joined(names, Subject.fits),
+            joined(also, Subject.techniques),
+            joined(also, Subject.time_and_cost, unpriced),
+            joined(also, Subject.accuracy),
+        )
+    )
+
+
+def _subject_names(models: Iterable[tuple[str, str]]) -> list[str]:
+    """Models by the last part of their names, with the task where one model has several."""
+    found = list(models)
+    several = {model for model, count in Counter(model for model, _ in found).items() if count > 1}
+    return [model.rsplit("/", 1)[-1] + (f" on {task}" if model in several else "") for model, task in found]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model on one task, and its rows."""
+
+    model: str
+    rows: Sequence[Values]
+
+    @property
+    def done(self) -> list[Values]:
+        """The rows whose figures are of runs that ended well."""
+        return [row for row in self.rows if "ok" in row["status"].replace(",", " ").split()]
+
+    @property
+    def comparable(self) -> list[Values]:
+        """The most rows that may be compared with one another, by their common base."""
+        bases = Counter(row["base_row"] for row in self.done if row["base_row"] is not None and not row["differs_in"])
+        most = max(bases, key=bases.__getitem__, default=None)
+        return [row for row in self.done if row["base_row"] == most and not row["differs_in"]] if bases else []
+
+    @property
+    def base(self) -> Values | None:
+        """The row that the comparable ones are set against: that with the fewest processes."""
+        return next((row for row in self.comparable if row["row"] == row["base_row"]), None)
+
+    @property
+    def fastest(self) -> Values | None:
+        """The comparable row with the most samples per second."""
+        return max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
+
+    @property
+    def smallest(self) -> Values | None:
+        """The comparable row that needs least memory for the model and what training adds to it."""
+        sized = [row for row in self.comparable if row["measured_bytes"]]
+        is_of_one_kind = len({row["planned_kind"] for row in sized}) == 1
+        return min(sized, key=lambda row: row["measured_bytes"]) if is_of_one_kind else None
+
+    def fits(self) -> str:
+        """What fits, where, and how much memory it took."""
+        full = [row for row in self.rows if "oom" in row["status"]]
+        lacking = f" {_names(full)} ran out of memory." if full else ""
+        if not self.done:
+            return f"did not train: {_names(self.rows)} ended otherwise.{lacking}"
+        where = next((f" on {row['hardware']}" for row in self.done if row["hardware"]), "")
+        of_all = "" if len(self.done) == len(self.rows) else f" of {len(self.rows)}"
+        return f"trained in {_counted(len(self.done), of_all)}{where}{self._sizes()}.{lacking}"
+
+    def _sizes(self) -> str:
+        sized = [row for row in self.done if row["peak_memory_bytes"]]
+        kinds = {row["memory_kind"] for row in sized}
+        parts = []
+        if len(kinds) == 1:
+            parts.append(f"the fullest pod took {_span(sized, 'peak_memory_bytes', GIB, 'GiB')} {kinds.pop()}")
+        live = [row for row in self.done if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED]
+        if live:
+            states = _span(live, "measured_bytes", MIB, "MiB")
+            parts.append(f"parameters, gradients and optimizer states took {states} of each process")
+        return f": {', '.join(parts)}" if parts else ""
+
+    def techniques(self) -> str:
+        """The fastest and the smallest, against the base, with the interval of the ratio where there is one."""
+        base, fastest, smallest = self.base, self.fastest, self.smallest
+        if base is None or fastest is None or len(self.comparable) < 2:
+            return "No two rows differ in nothing but technique and pods, so none is called faster."
+        if fastest is base:
+            text = f"Nothing is faster than {base['label']}{self._not_told_apart(fastest)}."
+        else:
+            ratio = f"{fastest['speed_up']:.2f}{_interval(fastest['speed_up_interval'])}"
+            text = (
+                f"Fastest is {fastest['label']}, with {ratio} times the samples/s of {base['label']}"
+                f"{self._not_told_apart(fastest)}."
+            )
+        if smallest is None or base["measured_bytes"] is None:
+            return text
+        name, share, kind = base["label"], smallest["measured_bytes"] / base["measured_bytes"], smallest["planned_kind"]
+        if share > 1 - NOTABLE:
+            return f"{text} None needs notably less memory ({kind}) than {base['label']}."
+        return (
+            f"{text} Smallest is {smallest['label']}: {share:.0%} of the memory of {name} ({kind}, per process) "
+            f"at {smallest['speed_up']:.2f}{_interval(smallest['speed_up_interval'])} times its speed."
+        )
+
+    def _not_told_apart(self, fastest: Values) -> str:
+        """Rows whose speed may be equal to that of the fastest: the interval of the ratio holds 1."""
+        rates, equal, unknown = fastest["samples_per_second_values"], [], []
+        for row in self.comparable:
+            interval = ratio_interval(row["samples_per_second_values"], rates)
+            if row is not fastest and interval is None:
+                unknown.append(row)
+            elif row is not fastest and interval is not None and interval[1] >= 1:
+                equal.append(row)
+        apart = f"; it cannot be told apart from {_names(equal)}" if equal else ""
+        few = "; fewer than three repeats cannot tell a small difference from chance" if unknown else ""
+        return apart + few
+
+    def time_and_cost(self) -> str:
+        """Time of the fastest, of the smallest and of the base, and their cost where there is a price."""
+        chosen = [row for row in (self.fastest, self.smallest, self.base) if row is not None] or self.done
+        timed = list({row["row"]: row for row in chosen if row["train_seconds"]}.values())
+        if not timed:
+            return "No run was timed."
+        return f"{'; '.join(map(self._time, timed[:SHOWN_NAMES]))}."
+
+    def _time(self, row: Values) -> str:
+        whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
+        cost = "" if row["cost"] is None else f", which costs {row['cost']:,.4g}"
+        return f"{row['label']} trained {row['steps']:,.0f} steps in {row['train_seconds']:,.1f} s{whole}{cost}"
+
+    def accuracy(self) -> str:
+        """The score of the one-pod run, and which rows differ from it by more than chance."""
+        scored = [row for row in self.done if row["inference_result"] is not None]
+        if not scored:
+            return "No run was scored; zeropods predict and zeropods score do it."
+        base = min(scored, key=lambda row: (row["world_size"], row["technique"] != "none"))
+        text = f"{base['label']} reaches {base['inference_text']}"
+        others = [row for row in scored if row is not base and _same_score(row, base)]
+        apart = [row for row in others if _is_apart(row, base)]
+        unscored = [row for row in self.done if row["inference_result"] is None]
+        if others and not apart:
+            text += f"; {_names(others)} {'differs' if len(others) == 1 else 'differ'} from it by no more than chance"
+        elif apart:
+            shown = (f"{row['label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
+            text += f"; by more than chance differ {', '.join(shown)}"
+        return f"{text}.{f' Not scored: {_names(unscored)}.' if unscored else ''}"
+
+
+def _same_score(row: Values, base: Values) -> bool:
+    keys = ("inference_kind", "split")
+    return all(row[key] == base[key] for key in keys)
+
+
+def _is_apart(row: Values, base: Values) -> bool:
+    """Whether the 95 % intervals of two scores do not meet; a score without one is compared by itself."""
+    spans = [each["inference_result_interval"] or [each["inference_result"]] * 2 for each in (row, base)]
+    return bool(spans[0][0] > spans[1][1] or spans[0][1] < spans[1][0])
+
+
+def _counted(ways: int, of_all: str) -> str:
+    return f"{ways}{of_all} {'way' if ways == 1 and not of_all else 'ways'}"
+
+
+def _names(rows: Sequence[Values]) -> str:
+    more = len(rows) - SHOWN_NAMES
+    return ", ".join(row["label"] for row in rows[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
+
+
+def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
+    """The least and the most of a size, and whose they are."""
+    least, most = (choose(rows, key=lambda row: row[key]) for choose in (min, max))
+    low, high = (f"{row[key] / unit:,.3g} {name}" for row in (least, most))
+    return low if low == high else f"{low} ({least['label']}) to {high} ({most['label']})"

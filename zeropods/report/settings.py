@@ -1,0 +1,158 @@
+"""What must be equal for the figures of two runs to be compared: everything but technique, pods and seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from zeropods.measure.record import Record, RunConfig
+from zeropods.report.figures import machines
+
+Settings = dict[str, Any]
+"""What is compared, by name."""
+SETTING_FACTS = (
+    *("model_id", "init", "task", "prompt", "precision", "effective_batch_size", "gradient_checkpointing"),
+    "train_rows",
+)
+DIVISION = ("per_device_train_batch_size", "gradient_accumulation_steps")
+TECHNIQUE = {"deepspeed", "per_device_eval_batch_size", *DIVISION}
+"""Flags that a technique or a number of pods changes by itself; the effective batch size is compared."""
+BY_DESIGN = {"seed"}
+"""What repeats of a run may differ in."""
+DATA = ("dataset_path", "data")
+"""What the two scripts call the prepared data; a run's identity has its content key there."""
+SHOWN_DIGITS = 12
+"""Of the prepared data's content key and of a configuration's digest."""
+BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
+"""Settings of DeepSpeed that a run without them agrees with: buckets need memory whatever the stage."""
+
+
+def settings(config: RunConfig | None) -> Settings:
+    """All but technique and pods: model, data, flags, DeepSpeed's keys, hardware, versions, by name; nothing where
+    nothing is known.
+
+    Of GPUs the names count: how many are used is the number of processes.
+    """
+    if config is None:
+        return {}
+    identity, deepspeed, hardware = config.identity, config.deepspeed or {}, dict(config.hardware)
+    if "gpus" in hardware:
+        hardware["gpus"] = sorted(set(hardware["gpus"] or ()))
+    left = identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}
+    data = next((str(identity[name])[:SHOWN_DIGITS] for name in DATA if name in identity), None)
+    zero, profiler = deepspeed.get("zero_optimization") or {}, deepspeed.get("flops_profiler") or {}
+    return {
+        **{key: getattr(config, key) for key in SETTING_FACTS},
+        **({} if data is None else {"data": data}),
+        **{key: identity[key] for key in sorted(left)},
+        "profiler": bool(profiler.get("enabled", False)),
+        **{name: zero[name] for name in BUCKETS if name in zero},
+        **(deepspeed_settings(deepspeed) if deepspeed else {}),
+        **{f"hardware {key}": value for key, value in hardware.items()},
+        **{f"versions {key}": value for key, value in config.versions.items()},
+    }
+
+
+def arrangement(config: RunConfig | None) -> Settings:
+    """Technique, pods and what goes with them: equal, with equal settings, in repeats of one run."""
+    identity = config.identity if config else {}
+    asked = identity.get("deepspeed")
+    return {
+        **{key: getattr(config, key, None) for key in ("technique", "pods", "slots", *DIVISION)},
+        "deepspeed": None if asked is None else hashlib.sha256(as_key(asked).encode()).hexdigest()[:SHOWN_DIGITS],
+        "per_device_eval_batch_size": identity.get("per_device_eval_batch_size"),
+        "machines": machines(config) if isinstance(config, Record) and config.ranks else None,
+    }
+
+
+def unequal(one: Settings, other: Settings) -> list[str]:
+    """Names of the settings in which two runs differ."""
+    names = dict.fromkeys([*one, *other])
+    return [name for name in names if is_of(name, one) and is_of(name, other) and one.get(name) != other.get(name)]
+
+
+def is_of(name: str, of_run: Settings) -> bool:
+    """Whether a run has such a setting at all, be it by default: no ZeRO, no buckets; no DeepSpeed, no keys of it."""
+    if name in of_run:
+        return True
+    if name.startswith(ONLY_WITH):
+        return False
+    return name not in BUCKETS and (not name.startswith(PREFIX) or f"{PREFIX}optimizer.type" in of_run)
+
+
+def as_key(*parts: Settings) -> str:
+    """Equal for equal settings."""
+    return json.dumps(parts, sort_keys=True, ensure_ascii=False)
+
+
+# The keys of an effective DeepSpeed configuration, with its defaults.
+
+PREFIX = "deepspeed "
+"""Before the name of each key."""
+FROM_FLAGS = "from the flags"
+"""An optimizer or a schedule that the configuration leaves to the flags, which are compared by themselves."""
+ZERO = "zero_optimization"
+DEFAULTS: Settings = {
+    "gradient_predivide_factor": 1.0,
+    "zero_force_ds_cpu_optimizer": True,
+    "optimizer.type": FROM_FLAGS,
+    "scheduler.type": FROM_FLAGS,
+    f"{ZERO}.overlap_comm": "by the stage",
+    f"{ZERO}.contiguous_gradients": True,
+    f"{ZERO}.reduce_scatter": True,
+    f"{ZERO}.use_multi_rank_bucket_allreduce": True,
+    f"{ZERO}.allgather_partitions": True,
+    f"{ZERO}.compute_grad_norm": True,
+    f"{ZERO}.load_from_fp32_weights": True,
+    f"{ZERO}.ignore_unused_parameters": True,
+    f"{ZERO}.memory_efficient_linear": True,
+    f"{ZERO}.override_module_apply": True,
+    f"{ZERO}.zero_hpz_partition_size": 1,
+}
+"""What DeepSpeed 0.19 takes where a key is absent; of all others it is nothing: False, 0, null or an empty object."""
+STAGE_3_DEFAULTS: Settings = {
+    f"{ZERO}.sub_group_size": 1_000_000_000,
+    f"{ZERO}.stage3_prefetch_bucket_size": 50_000_000,
+    f"{ZERO}.stage3_param_persistence_threshold": 100_000,
+    f"{ZERO}.stage3_model_persistence_threshold": 2**63 - 1,
+    f"{ZERO}.stage3_max_live_parameters": 1_000_000_000,
+    f"{ZERO}.stage3_max_reuse_distance": 1_000_000_000,
+    f"{ZERO}.stage3_gather_16bit_weights_on_model_save": False,
+}
+ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
+"""Beginnings of keys that only some techniques have: they are compared where both runs have them."""
+LEFT_OUT = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("gradient_clipping", "bf16.enabled", "fp16.enabled", "flops_profiler."),
+    *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
+    *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"),
+    *(f"{ZERO}.stage", f"{ZERO}.offload_optimizer.device", f"{ZERO}.offload_param.device"),
+    *(f"{ZERO}.{name}" for name in BUCKETS),
+    *("tensorboard.output_path", "tensorboard.job_name", "csv_monitor.output_path", "csv_monitor.job_name"),
+)
+"""Keys, and blocks that end with a dot: what the flags say too (a run whose configuration contradicts them does not
+begin), what the technique or the number of pods changes by itself, and what lies in the run folder."""
+
+
+def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
+    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`; defaults are filled in."""
+    zero = config.get(ZERO) or {}
+    stage, offloaded = zero.get("stage", 0), (key for key in ("offload_optimizer", "offload_param") if zero.get(key))
+    pinned = {f"{ZERO}.{key}.pin_memory": False for key in offloaded}
+    said = {key: value for key, value in _flat(config, "") if value != "auto" and not _is_left_out(key)}
+    own = {**DEFAULTS, **(STAGE_3_DEFAULTS if stage == 3 else {}), **pinned}
+    return {f"{PREFIX}{key}": value for key, value in sorted({**own, **said}.items()) if value or key in own}
+
+
+def _is_left_out(key: str) -> bool:
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in LEFT_OUT)
+
+
+def _flat(block: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for key, value in block.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
