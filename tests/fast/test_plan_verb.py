@@ -197,3 +197,24 @@ def test_what_a_flag_cannot_be_is_one_line(
         main(["plan", "--model", "t5-small", flag, value])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"zeropods plan: argument {flag}: ") and said in line
+
+
+def test_a_mean_time_between_failures_gives_how_often_to_save(capsys: pytest.CaptureFixture[str]) -> None:
+    # Young: sqrt(2 x 30 s x 86,400 s) = 2,277 s. Daly's corrections: x (1 + 0.0132 / 3 + 0.00017 / 9), - 30 s: 2,257 s.
+    argv = ["plan", "--model", "t5-small", "--mtbf", "24", "--save-seconds", "30"]
+    assert main([*argv, "--json"]) == 0
+    saving = json.loads(capsys.readouterr().out)["saving"]
+    assert saving["interval_seconds"] == pytest.approx(2_257, abs=1)
+    # 30 of 2,287 s go into a save, and half of 2,287 s of each 86,400 s is done again.
+    assert saving["goodput"] == pytest.approx((1 - 30 / 2_287) * (1 - 1_143.5 / 86_400), abs=1e-4)
+    assert main(argv) == 0
+    assert f"Save every 2,257 s, {saving['steps']:,} steps of {saving['technique']}: 97." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--mtbf", "24"], "--mtbf 24: needs --save-seconds S too"), (["--save-seconds", "5"], "needs --mtbf HOURS too")],
+)
+def test_both_are_needed(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    assert main(["plan", "--model", "t5-small", *flags]) == 1
+    assert said in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.plan.estimate import Request
 
+SECONDS_PER_HOUR = 3_600
 LEAST, MOST = 1e-15, 1e15
 """What a flag may say; products and quotients of such numbers are still finite."""
 
@@ -28,6 +29,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument(
         "--technique", action="append", dest="techniques", default=[], metavar="NAME", help="only this one; repeatable"
     )
+    verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: how often to save")
+    verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
@@ -43,8 +46,42 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     from zeropods.report.plan import PlanReport
 
     report = PlanReport(plan(request_of(arguments)))
-    arguments.readable = lambda result: report.to_text(arguments.formulas)
-    return {**report.to_json(), "formulas": arguments.formulas}
+    made = report.to_json()
+    saving = _saving(arguments, made)
+    said = f"\n\n{_saving_text(saving)}" if saving else ""
+    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}"
+    return {**made, "saving": saving, "formulas": arguments.formulas}
+
+
+def _saving(arguments: argparse.Namespace, made: Result) -> Result | None:
+    """How often to save, in seconds and in steps of the technique that the plan chooses; None where nobody asked."""
+    from zeropods.plan.step_time import saving_plan
+
+    mtbf, save = arguments.mtbf, arguments.save_seconds
+    if mtbf is None and save is None:
+        return None
+    if mtbf is None or save is None:
+        given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
+        raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
+    found = saving_plan(mtbf * SECONDS_PER_HOUR, save)
+    fitting = [each for each in made["techniques"] if each["fits"]]
+    best = max(fitting, key=lambda each: each["samples_per_second"], default=None)
+    return {
+        "mtbf_seconds": mtbf * SECONDS_PER_HOUR,
+        "save_seconds": save,
+        **asdict(found),
+        "technique": best and best["technique"],
+        "steps": best and max(1, round(found.interval_seconds / best["step_seconds"])),
+    }
+
+
+def _saving_text(saving: Result) -> str:
+    steps = "" if saving["steps"] is None else f", {saving['steps']:,} steps of {saving['technique']}"
+    hours = saving["mtbf_seconds"] / SECONDS_PER_HOUR
+    return (
+        f"Save every {saving['interval_seconds']:,.0f} s{steps}: {saving['goodput']:.1%} of the time is left for steps "
+        f"that count, with a failure every {hours:,.4g} h (Young 1974, Daly 2006)."
+    )
 
 
 def request_of(arguments: argparse.Namespace) -> Request:

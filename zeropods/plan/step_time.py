@@ -125,3 +125,31 @@ def traffic(work: Workload, technique: Technique, machines: Machines, zero: Zero
     # What the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / parameters)
     return Traffic(forward_seconds=gather, backward_seconds=again * gather + reduce)
+
+
+# How often to save a checkpoint on machines that fail now and then.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavingPlan:
+    """The time between two checkpoints that leaves most of the wall time for steps that count."""
+
+    interval_seconds: float
+    """Training between the end of one save and the begin of the next."""
+    goodput: float
+    """Share of the wall time that is left: without saves, and without what is lost to failures and done again."""
+
+
+def saving_plan(mtbf_seconds: float, save_seconds: float) -> SavingPlan:
+    """Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
+    M seconds apart in the mean; M itself where S is at least 2M.
+
+    Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
+    interval loses its save, each failure half an interval; the time of a restart is not counted.
+    """
+    part = save_seconds / (2 * mtbf_seconds)
+    interval = mtbf_seconds
+    if part < 1:
+        interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
+    whole = interval + save_seconds
+    return SavingPlan(interval_seconds=interval, goodput=max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds)))
