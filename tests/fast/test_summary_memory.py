@@ -34,6 +34,8 @@ def timeline(folder: Path, samples: str) -> Timeline:
     ("rest", "expected", "faults"),
     [
         (a_sample(1_001, 7, "save"), [(1_000, "load", 5), (1_001, "save", 7)], ()),
+        # A later attempt, of a later version, has more columns.
+        ("1001,save,,,,7,,,,50.5,,9,9\n", [(1_000, "load", 5), (1_001, "save", 7)], ()),
         # A last line that was cut short, and samples of an earlier attempt, are left out.
         ("1001,ste", [(1_000, "load", 5)], ()),
         ("1001,steady,,,,12", [(1_000, "load", 5)], ()),

@@ -95,7 +95,9 @@ def test_samples_of_memory_agree_with_the_kernel_s_peaks(trained: Path) -> None:
     assert rank.sampled["resident_bytes"].peak == max(resident) <= 1.02 * rank.peak_resident_bytes
     assert rank.sampled["resident_bytes"].samples == len(lines)
     assert {line["phase"] for line in lines} <= set(PHASES)
-    assert set(rank.sampled) == {"resident_bytes"}
+    assert set(rank.sampled) == {"resident_bytes", "cpu_percent", "io_wait_percent"}
+    used = rank.sampled["cpu_percent"]
+    assert 0 < used.mean <= used.peak and used.minimum <= used.p95 <= used.peak
 
 
 class Later(Mark):

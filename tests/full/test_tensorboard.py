@@ -58,6 +58,7 @@ def test_step_time_speed_padding_and_memory_stand_beside_the_loss(trained: Path)
     )
     assert len(drawn["padding_share"]) == 6 and all(0 <= share < 1 for _, share in drawn["padding_share"])
     assert all(50e6 < value <= 1.02 * rank.peak_resident_bytes for _, value in drawn["resident_bytes"])
+    assert len(drawn["cpu_percent"]) == len(drawn["resident_bytes"])
 
 
 def test_deepspeed_s_own_scalars_are_in_the_run_folder(zero1: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, QueryScore, Score
 from zeropods.report.entry import Entry
+from zeropods.report.figures import Values
 
 FIGURES = (
     *("examples", "executable", "text_tokens"),
@@ -26,7 +27,6 @@ IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
 KEYS = ("split", "tables", *FIGURES, "inference_kind", "inference_result")
 OWN = "own_metrics."
 """Prefix of a custom metric's key."""
-Values = dict[str, Any]
 
 
 def accuracy(entries: Sequence[Entry]) -> Values:

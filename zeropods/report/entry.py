@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -139,7 +140,10 @@ def _read_samples(path: Path) -> tuple[DataFrame, str | None]:
     try:
         text = path.read_text(encoding="utf-8")
         # The text behind the last line end is empty, or a line that was cut short when the run was killed.
-        whole = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str)
+        lines = io.StringIO(text[: text.rfind("\n") + 1])
+        # An attempt of a later version may have written more columns: those that the header names are taken.
+        header = text.partition("\n")[0].split(",")
+        whole = pd.read_csv(lines, dtype=str, usecols=header, index_col=False, quoting=csv.QUOTE_NONE)
     except ValueError as error:
         raise UserError(f"{path}: damaged: {error}; run it again") from None
     missing = [name for name in ("unix_seconds", "phase", *MEMORY_COLUMNS) if name not in whole]

@@ -202,19 +202,24 @@ def _point(axes: Axes, line: Values, unit: int, name: str, marker: str) -> None:
 
 
 def _room(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """A scale with room at its ends; logarithmic, with plain numbers, where values lie far apart."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axis, least, most = (axes.xaxis if which == "x" else axes.yaxis), min(values), max(values)
-    limits = axes.set_xlim if which == "x" else axes.set_ylim
+    """A scale with room at its ends; logarithmic where values lie far apart."""
+    least, most = min(values), max(values)
     if most > LONG * least > 0:
-        axes.set(**{f"{which}scale": "log"})
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_minor_formatter(NullFormatter())
-        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        limits(least / 1.5, most * 1.7)
+        _logarithmic(axes, which)
+        axes.set(**{f"{which}lim": (least / 1.5, most * 1.7)})
     else:
-        limits(0, 1.15 * most)
+        axes.set(**{f"{which}lim": (0, 1.15 * most)})
+
+
+def _logarithmic(axes: Axes, which: str) -> None:
+    """A logarithmic scale with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 # Loss curves.
@@ -237,7 +242,10 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
     _title(axes, f"Loss: lines training, dots validation{_of_all(len(curves), len(found))}")
     if curves:
         lasts = [max(point.step for point in (*of.losses, *of.eval_losses)) for _, of in curves]
-        _logarithmic(axes, steps_too=max(lasts) > LONG * min(lasts) > 0)
+        _logarithmic(axes, "y")
+        if max(lasts) > LONG * min(lasts) > 0:
+            # The longest run would leave the shortest no room.
+            _logarithmic(axes, "x")
         _legend(figure)
     else:
         _nothing(axes, "no run has a loss yet")
@@ -247,19 +255,6 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
 def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
     if losses:
         axes.plot([point.step for point in losses], [point.loss for point in losses], **style)
-
-
-def _logarithmic(axes: Axes, *, steps_too: bool) -> None:
-    """Logarithmic scales with plain numbers: of losses; of steps where the longest run leaves the shortest no room."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    if steps_too:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
 
 
 # Plots of rows: throughput, memory beside its plan, scaling efficiency.
