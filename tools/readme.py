@@ -39,13 +39,14 @@ def filled(path: Path, name: str, block: str) -> str:
 
 
 def _demo() -> str:
-    """The demo's first table, narrow enough for a page."""
+    """The demo's answers, and its first table, narrow enough for a page."""
     path = ROOT / "results" / "demo" / "summary.md"
-    sections = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    answers, *sections = re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = next((section for section in sections if section.startswith(f"{SECTION}\n")), None)
     if found is None:
         raise UserError(f"{path}: no section {SECTION!r}; make it with `make demo` and copy it")
-    return f"\n{narrowed(found, COLUMNS)}\n"
+    begin = f"\n{answers.strip()}\n" if answers.strip() else ""
+    return f"{begin}\n{narrowed(found, COLUMNS)}\n"
 
 
 def narrowed(section: str, columns: tuple[str, ...]) -> str:

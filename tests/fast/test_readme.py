@@ -13,8 +13,8 @@ MOST_WORDS = 750
 
 
 def prose() -> str:
-    """What is read: without code, tables and pictures."""
-    text = re.sub(r"^```.*?^```", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+    """What is read: without code, tables, pictures and what a demo has said."""
+    text = re.sub(r"^```.*?^```|^<!-- demo:.*?^<!-- /demo -->", "", TEXT, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^(\|.*|!\[.*|<!--.*)$", "", text, flags=re.MULTILINE)
 
 
