@@ -21,8 +21,8 @@ from transformers import BloomForCausalLM, Trainer, TrainingArguments
 from benchmarks.data import ROOT, SHARED
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16, timed_steps
-from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.command import train_arguments
 from zeropods.launch.log import LINE
@@ -140,7 +140,7 @@ def _arguments(work: Path) -> TrainingArguments:
 
 def _resume(work: Path) -> Figure:
     """Kill a run between two checkpoints; what the next attempt does again is at most what lies between them."""
-    write_text_sample(work / "sample")
+    write_sample(work / "sample", task="lm")
     flags: dict[str, Any] = {
         **{"task": "lm", "data": work / "sample", "max_seq_length": 64, "init": "random"},
         **{"model_name_or_path": GPT_TINY, "save_steps": SAVE_STEPS, "logging_steps": 1, "eval_steps": 0},
@@ -179,12 +179,12 @@ def _text(work: Path) -> tuple[Path, str, str]:
     """(folder, tokenizer, what it is)."""
     if (SHARED / "wikitext-2").is_dir():
         return SHARED / "wikitext-2", str(SHARED / "gpt2"), "WikiText-2"
-    write_text_sample(work / "sample")
+    write_sample(work / "sample", task="lm")
     return work / "sample", GPT_TINY, "sample text, since there is no WikiText-2 here"
 
 
 def _questions(work: Path) -> tuple[Path, str, str]:
     if (SHARED / "squad").is_dir():
         return SHARED / "squad", str(SHARED / "gpt2"), "500 questions of SQuAD"
-    write_squad_sample(work / "questions")
+    write_sample(work / "questions", task="squad")
     return work / "questions", GPT_TINY, "500 generated questions, since there is no SQuAD here"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from zeropods.data.causal_samples import write_squad_sample
 from zeropods.data.download import DATASETS, RECORD
+from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
 from zeropods.errors import UserError
 
@@ -120,28 +120,12 @@ def test_an_answer_is_the_first_line_of_what_was_written() -> None:
     assert answer_in(" in Rome \nQuestion: Who?") == "in Rome"
 
 
-def test_the_sample_is_read_without_a_fault(tmp_path: Path) -> None:
-    summary = write_squad_sample(tmp_path / "squad")
-    read = {split: len(list(read_squad(tmp_path / "squad", split))) for split in ("train", "dev")}
-    assert read == summary.questions == {"train": 800, "dev": 160}
-
-
-def test_no_context_of_the_samples_dev_is_in_train(tmp_path: Path) -> None:
-    write_squad_sample(tmp_path / "squad")
-    train, dev = ({e.context for e in read_squad(tmp_path / "squad", split)} for split in ("train", "dev"))
-    assert not train & dev
-
-
-def test_the_same_seed_gives_the_same_sample(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_squad_sample(tmp_path / name, seed=3)
-    assert (tmp_path / "a/dev-v1.1.json").read_bytes() == (tmp_path / "b/dev-v1.1.json").read_bytes()
-
-
-def test_a_sample_of_another_seed_is_not_overwritten(tmp_path: Path) -> None:
-    write_squad_sample(tmp_path / "squad", seed=1)
-    with pytest.raises(UserError, match="is not that of the sample of seed 2"):
-        write_squad_sample(tmp_path / "squad", seed=2)
+def test_the_sample_is_read_without_a_fault_and_dev_asks_of_other_contexts(tmp_path: Path) -> None:
+    summary = write_sample(tmp_path / "squad", task="squad")
+    read = {split: list(read_squad(tmp_path / "squad", split)) for split in ("train", "dev")}
+    found = {split: len(examples) for split, examples in read.items()}
+    assert found == summary.counts["questions"] == {"train": 800, "dev": 160}
+    assert not {e.context for e in read["train"]} & {e.context for e in read["dev"]}
 
 
 @pytest.mark.parametrize(("split", "questions"), [("train", 11_877), ("dev", 10_570)])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import fork_server
-from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.sample import write_sample
 
 EFFECTIVE_BATCH = 12
 SAVED, STEPS = (10, 20) if os.environ.get("ZEROPODS_SOAK") == "1" else (5, 10)
@@ -67,7 +67,7 @@ class Runs:
 def prepare_text(folder: Path) -> Path:
     """Blocks of a few lines of the sample's text, prepared."""
     whole, cut = folder / "whole", folder / "cut"
-    write_text_sample(whole)
+    write_sample(whole, task="lm")
     cut.mkdir()
     for path, size in ((whole / "train.txt", 9_000), (whole / "valid.txt", 800), (whole / "test.txt", 800)):
         (cut / path.name).write_text(path.read_text()[:size])

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from zeropods.cli import main
-from zeropods.data.causal_samples import write_squad_sample, write_text_sample
 from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QuestionAnswerer, sample_text
@@ -28,7 +28,7 @@ QUESTIONS, LENGTH, BLOCK = 5, 96, 64
 def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample in SQuAD's layout."""
     folder = tmp_path_factory.mktemp("squad") / "sample"
-    write_squad_sample(folder)
+    write_sample(folder, task="squad")
     return folder
 
 
@@ -36,7 +36,7 @@ def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first articles of the sample of text."""
     folder = tmp_path_factory.mktemp("text") / "sample"
-    write_text_sample(folder)
+    write_sample(folder, task="lm")
     for path in folder.iterdir():
         path.write_text("\n".join(path.read_text().split("\n")[:60]))
     return folder

@@ -15,8 +15,8 @@ from zeropods.sql.grammar import QueryAutomaton, Vocabulary
 from zeropods.sql.query import Condition, Query
 from zeropods.sql.text import format_query, parse_query
 
-STEP = {"train": 1 if os.environ.get("ZEROPODS_TEST_ALL") else 8, "dev": 1}
-"""Every eighth train query (7,045) and all of dev (8,421); with ZEROPODS_TEST_ALL=1 all 64,776.
+STEP = {"train": 1, "dev": 1} if os.environ.get("ZEROPODS_TEST_ALL") else {"train": 32, "dev": 4}
+"""Every 32nd train query (1,762) and every fourth of dev (2,106); with ZEROPODS_TEST_ALL=1 all 64,776.
 
 Of all, 64,721 are found again. 47 others differ in the case of letters that have no piece in either case; 4
 questions have several spans of unknown characters, and `<unk>` does not say which (♂ and ☪); 4 values end
@@ -54,7 +54,7 @@ def test_998_of_1000_queries_are_found_again(shared_data, tokenizer, split):
     for example, row in zip(found, ids, strict=True):
         state = QueryAutomaton(vocabulary, example.table.header, example.question).follow(row)
         same += state is not None and normal(state.query) == normal(example.query)
-    assert len(found) > 7_000
+    assert len(found) > 1_700
     assert same >= 0.998 * len(found)
 
 

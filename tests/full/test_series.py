@@ -14,8 +14,8 @@ import pytest
 
 from tests.full.conftest import ROOT
 from tests.full.launches import until
-from zeropods.data.causal_samples import write_text_sample
 from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.measure.record import read_record
 
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 def series(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A series whose runs fail, are killed, and are interrupted; its folder and exit status."""
     folder = tmp_path_factory.mktemp("series")
-    write_text_sample(folder / "text")
+    write_sample(folder / "text", task="lm")
     for length in (64, 2048):
         wanted = CausalPreparation(task="lm", data=folder / "text", tokenizer=GPT_TINY, max_seq_length=length, limit=20)
         prepare(wanted, folder / str(length))

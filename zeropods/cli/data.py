@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,13 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def _run_data_get(arguments: argparse.Namespace) -> Result:
     from zeropods.data.download import get
 
-    return _plain(get(arguments.name, arguments.out))
+    return asdict(get(arguments.name, arguments.out))
 
 
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
-    from zeropods.data.causal_samples import write_squad_sample, write_text_sample
     from zeropods.data.sample import write_sample
 
-    writers: dict[str, Callable[[Path, int], Any]] = {
-        "text2sql": write_sample,
-        "squad": write_squad_sample,
-        "lm": write_text_sample,
-    }
-    return _plain(writers[arguments.task](arguments.out, arguments.seed))
+    return write_sample(arguments.out, arguments.seed, arguments.task).to_json()
 
 
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
@@ -114,10 +108,3 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
             flag, tasks = f"--{name.replace('_', '-')}", " and ".join(FLAG_TASKS[name])
             raise UserError(f"{flag} {given[name]}: a flag of task {tasks}, not of {arguments.task}; leave it out")
     return given
-
-
-def _plain(value: Any) -> Result:
-    """A dataclass of plain values as a dictionary."""
-    from dataclasses import asdict
-
-    return json.loads(json.dumps(asdict(value), default=str))

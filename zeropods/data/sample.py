@@ -1,4 +1,4 @@
-"""A small data set in WikiSQL's layout, made from the facts in `facts/` without any download.
+"""`zeropods data sample`: a small data set, generated without any download; WikiSQL's layout is made from `facts/`.
 
 A file of `facts/` holds tables, separated by empty lines. A table is
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cache
@@ -32,6 +32,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from zeropods.data.causal_samples import squad_files, text_files
 from zeropods.data.wikisql import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import new_folder
@@ -42,7 +43,6 @@ HELD_OUT_TABLES = {"dev": 4, "test": 4}
 """Number of tables that only this split has."""
 HELD_OUT_SHARE = 5
 """One question in so many of dev and of test is about such a table."""
-NAMES = {f"{split}.{suffix}" for split in SPLITS for suffix in ("jsonl", "tables.jsonl")}
 
 KINDS = {
     "name": "text", "who": "text", "text": "text", "person": "text",
@@ -138,42 +138,58 @@ class SampleSummary:
     written: bool
     """False where the folder held exactly this already."""
     seed: int
-    questions: dict[str, int]
-    """Number of questions of each split."""
-    tables: dict[str, int]
-    """Number of tables of each split; those of dev and test are in part those of train."""
-    held_out_questions: dict[str, int]
-    """Number of questions of dev and of test about tables that train does not have."""
+    counts: dict[str, dict[str, int]]
+    """What there is how often in each split, such as `questions`; for text also the `bytes` of each file."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain JSON values."""
+        return {"folder": str(self.folder), "written": self.written, "seed": self.seed, **self.counts}
 
 
-def write_sample(out: Path, seed: int = 0) -> SampleSummary:
-    """Write `SPLIT.jsonl` and `SPLIT.tables.jsonl` of train, dev and test into the folder `out`.
+def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> SampleSummary:
+    """Write a generated data set for a task into the folder `out`; the same seed gives the same bytes.
 
-    The same seed gives the same bytes. An `out` that holds them already is left as it is; one that holds
-    anything else raises `UserError`.
+    For `text2sql` it is in WikiSQL's layout, for `squad` in SQuAD's, for `lm` in WikiText's. An `out` that holds
+    just this already is left as it is; one that holds anything else raises `UserError`.
     """
-    holds_sample(out, NAMES)  # Making the questions takes seconds: a folder of others is refused before.
-    splits = make_sample(seed)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: a file; name a folder")
+    files, counts = {"text2sql": _wikisql_files, "squad": squad_files, "lm": text_files}[task](Random(seed))
+    found = {path.name for path in out.iterdir()} if out.exists() else set()
+    if found and not found >= files.keys():
+        raise UserError(f"{out}: holds {min(found)!r}, not a sample; name a new folder or empty this one")
+    other = [name for name, content in files.items() if found and (out / name).read_bytes() != content]
+    if other:
+        raise UserError(f"{out}: {other[0]!r} is not that of the sample of seed {seed}; name a new folder")
+    if not found:
+        with new_folder(out) as folder:
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+    return SampleSummary(folder=out, written=not found, seed=seed, counts=counts)
+
+
+def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
+    """`SPLIT.jsonl` and `SPLIT.tables.jsonl` of train, dev and test, and what they hold.
+
+    Tables of dev and test are in part those of train; `held_out_questions` are about others.
+    """
+    splits = _questions_of_splits(rng)
     tables = {split: {asked.table.id: asked.table for asked in of_split} for split, of_split in splits.items()}
     files = {}
     for split, of_split in splits.items():
         files[f"{split}.jsonl"] = _json_lines(asked.to_json() for asked in of_split)
         files[f"{split}.tables.jsonl"] = _json_lines(table.to_json() for _, table in sorted(tables[split].items()))
-    return SampleSummary(
-        folder=out,
-        written=write_once(out, files, seed),
-        seed=seed,
-        questions={split: len(of_split) for split, of_split in splits.items()},
-        tables={split: len(of_split) for split, of_split in tables.items()},
-        held_out_questions={
+    return files, {
+        "questions": {split: len(of_split) for split, of_split in splits.items()},
+        "tables": {split: len(of_split) for split, of_split in tables.items()},
+        "held_out_questions": {
             split: sum(asked.table.id not in tables["train"] for asked in splits[split]) for split in HELD_OUT_TABLES
         },
-    )
+    }
 
 
-def make_sample(seed: int = 0) -> dict[str, list[AskedQuestion]]:
+def _questions_of_splits(rng: Random) -> dict[str, list[AskedQuestion]]:
     """The questions of each split; no two of all splits have the same words."""
-    rng = Random(seed)
     tables = read_facts()
     rng.shuffle(tables)
     held_out = {split: [tables.pop() for _ in range(number)] for split, number in HELD_OUT_TABLES.items()}
@@ -195,31 +211,6 @@ def read_facts() -> list[FactTable]:
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".csv")), key=lambda file: file.name)
     blocks = (block for file in files for block in file.read_text("utf-8").strip().split("\n\n"))
     return [_fact_table(list(csv.reader(block.strip().splitlines()))) for block in blocks]
-
-
-def holds_sample(out: Path, names: Collection[str]) -> bool:
-    """Whether all files of a sample are in `out`; `UserError` where it holds anything else."""
-    if not out.exists():
-        return False
-    if not out.is_dir():
-        raise UserError(f"{out}: a file; name a folder")
-    found = {path.name for path in out.iterdir()}
-    if found and not found >= set(names):
-        raise UserError(f"{out}: holds {min(found)!r}, not a sample; name a new folder or empty this one")
-    return bool(found)
-
-
-def write_once(out: Path, files: Mapping[str, bytes], seed: int) -> bool:
-    """Write the files of a sample; False where `out` holds just these already, `UserError` where it holds others."""
-    if holds_sample(out, files.keys()):
-        other = [name for name, content in files.items() if (out / name).read_bytes() != content]
-        if other:
-            raise UserError(f"{out}: {other[0]!r} is not that of the sample of seed {seed}; name a new folder")
-        return False
-    with new_folder(out) as folder:
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-    return True
 
 
 @cache

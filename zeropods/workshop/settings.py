@@ -75,11 +75,9 @@ class WorkshopSettings:
         if FETCHED.get(name, self.task) != self.task:
             raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
         if name == SAMPLE:
-            from zeropods.data.causal_samples import write_squad_sample, write_text_sample
             from zeropods.data.sample import write_sample
 
-            writers = {"text2sql": write_sample, "squad": write_squad_sample, "lm": write_text_sample}
-            writers[self.task](folder)
+            write_sample(folder, task=self.task)
         elif name in FETCHED:
             from zeropods.data.download import get
 
