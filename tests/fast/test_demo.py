@@ -18,8 +18,7 @@ from zeropods.demo.page import SHOWN_ROWS, Site, answers_html, message_html, pre
 from zeropods.demo.serving import usable_port
 from zeropods.demo.tables import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, read_csv, tables_in, uploaded
 from zeropods.errors import UserError
-from zeropods.sql.query import Condition, Query
-from zeropods.sql.text import format_query
+from zeropods.sql.query import Condition, Query, format_query
 
 HEADER, TYPES, ROWS = ["Name", "Age"], ["text", "real"], [["Tom", 3]]
 

@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from zeropods.sql.grammar import MOST_CONDITIONS, GrammarState, QueryAutomaton, Vocabulary, fold
-from zeropods.sql.query import AGGREGATES, Condition, Query
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import AGGREGATES, Condition, Query, format_query, parse_query
 
 PAD, EOS, UNK, EXTRA = 0, 1, 2, 3
 CHARACTERS = string.ascii_letters + string.digits + ".,=<>()š"
@@ -61,7 +60,7 @@ def asked(draw: st.DrawFn) -> tuple[list[str], str, Query]:
     return header, " ".join(words), query
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(asked(), st.randoms(use_true_random=False))
 def test_any_segmentation_of_a_query_is_accepted(case, choose):
     header, question, query = case
@@ -71,7 +70,7 @@ def test_any_segmentation_of_a_query_is_accepted(case, choose):
     assert state.ended
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(asked(), st.randoms(use_true_random=False))
 def test_what_the_text_says_is_given_back(case, choose):
     header, question, query = case
@@ -84,7 +83,7 @@ def test_what_the_text_says_is_given_back(case, choose):
     assert state.query == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(headers, questions, st.randoms(use_true_random=False))
 def test_random_walk_ends_in_a_query_that_parses(header, question, choose):
     state = QueryAutomaton(VOCABULARY, header, question).start
@@ -95,7 +94,7 @@ def test_random_walk_ends_in_a_query_that_parses(header, question, choose):
     assert parsed == state.query or len(parsed.conds) > MOST_CONDITIONS
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(headers, questions, st.integers(0, 40), st.randoms(use_true_random=False))
 def test_query_cut_at_any_length_parses(header, question, length, choose):
     automaton = QueryAutomaton(VOCABULARY, header, question)

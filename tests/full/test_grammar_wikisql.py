@@ -12,8 +12,7 @@ import pytest
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split
 from zeropods.sql.grammar import QueryAutomaton, Vocabulary
-from zeropods.sql.query import Condition, Query
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import Condition, Query, format_query, parse_query
 
 STEP = {"train": 1, "dev": 1} if os.environ.get("ZEROPODS_TEST_ALL") else {"train": 32, "dev": 4}
 """Every 32nd train query (1,762) and every fourth of dev (2,106); with ZEROPODS_TEST_ALL=1 all 64,776.

@@ -17,8 +17,7 @@ from zeropods.data.wikisql import read_split
 from zeropods.evaluate.generate import ConstrainedSQL, Generation, QueryAnswerer
 from zeropods.evaluate.predictions import read_predictions
 from zeropods.sql.grammar import QueryAutomaton, Vocabulary
-from zeropods.sql.query import Query
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import Query, format_query, parse_query
 
 
 def answers(run: Path, data: Path, out: Path, *flags: str) -> list[dict[str, Any]]:

@@ -16,8 +16,7 @@ from zeropods.data.sample import SampleSummary, write_sample
 from zeropods.data.wikisql import SPLITS, Example, SQLTable, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.sql.execute import Execution, is_usable
-from zeropods.sql.query import AGGREGATES, OPERATORS, Condition
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, format_query, parse_query
 
 Splits = dict[str, list[Example]]
 

@@ -20,8 +20,7 @@ from zeropods.errors import UserError
 from zeropods.evaluate.predictions import Prediction, write_predictions
 from zeropods.evaluate.score import load_metric, score
 from zeropods.evaluate.score_file import QueryScore, read_score
-from zeropods.sql.query import Condition, Query
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import Condition, Query, format_query, parse_query
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ["Name", "Goals"]

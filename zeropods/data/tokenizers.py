@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeropods.errors import UserError
-from zeropods.files import first_line
+from zeropods.files import first_line, read_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,7 +46,7 @@ def hub_options(name: str) -> dict[str, bool]:
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return {"local_files_only": True}
     except (HfHubHTTPError, HFValidationError):
-        return {}  # It answered: what it has against the name, from_pretrained says better.
+        pass  # It answered: what it has against the name, from_pretrained says better.
     return {}
 
 
@@ -145,20 +145,16 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _from_sentencepiece(path: Path) -> PreTrainedTokenizerBase:
-    _check_sentencepiece(path)
-    # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read right.
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(path, f"{folder}/spiece.model")
-        return _from_folder(Path(folder))
-
-
-def _check_sentencepiece(path: Path) -> None:
     import sentencepiece
 
     try:
         sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError):
         raise UserError(f"{path}: not a SentencePiece model; expected a spiece.model or a folder") from None
+    # `T5Tokenizer(vocab_file=...)` silently makes a tokenizer of 104 tokens; a folder is read right.
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(path, f"{folder}/spiece.model")
+        return _from_folder(Path(folder))
 
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
@@ -166,9 +162,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
 
     bare = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     try:
-        if bare:
-            return T5Tokenizer.from_pretrained(folder)
-        return AutoTokenizer.from_pretrained(folder)
+        return (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UserError(
             f"{folder}: no tokenizer can be read there ({first_line(error)}); "
@@ -293,32 +287,10 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def _from_merges(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import GPT2TokenizerFast
 
-    size = _check_merges(*(folder / name for name in BARE))
-    tokenizer = GPT2TokenizerFast.from_pretrained(folder)
-    # Given other names for these files, the class silently makes a tokenizer of one token.
-    if len(tokenizer) < size:
-        raise UserError(f"{folder}: {BARE[0]} has {size} entries, but {len(tokenizer)} were read; name another folder")
-    return tokenizer
-
-
-def _check_merges(vocabulary: Path, merges: Path) -> int:
-    """The entries of the vocabulary, of which each merge joins two and makes a third."""
-    try:
-        pieces = json.loads(vocabulary.read_text(encoding="utf-8"))
-        lines = merges.read_text(encoding="utf-8").splitlines()
-    except ValueError as error:
-        raise UserError(f"{vocabulary.parent}: no tokenizer can be read there ({error}); fetch it again") from None
-    if not isinstance(pieces, dict) or END not in pieces:
+    vocabulary = folder / BARE[0]
+    if END not in read_object(vocabulary, "fetch it again"):
         raise UserError(f"{vocabulary}: no vocabulary of GPT-2's kind, with {END}; name a folder with tokenizer.json")
-    for number, line in enumerate(lines, 1):
-        parts = line.split(" ")
-        if line and not line.startswith("#version") and not _is_merge(parts, pieces):
-            raise UserError(f"{merges}:{number}: {line[:60]!r} merges no two entries of {vocabulary.name} into a third")
-    return len(pieces)
-
-
-def _is_merge(parts: list[str], pieces: dict[str, int]) -> bool:
-    return len(parts) == 2 and all(piece in pieces for piece in (*parts, "".join(parts)))
+    return GPT2TokenizerFast.from_pretrained(folder)
 
 
 # Token ids of many texts.

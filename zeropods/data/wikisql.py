@@ -13,8 +13,7 @@ import numpy as np
 from zeropods.data.tokenizers import Encoder, Ids, TokenRows, folded
 from zeropods.errors import UserError
 from zeropods.files import json_lines, sha256, text_of
-from zeropods.sql.query import Query
-from zeropods.sql.text import format_query
+from zeropods.sql.query import Query, format_query
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,8 +12,7 @@ from zeropods.data.wikisql import Cell, Example, SQLTable
 from zeropods.demo.answering import ModelAnswer, QueryResult, TrainedModel, ask, checked, run_query, trained_models
 from zeropods.demo.tables import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, Tables, tables_in, tables_of, uploaded
 from zeropods.errors import UserError
-from zeropods.sql.query import AGGREGATES, OPERATORS, Query
-from zeropods.sql.text import cells_text
+from zeropods.sql.query import AGGREGATES, OPERATORS, Query, cells_text
 
 if TYPE_CHECKING:
     from gradio import Blocks

@@ -23,8 +23,7 @@ from zeropods.evaluate.models import SavedModel, load_model, model_folder, train
 from zeropods.evaluate.predictions import Prediction
 from zeropods.measure.record import read_json
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
-from zeropods.sql.query import Query
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import Query, format_query, parse_query
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")

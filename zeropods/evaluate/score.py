@@ -17,7 +17,7 @@ from zeropods.data.wikisql import Example, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.evaluate.predictions import Prediction, read_predictions
 from zeropods.evaluate.score_file import Interval, QueryScore, SquadScore
-from zeropods.sql.text import format_query
+from zeropods.sql.query import format_query
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule

@@ -47,8 +47,7 @@ from zeropods.report.rows import NOT_MEASURED, Column, accuracy_columns
 from zeropods.report.run import Run
 from zeropods.report.summary import read_runs
 from zeropods.sql.execute import Execution, execute
-from zeropods.sql.query import Query
-from zeropods.sql.text import cells_text, format_query
+from zeropods.sql.query import Query, cells_text, format_query
 from zeropods.tables import GIB, MIB, Table, progress
 
 # Techniques against a baseline: memory, speed, and whether the losses are the same.

@@ -17,8 +17,7 @@ import evaluate
 
 from zeropods.data.wikisql import SQLTable
 from zeropods.sql.execute import Execution, is_usable
-from zeropods.sql.query import Query
-from zeropods.sql.text import format_query, parse_query
+from zeropods.sql.query import Query, format_query, parse_query
 
 Values = list[bool | None]
 
