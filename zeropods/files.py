@@ -85,8 +85,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 def remove_unfinished(out: Path) -> None:
     """Remove what killed writers of `new_folder(out)` have left. To be called where no other can be writing."""
     for staging in out.parent.glob(f".{out.name}.*"):
-        if staging.is_dir():
-            shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 # JSON objects: a file of one, and one per line; what is wrong with a line is said with its number.
@@ -125,9 +124,7 @@ def json_object(place: str, content: bytes, remedy: str = "fetch the file again"
     except json.JSONDecodeError as error:
         at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{place}: broken JSON at {at}: {error.msg}; {remedy}") from None
-    except RecursionError:
-        raise UserError(f"{place}: nested too deeply; {remedy}") from None
-    except ValueError as error:  # An integer of thousands of digits.
+    except (RecursionError, ValueError) as error:  # Nested too deeply; an integer of thousands of digits.
         raise UserError(f"{place}: {error}; {remedy}") from None
     if not isinstance(document, dict):
         raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
@@ -165,8 +162,11 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
         kind: what it is, for messages: `run`.
         flag: by which the user named it, for the remedy.
     """
-    _refuse_foreign(folder, signs, kind, flag)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another {flag}")
     folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not any((folder / name).exists() for name in signs):
+        raise UserError(f"{folder}: holds something that is no {kind}; choose another {flag}")
     with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,14 +178,6 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
-
-
-def _refuse_foreign(folder: Path, signs: Sequence[str], kind: str, flag: str) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; choose another {flag}")
-    ours = any((folder / name).exists() for name in signs)
-    if folder.is_dir() and not ours and any(folder.iterdir()):
-        raise UserError(f"{folder}: holds something that is no {kind}; choose another {flag}")
 
 
 # Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives.
@@ -214,15 +206,12 @@ def _remove_if_left(folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return
-    try:
-        about = os.fstat(handle)
+    about = os.fstat(handle)
+    with contextlib.suppress(BlockingIOError):
         if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(handle)
+    os.close(handle)
 
 
 # Weights are read from safetensors files only: any other format may run a program when it is read.
@@ -331,18 +320,13 @@ def _cause(error: Exception, folder: Path) -> str | None:
     """What kept a library from writing; None where it was something else."""
     if isinstance(error, OSError):
         return error.strerror
-    text = str(error).split("\n")[0]
+    text = first_line(error)
     if isinstance(error, RuntimeError) and not any(word in text for word in TORCH_WRITER):
         return None
     # These libraries keep the system's reason to themselves, or say it in Rust: it is asked again.
-    return _asked_again(folder) or text
-
-
-def _asked_again(folder: Path) -> str | None:
-    """Why nothing can be written in a folder just now."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, 2**20)
-    except OSError as error:
-        return error.strerror
-    return None
+    except OSError as again:
+        return again.strerror
+    return text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,17 +103,6 @@ def test_statistics_are_those_of_the_rows(squad: Path) -> None:
     assert (statistics.source.total, statistics.target.total) == (sum(len(ids) for ids, _ in dev), sum(with_loss))
 
 
-def test_a_second_call_does_nothing_and_other_settings_replace_the_set(questions: Path, tmp_path: Path) -> None:
-    wanted = CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=10)
-    first, made = prepare(wanted, tmp_path / "set")
-    assert made
-    assert prepare(wanted, tmp_path / "set") == (first, False)
-    again, _ = prepare(
-        CausalPreparation(task="squad", data=questions, tokenizer="gpt-tiny", limit=11), tmp_path / "set"
-    )
-    assert again.splits["train"].rows == 11
-
-
 def test_blocks_of_train_are_full_and_the_leftover_is_counted(blocks: Path) -> None:
     statistics = read_manifest(blocks).splits["train"]
     train = rows(blocks, "train")
@@ -142,18 +130,6 @@ def test_every_token_of_an_evaluation_but_the_first_carries_a_loss_once(blocks: 
 def test_a_text_shorter_than_a_block_is_refused(text: Path, tmp_path: Path) -> None:
     said = fault(tmp_path / "set", task="lm", data=text, max_seq_length=100_000)
     assert "fewer than one block of 100000; give more text or a smaller --max-seq-length" in said
-
-
-def test_a_fault_in_the_text_leaves_the_old_set(text: Path, tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "set"
-    shutil.copytree(text, data)
-    prepared(out, task="lm", data=data, max_seq_length=32, limit=5)
-    old = read_manifest(out)
-    (data / "train.txt").write_bytes(b"\xff")
-    with pytest.raises(UserError, match="not UTF-8"):
-        prepared(out, task="lm", data=data, max_seq_length=32, limit=5)
-    assert read_manifest(out) == old
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("keep_answer", [True, False])

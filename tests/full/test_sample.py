@@ -114,14 +114,19 @@ def test_every_query_is_read_back_from_its_text(splits):
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("task", "digest"),
-    [("text2sql", "afb468841421dd80"), ("squad", "c2d63e897c87ab3f"), ("lm", "4a904dcbc2f9d396")],
-)
-def test_the_bytes_of_seed_0_never_change_and_another_seed_gives_others(task, digest, tmp_path):
-    write_sample(tmp_path, task=task)  # An empty folder is filled.
-    together = b"".join(content for _, content in sorted(contents(tmp_path).items()))
-    assert hashlib.sha256(together).hexdigest()[:16] == digest
+def digest(folder: Path) -> str:
+    return hashlib.sha256(b"".join(content for _, content in sorted(contents(folder).items()))).hexdigest()[:16]
+
+
+def test_the_bytes_of_seed_0_never_change(summary, tmp_path):
+    folders = {task: write_sample(tmp_path / task, task=task).folder for task in ("squad", "lm")}
+    found = {task: digest(folder) for task, folder in [("text2sql", summary.folder), *folders.items()]}
+    assert found == {"text2sql": "afb468841421dd80", "squad": "c2d63e897c87ab3f", "lm": "4a904dcbc2f9d396"}
+
+
+@pytest.mark.parametrize("task", ["squad", "lm"])
+def test_a_sample_is_written_once_and_not_over_that_of_another_seed(task, tmp_path):
+    assert write_sample(tmp_path, task=task).written  # An empty folder is filled.
     assert not write_sample(tmp_path, task=task).written
     with pytest.raises(UserError, match=r"'\S+' is not that of the sample of seed 7; name a new folder"):
         write_sample(tmp_path, seed=7, task=task)
@@ -130,7 +135,7 @@ def test_the_bytes_of_seed_0_never_change_and_another_seed_gives_others(task, di
 def test_what_is_no_sample_is_refused_and_left_as_it_was(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match=r"thesis\.txt.*name a new folder"):
-        write_sample(tmp_path)
+        write_sample(tmp_path, task="lm")
     with pytest.raises(UserError, match="name a folder"):
-        write_sample(tmp_path / "thesis.txt")
+        write_sample(tmp_path / "thesis.txt", task="lm")
     assert contents(tmp_path) == {"thesis.txt": b"mine"}
