@@ -40,6 +40,8 @@ NOTEBOOKS = (
 """What the demo runs, in this order."""
 FOLDER = ROOT / "notebooks"
 RUNS = "runs/demo"
+SAY_SECONDS = 8.0
+"""Without a terminal, which shows progress bars, a line says so often how far the work is."""
 
 
 def main() -> None:
@@ -70,25 +72,43 @@ class _InterruptError(Exception):
 
 
 class _Live(NotebookClient):
-    """An execution whose progress is seen on the terminal, and which Ctrl-C ends as it ends a cell."""
+    """An execution whose progress is seen, and which Ctrl-C ends as it ends a cell."""
 
     interrupted = False
+    name = ""
+    cell = 0
+    last_words = ""
+    """The last line of a progress bar, or of whatever else a cell has written on stderr."""
+    saying: asyncio.Task[None] | None = None
 
     def output(self, outs: list[Any], msg: dict[str, Any], display_id: str | None, cell_index: int) -> Any:
         content = msg["content"]
-        if msg["msg_type"] == "stream" and content["name"] == "stderr" and sys.stderr.isatty():
-            print(content["text"], end="", file=sys.stderr, flush=True)
+        if msg["msg_type"] == "stream" and content["name"] == "stderr":
+            self.last_words = next(reversed(content["text"].strip().splitlines()), self.last_words)
+            if sys.stderr.isatty():
+                print(content["text"], end="", file=sys.stderr, flush=True)
         return super().output(outs, msg, display_id, cell_index)
 
     async def take_interrupts(self, **_: Any) -> None:
         """From now on Ctrl-C interrupts the kernel; nbclient's own handler would kill it."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, lambda: loop.create_task(self._interrupt()))
+        if not sys.stderr.isatty():
+            self.saying = loop.create_task(self._say())
 
-    def check_interrupt(self, **_: Any) -> None:
+    def begin_cell(self, cell_index: int, **_: Any) -> None:
         """Begin no further cell after Ctrl-C."""
         if self.interrupted:
             raise _InterruptError
+        self.cell, self.last_words = cell_index + 1, ""
+
+    async def _say(self) -> None:
+        """Say how far the work is, until the notebook ends."""
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(SAY_SECONDS)
+            place = f"{time.monotonic() - began:.0f} s, cell {self.cell} of {len(self.nb.cells)}"
+            print(f"{self.name}: {place}{self.last_words and ': '}{self.last_words}", flush=True)
 
     async def _interrupt(self) -> None:
         self.interrupted = True
@@ -96,6 +116,8 @@ class _Live(NotebookClient):
             await ensure_async(self.km.interrupt_kernel())
 
     async def _async_cleanup_kernel(self) -> None:
+        if self.saying is not None:
+            self.saying.cancel()
         # nbclient calls this a second time after a signal, and fails.
         if self.km is not None:
             await super()._async_cleanup_kernel()
@@ -107,6 +129,7 @@ def _execute(name: str, out: Path) -> None:
     print(f"{name} ...", flush=True)
     began = time.monotonic()
     client = _client(notebook)
+    client.name = name
     try:
         client.execute()
     except (_InterruptError, asyncio.CancelledError):
@@ -132,7 +155,7 @@ def _client(notebook: nbformat.NotebookNode) -> _Live:
         resources={"metadata": {"path": str(FOLDER)}},
     )
     client.on_notebook_start = client.take_interrupts
-    client.on_cell_start = client.check_interrupt
+    client.on_cell_start = client.begin_cell
     return client
 
 

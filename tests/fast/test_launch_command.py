@@ -17,10 +17,12 @@ from zeropods.launch.command import (
     exported_variables,
     find_script,
     flag_values,
+    launcher_variables,
     remote_argument,
     run_folder_of,
     runner_argv,
     runner_environment,
+    shell_line,
     train_arguments,
     typed_flags,
 )
@@ -46,6 +48,18 @@ def test_the_command_is_deepspeeds_own_over_pdsh() -> None:
     assert argv[-3:] == ["/project/textsql_train.py", "--deepspeed", "zero1.json"]
     # One pod is reached over ssh too.
     assert "--force_multi" in argv
+
+
+def test_the_command_can_be_pasted_into_a_shell() -> None:
+    argv = runner_argv(LAUNCH, Path("/tmp/my hostfile"))
+    line = shell_line(argv, launcher_variables(LAUNCH))
+    said = subprocess.run(
+        ["bash", "-c", f"env() {{ printf '%s\\0' \"$@\"; }}; env {line}"], capture_output=True, check=True
+    )
+    words = said.stdout.decode().split("\0")[:-1]
+    assert words[:2] == ["PDSH_RCMD_TYPE=ssh", "PDSH_SSH_ARGS_APPEND=-F /project/.zeropods/pods/ssh_config"]
+    assert Path(words[2]).name == "deepspeed" and words[3:] == argv[3:]
+    assert "\n    --launcher pdsh \\\n" in line
 
 
 def test_without_pods_each_slot_of_this_machine_gets_a_process() -> None:

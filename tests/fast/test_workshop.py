@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,24 @@ def test_the_notebook_wins_over_the_environment_and_that_over_the_default(monkey
     assert (causal.area, Workshop().summary_folder) == (ROOT / "runs" / "a", ROOT / "runs" / "a" / "summary")
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("[01][0-4]_*.ipynb")), ids=lambda path: path.stem)
+def test_papermill_sets_what_a_notebook_trains(path: Path) -> None:
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    own, settings = ("".join(cell["source"]) for cell in cells[:2])
+    variables: dict[str, Any] = {}
+    for source in (own, 'model = "t5-small"\nsteps = 7', settings):
+        exec(source, variables)
+    causal = isinstance(variables["workshop"], CausalWorkshop)
+    training = variables["workshop"].training
+    assert training["model_name_or_path" if causal else "model_id"] == "t5-small"
+    assert training["max_train_steps" if causal else "max_steps"] == 7
+    # What another cell has called by a setting's name is none.
+    exec(own, variables)
+    variables["steps"] = [7]
+    exec(settings, variables)
+    assert variables["workshop"].steps is None and variables["workshop"].model == type(variables["workshop"])().model
+
+
 def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROPODS_STEPS", "many")
     with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected int"):
@@ -59,6 +78,15 @@ def test_a_number_of_steps_takes_the_place_of_the_clock() -> None:
     training = Workshop(steps=30).training
     assert (training["max_steps"], training["max_train_seconds"]) == (30, None)
     assert Workshop(model="t5-large").training["init"] == "pretrained"
+
+
+def test_the_states_of_a_model_are_measured_on_all_pods_apart_from_what_is_compared(tmp_path: Path) -> None:
+    workshop = Workshop(runs=tmp_path / "runs", pods=4)
+    matrix = workshop.states_matrix
+    cells = [(cell.technique, cell.pods) for cell in matrix.cells]
+    assert cells == [("none", 1), ("zero1", 4), ("zero2", 4), ("zero3", 4)] and matrix.questions is None
+    assert {cell.model for cell in matrix.cells} == {"t5-small"} and matrix.flags["effective_batch_size"] == 8
+    assert not workshop.states_folder.is_relative_to(workshop.area)
 
 
 def test_other_settings_are_another_run() -> None:

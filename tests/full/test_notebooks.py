@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,12 +45,15 @@ def test_a_notebook_that_fails_ends_the_demo_with_its_reason(tmp_path: Path) -> 
     assert process.returncode == 1 and "no trained model" in errors.splitlines()[-1]
 
 
-def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_leaves_no_process(tmp_path: Path) -> None:
     workshop = Workshop(runs=tmp_path / "runs", limit=int(SMALL["ZEROPODS_LIMIT"]))
     workshop.get_data()
     prepare(workshop.preparation, workshop.prepared)
     process = demo(tmp_path, "02_train_single_pod", **{**SMALL, "ZEROPODS_STEPS": "100000"})
     lock = wait_for_lock(tmp_path / "runs")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    assert all(re.match(r"02_train_single_pod: \d+ s, cell \d+ of \d+", line) for line in lines[1:]), lines
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     trainer = int(lock.read_text().split()[1])

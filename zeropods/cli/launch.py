@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +50,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--step-timeout", type=float, metavar="SECONDS", help="end a run that does no step for so long; 0: never")
     flag("--restarts", type=int, metavar="N", help="go on so often by itself, after a lost pod or a killed rank; 0")
     flag("--min-pods", type=int, metavar="M", help="with at least M of the pods; 1")
+    flag("--questions", type=int, metavar="N", help="the finished model answers N test questions, and is scored")
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
     verb.set_defaults(readable=readable, status=exit_status)
@@ -60,19 +63,39 @@ def run(arguments: argparse.Namespace) -> Result:
     _check(arguments)
     supervision = Supervision(show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
     if arguments.launcher == "slurm":
-        return _as_job(arguments, supervision)
-    if arguments.launcher == "none":
-        return _alone(arguments)
-    with _cluster(arguments) as cluster:
-        return _over_pods(arguments, cluster, supervision)
+        result = _as_job(arguments, supervision)
+    elif arguments.launcher == "none":
+        result = _alone(arguments)
+    else:
+        with _cluster(arguments) as cluster:
+            result = _over_pods(arguments, cluster, supervision)
+    if arguments.questions and result.get("status") == "ok":
+        result["score"] = _scored(Path(result["folder"]), arguments.questions)
+    return result
+
+
+def _scored(folder: Path, questions: int) -> Result:
+    """The score of the run's answers. Another process loads the model, as this one never loads torch."""
+    predict = ["predict", "--model", str(folder), "--limit", str(questions), "--score", "--json"]
+    done = subprocess.run([sys.executable, "-m", "zeropods", *predict], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{folder}: is trained but not scored; what zeropods predict said is above")
+    return dict(json.loads(done.stdout)["score"])
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse flags that have no meaning, or none together."""
+    from zeropods.train.arguments import arguments_of
+
     launcher, pods, restarts, least = arguments.launcher, arguments.num_pods, arguments.restarts, arguments.min_pods
     for_slurm = next((name for name in OF_SLURM if getattr(arguments, name) is not None), "").replace("_", "-")
     is_elsewhere = any(getattr(arguments, name) for name in OF_CLUSTER)
+    questions, script = arguments.questions, arguments.command[0]
     faults = {
+        f"--questions {questions}; expected at least 1": questions is not None and questions < 1,
+        f"--questions {questions}: {script} is no script of ours, its runs answer nothing; leave it out": (
+            questions and arguments_of(script) is None
+        ),
         f"--num-pods {pods}; expected at least 1": pods is not None and pods < 1,
         f"--restarts {restarts}: SLURM requeues a job by itself; leave it out": (
             launcher == "slurm" and restarts is not None
@@ -99,9 +122,13 @@ def _check(arguments: argparse.Namespace) -> None:
 def readable(result: Result) -> str:
     """The record's main figures; of a dry run all of it."""
     if "exported" in result:
+        from zeropods.launch.command import shell_line
+
         lines = [f"{name}={value}" for name, value in result["exported"].items()]
-        return "\n".join([*lines, " ".join(result["argv"])])
+        return "\n".join([*lines, result.get("shell") or shell_line(result["argv"])])
     values = {key: result.get(key) for key in MAIN_FIGURES}
+    if "score" in result:
+        values |= {name: value for name, value in result["score"].items() if isinstance(value, int | float)}
     shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
     return "\n".join(f"{key:24} {text}" for key, text in {**shown, "run folder": result["folder"]}.items())
 
@@ -125,7 +152,7 @@ def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Sup
     restarts = Restarts(most=arguments.restarts or 0, min_pods=1 if arguments.min_pods is None else arguments.min_pods)
     restarts.check(planned)
     if arguments.dry_run:
-        return _dry(planned)
+        return _dry(planned, cluster.hostfile)
     record = run_launch(planned, cluster, restarts, supervision)
     return {**record.to_json(), "folder": str(planned.folder)}
 
@@ -141,7 +168,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     if restarts and flag_values(planned.arguments).get("resume") == "never":
         raise UserError("--resume never: would begin anew after each of --restarts; leave one of them out")
     if arguments.dry_run:
-        return _dry(planned)
+        return _dry(planned, Path())
     run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, restarts)
     return {**read_record(planned.folder).to_json(), "folder": str(planned.folder)}
 
@@ -165,10 +192,12 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     return {**run_slurm(submission, supervision).to_json(), "folder": str(submission.launch.folder)}
 
 
-def _dry(planned: Launch) -> Result:
-    from zeropods.launch.command import runner_argv
+def _dry(planned: Launch, hostfile: Path) -> Result:
+    from zeropods.launch.command import launcher_variables, runner_argv, shell_line
 
-    return {**planned.to_json(), "argv": runner_argv(planned, Path("HOSTFILE"))}
+    argv = runner_argv(planned, hostfile)
+    variables = launcher_variables(planned) if planned.launcher == "pdsh" else {}
+    return {**planned.to_json(), "argv": argv, "shell": shell_line(argv, variables)}
 
 
 @contextmanager

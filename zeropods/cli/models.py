@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.errors import UserError
 from zeropods.export import DTYPES
 from zeropods.tables import progress
 
@@ -25,13 +26,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
     flag = add(verbs, "predict", "let a trained model answer a split", _predict).add_argument
     flag("--model", type=Path, required=True, help="run folder or model folder")
-    flag("--out", type=Path, required=True, help="prediction file")
+    flag("--out", type=Path, help="prediction file; predictions.SPLIT.jsonl of a run folder if not given")
+    flag("--score", action="store_true", help="score the answers too; writes score.SPLIT.json beside FILE")
     flag("--task", choices=["text2sql", "squad"], help="for a model that does not say its own")
     flag("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
     flag("--num-beams", type=int, default=1)
     flag("--prompt", choices=["question", "schema"], help="for a T5 that does not say its own")
     flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
-    _split_flags(flag, "as the task has it: WikiSQL's layout, or SQuAD's")
+    _split_flags(flag, "WikiSQL's layout, or SQuAD's; those of a run, its test split, if not given", required=False)
     _model_flags(flag, "questions; 64 queries or 16 answers if not given", "examples")
 
     flag = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score).add_argument
@@ -63,10 +65,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--port", help="on 127.0.0.1; 7860 if not given, another one where that is taken")
 
 
-def _split_flags(flag: Callable[..., Any], data: str) -> None:
+def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """The flags of every verb that reads a split."""
-    flag("--data", required=True, help=data)
-    flag("--split", required=True)
+    flag("--data", required=required, help=data)
+    flag("--split", required=required)
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
@@ -78,8 +80,14 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
+    from zeropods.evaluate.after_run import raw_data
     from zeropods.evaluate.tasks import TASKS, answer_task, predict
 
+    if (arguments.data is None) != (arguments.split is None):
+        raise UserError("--data, --split: belong together; give both, or neither for those of a run")
+    if arguments.data is None:
+        arguments.data, arguments.split = raw_data(arguments.model)
+    out = arguments.out or arguments.model / f"predictions.{arguments.split}.jsonl"
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
     asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}
     how = replace(
@@ -88,10 +96,15 @@ def _predict(arguments: argparse.Namespace) -> Result:
         **{name: value for name, value in asked.items() if value is not None},
     )
     given = {name: getattr(arguments, name) for name in ("precision", "limit", "prompt", "max_seq_length")}
-    call = (arguments.model, arguments.data, arguments.split, arguments.out, how)
+    call = (arguments.model, arguments.data, arguments.split, out, how)
     with progress("predict", "questions") as bar:
         speed = predict(*call, task=task, progress=bar.update, **given)
-    return {"out": str(arguments.out), **speed.to_json()}
+    result: Result = {"out": str(out), **speed.to_json()}
+    if arguments.score:
+        from zeropods.evaluate.score import score
+
+        result["score"] = score(out, arguments.data, arguments.split).to_json()
+    return result
 
 
 def _score(arguments: argparse.Namespace) -> Result:

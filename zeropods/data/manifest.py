@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.files import sha256
 
 # What a prepared data set says about itself.
 
 SCHEMA_VERSION = 1
 FILE = "manifest.json"
+LEVELS_UP = 3
+"""Raw data are looked for in as many folders above a prepared set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +81,8 @@ class Manifest:
     """Which tokens of a causal row carry a loss: `answer` or `all`."""
     pad_token: str | None = None
     """What a causal batch is padded with: the end token where the tokenizer came without a pad token."""
+    data: str | None = None
+    """Where the raw data lay, a folder or an id at the hub; None in sets of older versions."""
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as plain JSON values."""
@@ -97,6 +104,29 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest(**document)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not a manifest of ours ({error}); prepare the data set again") from None
+
+
+def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
+    """The folder with the raw data that a prepared set was made from, and the first of the splits that it has.
+
+    It is where it lay, or near the prepared set; its files are recognised by their digests. None where it has gone.
+    """
+    manifest = read_manifest(prepared)
+    sources = manifest.source_sha256
+    split = next((split for split in splits if any(name.startswith(split) for name in sources)), "")
+    wanted = {name: digest for name, digest in sources.items() if split and name.startswith(split)}
+    for folder in _near(Path(prepared).resolve(), manifest.data) if wanted else ():
+        # Another user's folder, somewhere near, may not be looked into.
+        with contextlib.suppress(PermissionError):
+            if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
+                return folder, split
+    return None
+
+
+def _near(prepared: Path, data: str | None) -> Iterator[Path]:
+    yield from () if data is None else (Path(data),)
+    for parent in prepared.parents[:LEVELS_UP]:
+        yield from (parent, *sorted(parent.glob("*")), *sorted(parent.glob("data/*")))
 
 
 def _split(document: dict[str, Any]) -> SplitStatistics:

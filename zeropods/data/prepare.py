@@ -228,6 +228,7 @@ def prepare(
             source_sha256=raw.hashes,
             splits={split: _statistics(rows, unknown_id(tokenizer)) for split, rows in splits.items()},
             versions=_versions(),
+            data=str(Path(wanted.data).resolve()) if Path(wanted.data).is_dir() else str(wanted.data),
             **wanted.described(tokenizer),
         )
         write_json(folder / FILE, manifest.to_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import itertools
@@ -14,18 +13,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from zeropods.data.manifest import read_manifest
+from zeropods.data.manifest import raw_data_of
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import Example, SQLTable, read_split, split_file
 from zeropods.errors import UserError
-from zeropods.files import json_lines, sha256
+from zeropods.files import json_lines
 
 SPLITS = ("test", "dev", "train")
 """The first that is there is shown: questions that training has not seen."""
 MOST_TABLES = 1_000
 TITLES = ("page_title", "caption", "name")
 """What WikiSQL's tables may be called by."""
-LEVELS_UP = 3
 LABEL = 90
 """Characters of a table's line in the list."""
 
@@ -82,22 +80,8 @@ def sample_tables() -> Tables:
 
 def tables_of(prepared: Path | None) -> Tables:
     """The tables that a tokenized set was made from, if they lie near it; those of the embedded data set otherwise."""
-    data = _raw_data(prepared) if prepared else None
-    return sample_tables() if data is None else tables_in(data)
-
-
-def _raw_data(prepared: Path) -> Path | None:
-    """The folder near a tokenized set whose files are those that its manifest names, by their digests."""
-    sources = read_manifest(prepared).source_sha256
-    split = next((split for split in SPLITS if f"{split}.jsonl" in sources), "test")
-    wanted = {name: sources.get(name) for name in (f"{split}.jsonl", f"{split}.tables.jsonl")}
-    for parent in prepared.resolve().parents[:LEVELS_UP]:
-        for folder in (parent, *sorted(parent.glob("*")), *sorted(parent.glob("data/*"))):
-            # Another user's folder, somewhere near, may not be looked into.
-            with contextlib.suppress(PermissionError):
-                if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
-                    return folder
-    return None
+    found = raw_data_of(prepared, SPLITS) if prepared else None
+    return sample_tables() if found is None else tables_in(found[0])
 
 
 def _titles(path: Path) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,8 @@ from zeropods.measure.record import read_json
 TEXT2SQL: Final = "text2sql"
 SQUAD: Final = "squad"
 LM: Final = "lm"
+UNSEEN_SPLITS: Final = ("test", "dev")
+"""Splits that training does not see; a run is judged by the first that was scored."""
 
 Interval = tuple[float, float]
 """The ends of a 95 % interval."""
@@ -128,3 +130,19 @@ def read_score(path: Path) -> Score:
         key, wrong = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
         value = "missing" if first["type"] == "missing" else repr(first["input"])
         raise UserError(f"{path}: {key} is {value:.60}; {wrong}: measure again") from None
+
+
+def score_of(run: Path) -> tuple[str, Score] | None:
+    """The split by which a run is judged, and its score; None where nothing was scored. Raises as `read_score`."""
+    for split in UNSEEN_SPLITS:
+        path = Path(run) / f"score.{split}.json"
+        if path.is_file():
+            return split, read_score(path)
+    return None
+
+
+def main_measure(score: Score) -> float:
+    """The measure that a run is judged by: execution accuracy, logical form where nothing was run, F1, perplexity."""
+    if isinstance(score, QueryScore):
+        return score.logical_form_accuracy if score.execution_accuracy is None else score.execution_accuracy
+    return score.f1 if isinstance(score, SquadScore) else score.perplexity

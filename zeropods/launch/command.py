@@ -268,6 +268,25 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
     ]
 
 
+def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """A command with variables of its environment as somebody pastes it into a shell, a flag per line."""
+    program = Path(argv[0]).with_name("deepspeed")
+    if list(argv[1:3]) == ["-m", "deepspeed.launcher.runner"] and program.is_file():
+        argv = [str(program), *argv[3:]]
+    lines = [[f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]]
+    for word in argv:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    return " \\\n    ".join(map(" ".join, lines))
+
+
+def launcher_variables(launch: Launch) -> dict[str, str]:
+    """What pdsh, started by DeepSpeed's launcher, has to find in its environment."""
+    own = {} if launch.ssh_config is None else {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(launch.ssh_config)}
+    return {"PDSH_RCMD_TYPE": "ssh", **own}
+
+
 def _local_argv(launch: Launch) -> list[str]:
     """DeepSpeed's launcher of one machine: a process per slot, without ssh. It ends its children when it is ended."""
     places = {"localhost": list(range(launch.world_size))}
@@ -357,9 +376,7 @@ def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str,
         if forwarded and UNSAFE.search(value):
             raise UserError(f"{name}: DeepSpeed forwards it, and its value does not pass a remote shell; unset it")
         kept[name] = value
-    if launch.ssh_config is not None:
-        kept["PDSH_SSH_ARGS_APPEND"] = pdsh_ssh_arguments(launch.ssh_config)
-    return {**kept, "PDSH_RCMD_TYPE": "ssh", "DS_ENV_FILE": str(env_file)}
+    return {**kept, **launcher_variables(launch), "DS_ENV_FILE": str(env_file)}
 
 
 def _is_secret(name: str) -> bool:

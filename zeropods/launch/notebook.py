@@ -21,7 +21,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from zeropods.errors import UserError, guarded
 from zeropods.launch import command
-from zeropods.launch.command import PROJECT, Launch, plan_alone, plan_launch, runner_argv, train_arguments
+from zeropods.launch.command import (
+    PROJECT,
+    Launch,
+    find_script,
+    launcher_variables,
+    plan_alone,
+    plan_launch,
+    runner_argv,
+    shell_line,
+    train_arguments,
+)
 from zeropods.launch.local import POLL_SECONDS, CommandEnd, Watch, run_here, run_to_end, to_end
 from zeropods.launch.outcome import failure
 from zeropods.launch.restart import Restarts
@@ -88,6 +98,20 @@ def launch(
     supervision = Supervision(timeout_seconds=timeout_seconds, step_timeout=step_timeout)
     record = run_launch(planned, cluster, Restarts(most=restarts, min_pods=min_pods), supervision)
     return _run(planned.folder, record)
+
+
+def command_line(
+    cluster: Cluster | None = None, script: str | Path = "textsql_train.py", *, pods: int | None = None, **flags: Any
+) -> str:
+    """What `train` does with these flags, or `launch` on a cluster's pods, as a line to be pasted into a shell.
+
+    A line for pods may be changed and run as it is; nothing supervises it, and no record says what a lost pod cost.
+    """
+    arguments = train_arguments(**flags)
+    if cluster is None:
+        return shell_line([sys.executable, str(find_script(script, Path.cwd())), *arguments])
+    planned = plan_launch(cluster, script, arguments, pods=pods)
+    return shell_line(runner_argv(planned, cluster.hostfile), launcher_variables(planned))
 
 
 def launch_slurm(

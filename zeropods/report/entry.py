@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import Score, read_score
+from zeropods.evaluate.score_file import Score, score_of
 from zeropods.measure.record import Record, RunConfig, read_config, read_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD, is_held
 from zeropods.plan.shapes import shape_from
@@ -20,8 +20,6 @@ from zeropods.plan.shapes import shape_from
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SCORED_SPLITS = ("test", "dev")
-"""The first that has a score is shown."""
 MEMORY_COLUMNS = {
     "device_used_bytes": "GiB device-used",
     "allocated_bytes": "GiB allocated",
@@ -62,9 +60,9 @@ def read_entry(folder: Path, name: str) -> Entry:
         entry = _recorded(folder, name) if (folder / RECORD).is_file() else _unrecorded(folder, name)
     except (UserError, OSError) as error:
         return Entry(name=name, folder=folder, status="broken", reason=one_line(error, folder))
-    split = next((split for split in SCORED_SPLITS if (folder / f"score.{split}.json").is_file()), None)
     try:
-        return entry if split is None else replace(entry, split=split, score=read_score(folder / f"score.{split}.json"))
+        found = score_of(folder)
+        return entry if found is None else replace(entry, split=found[0], score=found[1])
     except (UserError, OSError) as error:
         return replace(entry, reason=one_line(error, folder))
 

@@ -7,6 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -24,7 +26,8 @@ from zeropods.evaluate.predictions import Prediction, read_predictions
 from zeropods.evaluate.score import load_metric
 from zeropods.evaluate.score_file import Score, TextScore, read_score
 from zeropods.evaluate.tasks import text_perplexity
-from zeropods.measure.record import Record, read_json, read_record
+from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
+from zeropods.plan.memory import planned
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report import rows
@@ -36,6 +39,7 @@ from zeropods.report.figures import (
     eval_loss,
     evaluation_samples_per_second,
     measured_bytes,
+    peak_bytes,
     peak_memory_bytes,
     planned_kind,
     pod_memory_kind,
@@ -61,6 +65,95 @@ def technique_table(runs: Sequence[Run]) -> Table:
     """
     records = [run.record for run in runs]
     return Table.of(_technique_line(record, records[0]) for record in records)
+
+
+def pod_table(runs: Sequence[Run]) -> Table:
+    """A line for each rank: when its process began, how long it took, its last loss and its memory.
+
+    `states` are as in `technique_table`; the loss is the mean over all ranks, which each of them has.
+    """
+    return Table.of(_pod_line(run, rank) for run in runs for rank in run.record.ranks)
+
+
+def _pod_line(run: Run, rank: RankMeasurement) -> dict[str, str]:
+    began = None if rank.ended_unix_seconds is None else rank.ended_unix_seconds - (rank.wall_seconds or 0)
+    live = rank.live_bytes
+    return {
+        "run": run.folder.name,
+        "pod": rank.host,
+        "rank": str(rank.rank),
+        "began (UTC)": NOT_MEASURED if began is None else f"{datetime.fromtimestamp(began, UTC):%H:%M:%S}",
+        "start (s)": _shown(rank.start_seconds, "{:.1f}"),
+        "training (s)": _shown(sum(rank.step_seconds) or None, "{:.1f}"),
+        "whole (s)": _shown(rank.wall_seconds, "{:.1f}"),
+        "last loss": _shown(rank.losses[-1].loss if rank.losses else None, "{:.4f}"),
+        "states (MiB)": _mib(None if live is None else live.parameters + live.gradients + live.optimizer),
+        "peak (MiB)": _mib(rank.peak_allocated_bytes or rank.peak_resident_bytes),
+    }
+
+
+# What ZeRO divides: the bytes of a model's states in each process, beside arithmetic.
+
+STATES = ("parameters", "gradients", "optimizer")
+
+
+def state_table(runs: Sequence[Run]) -> Table:
+    """A line for each run: the states of its fullest rank, what they come to by arithmetic, and the resident peak.
+
+    States are tensors in memory between a backward pass and the optimizer's step, counted one by one. The resident
+    peak is the whole process's: Python and its libraries, activations and buffers too.
+    """
+    records = [run.record for run in runs]
+    base = state_bytes(records[0])
+    return Table.of(_state_line(record, base) for record in records)
+
+
+def state_plot(runs: Sequence[Run]) -> Plot:
+    """The same as bars, a part of each colour; a black line is where arithmetic puts the sum."""
+    figure, (axes,) = new_axes(8, 0.6 * len(runs) + 1.4)
+    records = [run.record for run in runs]
+    labels = [f"{record.technique}, {record.world_size} x" for record in records]
+    lefts = np.zeros(len(records))
+    for part in STATES:
+        sizes = np.array([_states(record).get(part, 0) / MIB for record in records])
+        axes.barh(labels, sizes, left=lefts, label=part)
+        lefts += sizes
+    expected = [(_planned_states(record) or math.nan) / MIB for record in records]
+    axes.plot(expected, labels, linestyle="none", marker="|", markersize=24, color="black", label="by arithmetic")
+    axes.invert_yaxis()
+    axes.set(xlabel="MiB in each process", title="What ZeRO divides: the states of one model")
+    axes.legend(loc="lower right")
+    return drawn(figure, "bars of parameters, gradients and optimizer states per process, by technique")
+
+
+def state_bytes(record: Record) -> int:
+    """Parameters, gradients and optimizer states of the rank that holds most."""
+    return sum(_states(record).values())
+
+
+def _state_line(record: Record, base: int) -> dict[str, str]:
+    parts, held = _states(record), state_bytes(record)
+    return {
+        "technique": record.technique,
+        "processes": str(record.world_size),
+        **{f"{part} (MiB)": _mib(parts.get(part)) for part in STATES},
+        "states (MiB)": _mib(held or None),
+        "by arithmetic (MiB)": _mib(_planned_states(record)),
+        "against the first": _shown(held / base if held and base else None, "{:.2f} x"),
+        "resident peak (MiB)": _mib(peak_bytes(record, RESIDENT)),
+        "status": record.status,
+    }
+
+
+def _planned_states(record: Record) -> float | None:
+    plan = planned(record)
+    return None if plan is None else plan.state_bytes
+
+
+def _states(record: Record) -> dict[str, int]:
+    """Bytes by part, of the rank that holds most."""
+    held = [asdict(rank.live_bytes) for rank in record.ranks if rank.live_bytes is not None]
+    return max(held, key=lambda parts: sum(parts.values()), default={})
 
 
 def largest_difference(record: Record, baseline: Record) -> float | None:

@@ -36,3 +36,24 @@ class Run:
     def losses(self) -> Plot:
         """Training and validation loss by step."""
         return loss_plot([(self.folder.name, read_entry(self.folder, self.folder.name).record)])
+
+    def tensorboard(self) -> Link:
+        """Serve the run's scalars at 127.0.0.1 by TensorBoard, as long as this process lives."""
+        from tensorboard import program
+
+        server = program.TensorBoard()
+        # Its fast loader is a process of its own, which may outlive this one.
+        server.configure(
+            (None, "--logdir", str(self.folder), "--host", "127.0.0.1", "--port", "0", "--load_fast=false")
+        )
+        return Link(server.launch())
+
+
+@dataclass(frozen=True)
+class Link:
+    """An address that a notebook shows as a link."""
+
+    address: str
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{self.address}" target="_blank">{self.address}</a>'

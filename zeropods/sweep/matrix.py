@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,6 +25,7 @@ from pydantic import (
 from zeropods import files, techniques
 from zeropods.batch import batch_on
 from zeropods.errors import UserError
+from zeropods.evaluate.score_file import LM
 from zeropods.plan.shapes import CAUSAL_SHAPES, causal_shape, t5_shape
 from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, parse_flags
 
@@ -35,8 +35,6 @@ TINY = ("t5-tiny", *(name for name in CAUSAL_SHAPES if name.endswith("-tiny")))
 """Models of ours, which have no pretrained weights."""
 EACH = "*"
 """Stands for every model or prompt that is not named."""
-MOST_RUNS = 10_000
-"""Most runs of a matrix: a few years of them. More is a slip of the pen, and would be laid out in memory."""
 EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
 SET_BY = {
     "model_id": "is the model axis",
@@ -86,11 +84,6 @@ class LeftOut:
 # The keys of a file, each with its type; what is of another type is refused with its place.
 
 
-def _listed(value: object) -> object:
-    """One value alone needs no list."""
-    return value if isinstance(value, list | tuple) else [value]
-
-
 def _different(values: tuple[Value, ...]) -> tuple[Value, ...]:
     for each in values:
         if values.count(each) > 1:
@@ -104,11 +97,6 @@ def _known_technique(name: str) -> str:
     return name
 
 
-def _for_each(value: object) -> object:
-    """One text stands for all."""
-    return {EACH: value} if isinstance(value, str) else value
-
-
 def _flags(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("expected flags of the script with values, like max_steps: 30")
@@ -120,8 +108,14 @@ def _flags(value: object) -> dict[str, Any]:
 
 Text = Annotated[StrictStr, Field(min_length=1, pattern=r"\S")]
 Count = Annotated[StrictInt, Field(ge=1)]
-Axis = Annotated[tuple[Value, ...], BeforeValidator(_listed), Field(min_length=1), AfterValidator(_different)]
-Texts = Annotated[Mapping[Text, Text], BeforeValidator(_for_each)]
+# One value alone needs no list; one text stands for every model or prompt.
+Axis = Annotated[
+    tuple[Value, ...],
+    BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]),
+    Field(min_length=1),
+    AfterValidator(_different),
+]
+Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if isinstance(v, str) else v)]
 
 
 class Axes(BaseModel):
@@ -165,18 +159,20 @@ class Matrix(Axes):
     """A prepared set by prompt, in the place of `data`."""
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """A run that takes longer is ended."""
+    questions: Count | None = None
+    """How many test questions the model of each finished run answers, to be scored; none if not given."""
     flags: Annotated[Mapping[str, Any], BeforeValidator(_flags)] = {}
     """Flags of the script, the same for all cells. `effective_batch_size` is divided over the processes of a cell."""
 
-    @property
+    @cached_property
     def cells(self) -> tuple[Cell, ...]:
         """Combinations that can be, in the order of the file."""
-        return self._sorted_out[0]
+        return tuple(cell for cell in self._wanted() if not self._impossible(cell))
 
-    @property
+    @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Combinations that cannot be."""
-        return self._sorted_out[1]
+        return tuple(LeftOut(cell, why) for cell in self._wanted() if (why := self._impossible(cell)))
 
     @cached_property
     def combinations(self) -> tuple[Cell, ...]:
@@ -218,12 +214,8 @@ class Matrix(Axes):
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}
 
-    @cached_property
-    def _sorted_out(self) -> tuple[tuple[Cell, ...], tuple[LeftOut, ...]]:
-        wanted = [cell for cell in self.combinations if not any(part.has(cell) for part in self.exclude)]
-        left_out = [LeftOut(cell, reason) for cell in wanted if (reason := self._impossible(cell))]
-        gone = {left.cell for left in left_out}
-        return tuple(cell for cell in wanted if cell not in gone), tuple(left_out)
+    def _wanted(self) -> Iterator[Cell]:
+        return (cell for cell in self.combinations if not any(part.has(cell) for part in self.exclude))
 
     def _impossible(self, cell: Cell) -> str | None:
         if cell.is_one_process and cell.pods > 1:
@@ -311,7 +303,8 @@ def _first(error: ValidationError) -> str:
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:
-    yield from _size_faults(matrix)
+    for axis in (axis for values in matrix.spreads() for axis in AXES if axis not in values):
+        yield f"{axis}: is missing; give at least one value"
     yield from _cell_faults(matrix)
     if matrix.seeds and len(matrix.seeds) != matrix.repeats:
         yield f"seeds: {len(matrix.seeds)} for {matrix.repeats} repeats; give one for each"
@@ -328,17 +321,12 @@ def _faults(matrix: Matrix) -> Iterator[str]:
         yield from _model_faults(matrix, kind)
         if matrix.data is None and not matrix.dataset_path:
             yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
+    unscored = (
+        [f"of {matrix.script}"] if kind is None else [f"with prompt {LM}" for c in matrix.cells if c.prompt == LM]
+    )
+    if matrix.questions and unscored:
+        yield f"questions: {matrix.questions}; runs {unscored[0]} answer none, so nothing can be scored; leave it out"
     yield from _data_faults(matrix)
-
-
-def _size_faults(matrix: Matrix) -> Iterator[str]:
-    for values in matrix.spreads():
-        for axis in AXES:
-            if axis not in values:
-                yield f"{axis}: is missing; give at least one value"
-    cells = sum(prod(map(len, values.values())) for values in matrix.spreads())
-    if cells * matrix.repeats > MOST_RUNS:
-        yield f"repeats: {matrix.repeats} of {cells} cells are more than {MOST_RUNS:,} runs; give fewer"
 
 
 def _cell_faults(matrix: Matrix) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +9,7 @@ from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.evaluate.score_file import main_measure, score_of
 from zeropods.measure.record import Record
 from zeropods.sweep.matrix import LeftOut, Matrix, matrix_of
 from zeropods.sweep.trial import Trial
@@ -96,9 +96,29 @@ class Sweep:
 
     def table(self) -> Table:
         """A line for each cell; samples per second are the mean of its repeats that ended well."""
-        names = [cell.name for cell in self.matrix.cells]
-        lines = [_line(name, [row for row in self.rows if row.cell == name]) for name in names]
-        return Table.of([*lines, *map(_left_out, self.matrix.left_out)])
+        lines = [self._line(cell.name) for cell in self.matrix.cells]
+        return Table.of([*lines, *map(self._left_out, self.matrix.left_out)])
+
+    def _line(self, name: str) -> dict[str, str]:
+        rows = [row for row in self.rows if row.cell == name]
+        well = [row for row in rows if row.status == "ok"]
+        rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
+        scores = [score for row in well if self.matrix.questions and (score := score_of(self.out / row.folder))]
+        return {
+            "cell": name,
+            "repeats ok": f"{len(well)} of {len(rows)}",
+            "samples/s": f"{fmean(rates):.4g}" if rates else "n/a",
+            **self._right(f"{fmean(main_measure(score) for _, score in scores):.3f}" if scores else "n/a"),
+            "result": "; ".join(dict.fromkeys(map(_result, rows))),
+        }
+
+    def _left_out(self, left: LeftOut) -> dict[str, str]:
+        said = {"result": f"left out: {left.reason}"}
+        return {"cell": left.cell.name, "repeats ok": "", "samples/s": "", **self._right(""), **said}
+
+    def _right(self, share: str) -> dict[str, str]:
+        """The column of what is right, where questions are asked."""
+        return {"right, of 1": share} if self.matrix.questions else {}
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -129,21 +149,6 @@ def earlier_rows(out: Path, matrix: Matrix) -> dict[tuple[str, int], Row]:
         return {}
     earlier = read_sweep(out)
     return {(row.cell, row.repeat): row for row in earlier.rows} if earlier.matrix == matrix else {}
-
-
-def _line(name: str, rows: Sequence[Row]) -> dict[str, str]:
-    well = [row for row in rows if row.status == "ok"]
-    rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-    return {
-        "cell": name,
-        "repeats ok": f"{len(well)} of {len(rows)}",
-        "samples/s": f"{fmean(rates):.4g}" if rates else "n/a",
-        "result": "; ".join(dict.fromkeys(map(_result, rows))),
-    }
-
-
-def _left_out(left: LeftOut) -> dict[str, str]:
-    return {"cell": left.cell.name, "repeats ok": "", "samples/s": "", "result": f"left out: {left.reason}"}
 
 
 def _result(row: Row) -> str:

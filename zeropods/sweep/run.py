@@ -14,6 +14,7 @@ from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, Preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
+from zeropods.evaluate.after_run import answer_runs
 from zeropods.files import folder_locked
 from zeropods.launch import command
 from zeropods.launch.command import Launch, flag_values, runner_argv
@@ -86,9 +87,11 @@ def held(out: Path) -> AbstractContextManager[None]:
 
 def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Sweep:
     """Run what has no result yet; each result is on disk before the next begins."""
-    waiting = [trial for trial, row in zip(planned, sweep.rows, strict=True) if not row.is_measured]
+    standing = dict(zip(planned, sweep.rows, strict=True))
+    waiting = [trial for trial, row in standing.items() if not row.is_measured]
     if len(waiting) < len(planned):
         _say(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
+    _answer([trial.folder for trial, row in standing.items() if row.status == "ok"], sweep.matrix)
     with progress("sweep", "runs", len(waiting)) as bar:
         for number, trial in enumerate(waiting, 1):
             _say(f"run {number} of {len(waiting)}: {trial.name} begins")
@@ -103,8 +106,15 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
             reason = "" if row.reason is None else f": {row.reason}"
             said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
             _say(f"run {number} of {len(waiting)}: {trial.name} {said}")
+            if row.status == "ok":
+                _answer([trial.folder], sweep.matrix)
             bar.update(1)
     return sweep
+
+
+def _answer(finished: list[Path], matrix: Matrix) -> None:
+    if matrix.questions is not None:
+        answer_runs(finished, matrix.questions)
 
 
 def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:
@@ -221,21 +231,18 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation | CausalP
 # The pods: those that a sweep is given, or its own, which are renewed when one of them is lost.
 
 
-class SweepPods:
-    """A context manager: pods of the sweep's own start at the first need, and end with the block."""
+class SweepPods(AbstractContextManager["SweepPods"]):
+    """Pods of the sweep's own start at the first need, and end with the block."""
 
     def __init__(self, matrix: Matrix, given: Cluster | None, hostfile: Path | None = None) -> None:
         """`hostfile`: of hosts on which the sweep's own pods are started; this machine if not given."""
-        self.count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
+        self._count = max((cell.pods for cell in matrix.cells if not cell.is_one_process), default=0)
         self._slots = matrix.slots
         self._hostfile = hostfile
         self._given = given
         self._own: Cluster | None = None
         if given is not None:
             self._check(given)
-
-    def __enter__(self) -> SweepPods:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._own is not None:
@@ -245,20 +252,18 @@ class SweepPods:
         """The cluster for the next run. Pods that were given are not renewed: they are somebody else's."""
         if self._given is not None:
             return self._given
-        if self._own is not None and not self._own.is_ready():
-            self._own.down()
-            self._own = None
-        if self._own is None:
+        if self._own is None or not self._own.is_ready():
             from zeropods import pods
 
+            self.__exit__()
             name = f"sweep-{os.getpid()}"
-            self._own = pods.up(self.count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
+            self._own = pods.up(self._count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
         return self._own
 
     def _check(self, cluster: Cluster) -> None:
-        if len(cluster.hosts) < self.count:
-            raise UserError(f"cluster {cluster.name}: {len(cluster.hosts)} pods, the matrix needs {self.count}")
-        for host in cluster.hosts[: self.count]:
+        if len(cluster.hosts) < self._count:
+            raise UserError(f"cluster {cluster.name}: {len(cluster.hosts)} pods, the matrix needs {self._count}")
+        for host in cluster.hosts[: self._count]:
             if host.slots != self._slots:
                 raise UserError(
                     f"cluster {cluster.name}: {host.address} has slots={host.slots}, the matrix slots: {self._slots}; "

@@ -1,17 +1,17 @@
 """What the settings of all notebooks have in common: where they come from, where everything lies, which data they get.
 
-A setting can be given in a notebook's parameters cell, `Workshop(model="t5-small")`, or for all notebooks in the
-environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
+A setting can be given in a notebook's parameters cell, `model = "t5-small"`, which papermill sets too, or for all
+notebooks in the environment, `ZEROPODS_MODEL=t5-small`; the cell wins.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from zeropods.errors import UserError
 from zeropods.programs import in_kernel, wait_passively
@@ -54,6 +54,16 @@ class WorkshopSettings:
             for library in ("HF_HUB", "HF_DATASETS"):
                 os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
             warnings.filterwarnings("ignore", message="IProgress not found")
+
+    @classmethod
+    def of(cls, variables: Mapping[str, object], **given: Any) -> Self:
+        """The settings among a notebook's variables, which its parameters cell or papermill has set.
+
+        A variable that is None, or that is no setting's value any more, leaves the setting to the environment.
+        """
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        set_by = {n: v for n in names if isinstance(v := variables.get(n), str | int | float | Path)}
+        return cls(**{**set_by, **given})
 
     def _repr_html_(self) -> str:
         from zeropods.tables import Table

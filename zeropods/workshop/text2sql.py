@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,9 @@ from zeropods.workshop.settings import RUNS, SAMPLE, Flags, WorkshopSettings, pa
 
 if TYPE_CHECKING:
     from zeropods.data.prepare import Preparation
+    from zeropods.pods.cluster import Cluster
     from zeropods.sweep.matrix import Matrix
+    from zeropods.sweep.results import Sweep
 
 TINY = "t5-tiny"
 TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
@@ -40,6 +42,8 @@ TINY_STEPS, MEASURED_STEPS = 40, 30
 """Steps of the embedded model on pods, and of a run of the matrix: long enough for a rate."""
 PODS_OF_A_BATCH = 3
 MATRIX_PODS, MATRIX_SECONDS = 2, 600
+STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 2, 3, 24
+"""Of the runs that show what ZeRO does to memory: rows per pod, optimizer steps, examples of each split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,8 @@ class Workshop(WorkshopSettings):
     """Number of pods that 03 starts."""
     repeats: int = setting("repeats", default=2, read=int)
     """How often the matrix of 03 runs each of its cells."""
+    states_model: str = setting("states_model", default="t5-small")
+    """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
     questions: int = setting("questions", default=600, read=int)
     """Number of questions that the trained model answers."""
     runs: Path = setting("runs", default=RUNS, read=Path)  # noqa: RUF009
@@ -164,6 +170,45 @@ class Workshop(WorkshopSettings):
             "flags": {**flags, "effective_batch_size": effective},
         }
         return matrix_of(document, "workshop.matrix")
+
+    @property
+    def states_folder(self) -> Path:
+        """The runs of `states_matrix`; beside `area`, since the summary of 06 compares trained models."""
+        return self.area.with_name(f"{self.area.name}-states") / f"{self.data.name}-{Path(self.states_model).name}"
+
+    @property
+    def states_matrix(self) -> Matrix:
+        """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model that is large enough to be seen."""
+        from zeropods.pods.this_pod import slots
+        from zeropods.sweep.matrix import matrix_of
+
+        processes = self.pods * slots()
+        flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
+        document = {
+            "model": self.states_model,
+            "prompt": self.prompt,
+            "cells": [
+                {"technique": "none", "pods": 1},
+                {"technique": ["zero1", "zero2", "zero3"], "pods": self.pods},
+            ],
+            "slots": slots(),
+            "timeout_seconds": MATRIX_SECONDS,
+            "dataset_path": str(self._few.prepared),
+            "flags": {**flags, "logging_steps": 1, "effective_batch_size": STATES_ROWS * processes},
+        }
+        return matrix_of(document, "workshop.states_matrix")
+
+    def measure_states(self, cluster: Cluster) -> Sweep:
+        """Run `states_matrix`, on a few examples that are prepared first."""
+        from zeropods.data.prepare import prepare
+        from zeropods.sweep.run import run_sweep
+
+        prepare(self._few.preparation, self._few.prepared)
+        return run_sweep(self.states_matrix, self.states_folder, cluster)
+
+    @property
+    def _few(self) -> Workshop:
+        return replace(self, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
 
     def get_data(self) -> Path:
         """Generate or fetch the raw data set where it is not there yet; returns its folder."""

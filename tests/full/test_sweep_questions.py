@@ -1,0 +1,54 @@
+"""Finished runs answer test questions and are scored: those of a matrix, and those of a launch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zeropods.cli import main
+from zeropods.report.summary import read_runs
+from zeropods.sweep.matrix import matrix_of
+from zeropods.sweep.run import run_sweep
+
+QUESTIONS = 8
+FLAGS = {"init": "random", "max_steps": 2, "threads": 1, "save_steps": 0, "eval_steps": 0, "memory_interval": 0}
+
+
+def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_named(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = {
+        "model": "t5-tiny", "technique": "none", "pods": 1, "dataset_path": str(prepared), "questions": QUESTIONS,
+        "flags": FLAGS,
+    }  # fmt: skip
+    matrix = matrix_of(document, "m.yaml")
+    sweep = run_sweep(matrix, tmp_path / "out")
+    (row,) = sweep.table().rows
+    assert row[-1] == "ok" and 0 <= float(row[sweep.table().header.index("right, of 1")]) <= 1
+    (score,) = (tmp_path / "out").glob("*/1/score.test.json")
+    assert json.loads(score.read_text())["examples"] == QUESTIONS
+    results = read_runs([tmp_path / "out"]).tables[0]
+    assert results.rows[0][results.header.index("inference result")].startswith("execution ")
+    written = score.stat().st_mtime_ns
+    run_sweep(matrix, tmp_path / "out")
+    assert score.stat().st_mtime_ns == written
+
+    score.unlink()
+    record = score.parent / "record.json"
+    record.write_text(record.read_text().replace(str(prepared), str(tmp_path)))
+    (tmp_path / "manifest.json").write_text((prepared / "manifest.json").read_text().replace("test.jsonl", "test.gone"))
+    capsys.readouterr()
+    assert run_sweep(matrix, tmp_path / "out").is_measured
+    assert f"not scored: {score.parent}: the raw data of {tmp_path} are not near it" in capsys.readouterr().err
+
+
+def test_a_launch_is_scored(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [word for name, value in FLAGS.items() for word in (f"--{name}", str(value))]
+    data = ["--model_id", "t5-tiny", "--dataset_path", str(prepared), "--outputdir", str(tmp_path / "run")]
+    launch = ["launch", "--launcher", "none", "--questions", str(QUESTIONS), "--json", "--", "textsql_train.py"]
+    assert main([*launch, *data, *flags]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["score"]["examples"] == QUESTIONS
+    assert json.loads((tmp_path / "run" / "score.test.json").read_text()) == result["score"]
