@@ -17,6 +17,7 @@ from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
 from zeropods.data.text import HubCorpus, open_hub
 from zeropods.data.tokenizers import (
+    END,
     first_tokens,
     load_causal_tokenizer,
     train_byte_tokenizer,
@@ -206,6 +207,7 @@ def test_a_tokenizer_without_an_end_token_is_refused() -> None:
     [
         ({"a": 0}, "", "no vocabulary of GPT-2's kind"),
         ("{", "", "vocab.json: broken JSON"),
+        ({"a": 0, END: 1}, "#version: 0.2\na b\n", "merges.txt:2: 'a b' makes no piece of vocab.json"),
     ],
 )
 def test_a_bare_tokenizer_that_is_none_is_named(

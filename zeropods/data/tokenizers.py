@@ -287,9 +287,13 @@ def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def _from_merges(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import GPT2TokenizerFast
 
-    vocabulary = folder / BARE[0]
-    if END not in read_object(vocabulary, "fetch it again"):
+    vocabulary, merges = folder / BARE[0], folder / BARE[1]
+    pieces = read_object(vocabulary, "fetch it again")
+    if END not in pieces:
         raise UserError(f"{vocabulary}: no vocabulary of GPT-2's kind, with {END}; name a folder with tokenizer.json")
+    for number, line in enumerate(merges.read_text(encoding="utf-8").splitlines(), start=1):
+        if line and not line.startswith("#version") and line.replace(" ", "", 1) not in pieces:
+            raise UserError(f"{merges}:{number}: {line!r} makes no piece of {BARE[0]}; fetch both files again")
     return GPT2TokenizerFast.from_pretrained(folder)
 
 
