@@ -115,4 +115,10 @@ def test_without_a_gpu_the_share_of_the_cores_is_read() -> None:
     while time.process_time() < ends:
         pass
     read = cpu.read()
-    assert read["cpu_percent"] is not None and 0 < read["cpu_percent"] <= 110 and "io_wait_percent" in read
+    assert read["cpu_percent"] is not None and 0 < read["cpu_percent"] <= 100 and "io_wait_percent" in read
+
+
+def test_a_moment_too_short_for_the_kernel_s_clock_has_no_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "SHORTEST_SECONDS", 3600.0)
+    cpu = environment.Cpu()
+    assert cpu.read() == {}

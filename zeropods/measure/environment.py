@@ -98,6 +98,10 @@ class Gpu:
             return None
 
 
+SHORTEST_SECONDS = 0.1
+"""Ten ticks of the clock by which the kernel counts a process's time."""
+
+
 class Cpu:
     """The cores that this process may use, since they were last read."""
 
@@ -107,11 +111,19 @@ class Cpu:
         self._process, self._cores = psutil.Process(), len(os.sched_getaffinity(0))
         self._machine_times = psutil.cpu_times_percent
         # The first call of each begins the time that the next one is about.
-        self.read()
+        self._process.cpu_percent()
+        self._machine_times()
+        self._since = time.monotonic()
 
     def read(self) -> dict[str, float | None]:
-        """The process's share of its cores, and what of the machine's time went into waiting for disks (percent)."""
-        used = self._process.cpu_percent() / self._cores
+        """The process's share of its cores, and what of the machine's time went into waiting for disks (percent).
+
+        Nothing where too little time has passed for the kernel's clock ticks to tell a share.
+        """
+        if time.monotonic() - self._since < SHORTEST_SECONDS:
+            return {}
+        self._since = time.monotonic()
+        used = min(100.0, self._process.cpu_percent() / self._cores)
         return {"cpu_percent": used, "io_wait_percent": getattr(self._machine_times(), "iowait", None)}
 
 
