@@ -167,6 +167,6 @@ def _is_named(chain: Chain, broken: Broken) -> bool:
     if broken.name not in DAMAGED or broken.what is None:
         return True
     checkpoint, _, file = broken.what.partition("/")
-    wanted = (f"{checkpoint} passed over: ", file)
+    wanted = (f"{checkpoint}: passed over: ", file)
     lines = (chain.folder / "train.log").read_text(encoding="utf-8", errors="replace").splitlines()
     return any(all(word in line for word in wanted) for line in lines)
