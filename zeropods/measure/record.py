@@ -188,7 +188,8 @@ class RunConfig:
     """Start of the last attempt, ISO 8601, UTC."""
     task: str
     model_id: str
-    init: Literal["pretrained", "random"]
+    init: str
+    """`pretrained`, `random`, or the name of the run whose model it began with."""
     technique: str
     pods: int
     slots: int

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, get_args, get_type_hints
 
 from zeropods.errors import UserError
+from zeropods.files import has_weights
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -87,7 +88,7 @@ class RunArguments:
     """Why these models do not train in FP16; None where they do."""
 
     outputdir: str = flag("runs/run", "the run folder: everything of this run, and nothing else")
-    init: str = flag("pretrained", "pretrained | random: load weights, or draw them for the shape", INITS)
+    init: str = flag("pretrained", "pretrained | random | RUN: weights that exist, drawn ones, or those of a run")
     per_device_train_batch_size: int = flag(32, "training rows per process and forward pass", least=1, most=MOST_ROWS)
     per_device_eval_batch_size: int = flag(64, "evaluation rows per process and forward pass", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(1, "forward passes per optimizer step", least=1, most=MOST_ROWS)
@@ -129,6 +130,8 @@ class RunArguments:
                 shown = repr(value) if isinstance(value, str) else value
                 finite = "a finite number, " if isinstance(value, float) and not math.isfinite(value) else ""
                 raise UserError(f"--{each.name} {shown}; expected {finite}{bounds}")
+        if self.init not in INITS and not has_weights(Path(self.init) / "model"):
+            raise UserError(f"--init {self.init!r}; expected {', '.join(INITS)} or the folder of a finished run")
         if self.wants_best_model and (0 in (self.eval_steps, self.save_steps) or self.eval_steps != self.save_steps):
             raise UserError(
                 f"--eval_steps {self.eval_steps} and --save_steps {self.save_steps}: the best model is found "

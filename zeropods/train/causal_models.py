@@ -18,7 +18,14 @@ from zeropods.data.tokenizers import load_causal_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CausalShape, causal_shape
 from zeropods.train.device import AMPERE
-from zeropods.train.pretrained import check_tokenizer, check_vocabulary, load_weights, loading, source_options
+from zeropods.train.pretrained import (
+    check_tokenizer,
+    check_vocabulary,
+    load_weights,
+    loading,
+    source_of,
+    source_options,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,6 +72,7 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, 
         config = causal_config(causal_shape(name), arguments.dropout)
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     else:
+        name = source_of(arguments)
         options = source_options(name)
         with loading(name, FLAG):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)

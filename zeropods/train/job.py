@@ -20,7 +20,7 @@ from zeropods.measure.run_folder import CONFIG, Opening
 from zeropods.programs import compile_in_turns
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
-from zeropods.train.arguments import RunArguments
+from zeropods.train.arguments import INITS, RunArguments
 from zeropods.train.deepspeed import (
     Config,
     check_blocks,
@@ -94,8 +94,11 @@ class TrainingJob:
         On another number of processes the same rows per step are divided otherwise: that is the same run.
         """
         flags = {key: value for key, value in self.task.settings(self.prepared).items() if key not in (ROWS, PASSES)}
+        # The same folder may hold another run by then.
+        run = {} if self.arguments.init in INITS else {"init": record.read_config(Path(self.arguments.init)).run_id}
         return {
             **flags,
+            **run,
             "effective_batch_size": self.effective_batch_size(),
             "precision": self.precision,
             "deepspeed": None if self.template is None else without_batch(self.template),
@@ -194,7 +197,7 @@ def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "task": data.manifest.task,
         "model_id": arguments.model_id,
-        "init": arguments.init,
+        "init": Path(arguments.init).resolve().name,
         "technique": job.technique,
         "pods": ranks // slots,
         "slots": slots,

@@ -17,7 +17,26 @@ from transformers.utils import logging
 from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
 from zeropods.files import has_weights, refuse_other_weights
+from zeropods.measure.record import read_config
 from zeropods.train import processes
+from zeropods.train.arguments import INITS, RunArguments
+
+
+def source_of(arguments: RunArguments) -> str:
+    """Where the weights of a call lie: what its model flag names, or the model of the run that `--init` names.
+
+    Raises:
+        UserError: that run has trained another model than the call names.
+    """
+    if arguments.init in INITS:
+        return arguments.model_id
+    trained = read_config(Path(arguments.init)).model_id
+    if trained != arguments.model_id:
+        named = f"--{arguments.model_flag}"
+        raise UserError(
+            f"--init {arguments.init}: its model is {trained}, not {arguments.model_id}; give {named} {trained}"
+        )
+    return str(Path(arguments.init) / "model")
 
 
 def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **options: Any) -> Any:

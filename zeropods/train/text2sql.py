@@ -15,7 +15,7 @@ from zeropods.errors import UserError
 from zeropods.plan.shapes import T5Shape, t5_shape
 from zeropods.train.arguments import RunArguments, TextToSQLArguments
 from zeropods.train.device import check_compiled, check_tf32
-from zeropods.train.pretrained import check_tokenizer, check_vocabulary, load_weights, source_options
+from zeropods.train.pretrained import check_tokenizer, check_vocabulary, load_weights, source_of, source_options
 from zeropods.train.sampler import Row, collate
 from zeropods.train.tasks import Prepared
 
@@ -160,6 +160,7 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
         rate = 0.1 if arguments.dropout is None else arguments.dropout
         model = random_t5(t5_shape(name), arguments.seed, rate)
     else:
+        name = source_of(arguments)
         options = source_options(name)
         if arguments.dropout is not None:
             options["dropout_rate"] = arguments.dropout
