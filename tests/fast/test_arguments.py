@@ -42,6 +42,7 @@ def test_flags_are_read_in_every_form() -> None:
         (CAUSAL, "--task text2sql", "--task 'text2sql'; expected squad, lm"),
         (CAUSAL, "--task lm --loss_on answer", "--loss_on answer: the text of --task lm has no answers"),
         (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
+        (CAUSAL, "--init drawn", "--init 'drawn'; expected pretrained, random or the folder of a finished run"),
         (CAUSAL, "--num_train_epochs inf", "--num_train_epochs inf; expected a finite number, more than 0"),
         (CAUSAL, "--max_grad_norm nan", "--max_grad_norm nan; expected a finite number, at least 0"),
         (CAUSAL, "--seed -1", "--seed -1; expected at least 0 and at most 4294967295"),

@@ -191,6 +191,21 @@ def test_a_model_with_another_tokenizer_is_refused(
     assert "prepare the data with --tokenizer" in said
 
 
+def test_a_run_goes_on_with_the_model_of_another(trained: Path, prepared: Path, tmp_path: Path) -> None:
+    first, before = train(tmp_path / "run", prepared, "--init", trained, "--max_steps", 1), read_record(trained)
+    assert (first.init, first.model_id, first.steps) == (trained.name, before.model_id, 1)
+    assert losses(first)[0] < losses(before)[0]
+    by_path = ("--init", "pretrained", "--model_id", trained / "model", "--max_steps", 1)
+    assert losses(first) == losses(train(tmp_path / "same", prepared, *by_path))
+
+
+def test_a_run_to_go_on_with_is_checked(
+    capsys: pytest.CaptureFixture[str], trained: Path, prepared: Path, tmp_path: Path
+) -> None:
+    here = ("--dataset_path", prepared, "--outputdir", tmp_path / "run", "--model_id", "t5-small", "--init", trained)
+    assert "its model is t5-tiny, not t5-small; give --model_id t5-tiny" in refused(capsys, *here)
+
+
 def test_a_folder_in_use_is_refused(capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path) -> None:
     with locked(tmp_path / "run"):
         said = refused(capsys, "--dataset_path", prepared, "--outputdir", tmp_path / "run")

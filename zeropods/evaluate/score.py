@@ -55,6 +55,17 @@ def score(
     return result
 
 
+def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
+    """Which examples of a text-to-SQL file are answered right, by their index: those that can be run by what they find,
+    the others by their logical form. Raises as `score`."""
+    pairs = _paired(predictions, split, read_predictions(predictions), read_split(data, split))
+    graded = _graded_queries(pairs, [_text(*pair) for pair in pairs])
+    executed, written = graded["execution_accuracy"], graded["logical_form_accuracy"]
+    return {
+        example.index: bool(written[i] if executed[i] is None else executed[i]) for i, (_, example) in enumerate(pairs)
+    }
+
+
 def load_metric(name: str) -> EvaluationModule:
     """A metric of `zeropods/evaluate/metric/`, by `evaluate.load`.
 
@@ -99,13 +110,7 @@ def _query_score(
     """The score of text-to-SQL; `known` are the tables of train."""
     texts = [_text(*pair) for pair in pairs]
     gold = [format_query(example.query, example.table.header) for _, example in pairs]
-    graded: Graded = load_metric("query_accuracy").compute(
-        predictions=_storable(texts),
-        references=[{"query": json.dumps(e.query.to_json()), "header": _storable(e.table.header)} for _, e in pairs],
-        queries=[prediction.query for prediction, _ in pairs],
-        tables=[example.table for _, example in pairs],
-        average=False,
-    )
+    graded = _graded_queries(pairs, texts)
     if rouge:
         rouge_f1 = load_metric("rouge_f1")
         graded |= rouge_f1.compute(predictions=_storable(texts), references=_storable(gold), average=False)
@@ -121,6 +126,17 @@ def _query_score(
         own_metrics=means,
         groups={name: _accuracies(graded, rows) for name, rows in groups.items()} if all(groups.values()) else None,
     )
+
+
+def _graded_queries(pairs: Sequence[tuple[Prediction, Example]], texts: Sequence[str]) -> Graded:
+    graded: Graded = load_metric("query_accuracy").compute(
+        predictions=_storable(texts),
+        references=[{"query": json.dumps(e.query.to_json()), "header": _storable(e.table.header)} for _, e in pairs],
+        queries=[prediction.query for prediction, _ in pairs],
+        tables=[example.table for _, example in pairs],
+        average=False,
+    )
+    return graded
 
 
 def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:

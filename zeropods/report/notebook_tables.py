@@ -23,7 +23,7 @@ from zeropods.data.wikisql import Example, read_split, source_text
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import sample_text
 from zeropods.evaluate.predictions import Prediction, read_predictions
-from zeropods.evaluate.score import load_metric
+from zeropods.evaluate.score import interval, load_metric, right_queries
 from zeropods.evaluate.score_file import Score, TextScore, read_score
 from zeropods.evaluate.tasks import text_perplexity
 from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
@@ -410,6 +410,8 @@ def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[st
 SHOWN_ROWS = 2
 """Of the rows that a query finds."""
 NO_QUERY = "(no query)"
+LEVEL = 0.05
+"""Chance of a difference at least as large between equally good models, below which it counts as more than chance."""
 
 
 def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8) -> Table:
@@ -423,6 +425,59 @@ def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example],
     step = max(1, len(predictions) // count)
     chosen = predictions[::step][:count]
     return Table.of(_answer_line(prediction, by_index[prediction.index]) for prediction in chosen)
+
+
+def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 8) -> Table:
+    """Some questions, the expected query, and what the model of each run answers, a column for each."""
+    answers = {_run_label(run): read_predictions(run / f"predictions.{split}.jsonl") for run in runs}
+    by_index = {run: {one.index: one.text or NO_QUERY for one in found} for run, found in answers.items()}
+    asked = sorted(set[int]().intersection(*by_index.values()) if by_index else ())
+    chosen = asked[:: max(1, len(asked) // count)][:count]
+    examples = (example for example in read_split(data, split) if example.index in set(chosen))
+    return Table.of(
+        {
+            "question": example.question,
+            "expected": format_query(example.query, example.table.header),
+            **{run: found[example.index] for run, found in by_index.items()},
+        }
+        for example in examples
+    )
+
+
+def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
+    """Whether the models of runs differ from that of the first by more than chance: the same questions, pair by pair.
+
+    Where two models answer one question right and wrong, either is as likely to be the right one if they are equally
+    good: the exact form of McNemar's test (1947), two-sided. Below 0.05 they differ by more than chance, of twenty
+    comparisons of equal models in one.
+    """
+    from scipy.stats import binomtest
+
+    right = {_run_label(run): right_queries(run / f"predictions.{split}.jsonl", data, split) for run in runs}
+    first = next(iter(right.values()), {})
+    lines = []
+    for run, found in right.items():
+        both = found.keys() & first.keys()
+        gained, lost = sum(found[i] > first[i] for i in both), sum(found[i] < first[i] for i in both)
+        chance = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+        low, high = interval(list(found.values())) or (math.nan, math.nan)
+        lines.append(
+            {
+                "run": run,
+                "right (of 1)": f"{mean(found.values()):.3f} [{low:.3f}, {high:.3f}]",
+                "questions": f"{len(both):,}",
+                "right only here": str(gained),
+                "right only in the first": str(lost),
+                "p": f"{chance:.2f}",
+                "more than chance": "is the first" if found is first else "yes" if chance < LEVEL else "no",
+            }
+        )
+    return Table.of(lines)
+
+
+def _run_label(run: Path) -> str:
+    record = read_record(run)
+    return f"{record.technique_text} x{record.pods}"
 
 
 def accuracy_table(score: Score, split: str) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zeropods.batch import batch_on
 from zeropods.errors import UserError
+from zeropods.files import has_weights
 from zeropods.techniques import DSCONFIG, technique_named
 from zeropods.workshop.settings import RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting
 
@@ -36,12 +37,18 @@ EMBEDDED: Flags = {
 """Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
 PUBLISHED: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
 """Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
-SHORT: Flags = {"max_train_seconds": None, "eval_steps": 0, "logging_steps": 1}
-"""Flags of a run of a few steps, to be seen and compared; clocks of several pods differ."""
-TINY_STEPS, MEASURED_STEPS = 40, 30
-"""Steps of the embedded model on pods, and of a run of the matrix: long enough for a rate."""
+SHORT: Flags = {
+    "max_train_seconds": None,
+    "eval_steps": 0,
+    "logging_steps": 1,
+    "learning_rate": 1e-4,
+    "warmup_steps": 0,
+}
+"""Flags of a run that goes on with a trained model for a few steps; clocks of several pods differ."""
+TINY_STEPS, SHORT_STEPS = 30, 200
+"""Steps of such a run: long enough for a rate."""
 PODS_OF_A_BATCH = 3
-MATRIX_PODS, MATRIX_SECONDS = 2, 600
+MATRIX_SECONDS = 1_800
 STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 2, 3, 24
 """Of the runs that show what ZeRO does to memory: rows per pod, optimizer steps, examples of each split."""
 
@@ -69,7 +76,7 @@ class Workshop(WorkshopSettings):
     """Number of training rows per step and pod."""
     pods: int = setting("pods", default=3, read=int)
     """Number of pods that 03 starts."""
-    repeats: int = setting("repeats", default=2, read=int)
+    repeats: int = setting("repeats", default=3, read=int)
     """How often the matrix of 03 runs each of its cells."""
     states_model: str = setting("states_model", default="t5-small")
     """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
@@ -106,6 +113,12 @@ class Workshop(WorkshopSettings):
         return self._folder("sweep")
 
     @property
+    def compared(self) -> list[Path]:
+        """The first run of each cell of the matrix in 03, as far as they have answered questions."""
+        folders = (self.sweep_folder / cell.name / "1" for cell in self.matrix.cells)
+        return [folder for folder in folders if (folder / f"predictions.{self.split}.jsonl").is_file()]
+
+    @property
     def split(self) -> str:
         """The split whose questions are answered: `test` where there is one."""
         return "test" if (self.data / "test.jsonl").is_file() else "dev"
@@ -129,52 +142,67 @@ class Workshop(WorkshopSettings):
             flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
         return flags
 
-    def on_pods(self, technique: str, pods: int | None = None) -> Flags:
-        """What `launch` is given for a technique on some pods, all if not given: an effective batch on any number.
+    @property
+    def going_on(self) -> Flags:
+        """Flags of a run of a few steps that begins with the model of 02, so that it can answer questions."""
+        if not has_weights(self.run_folder / "model"):
+            raise UserError(f"{self.run_folder}: no trained model is there yet; run notebook 02 first")
+        steps = self.steps or (TINY_STEPS if self.model == TINY else SHORT_STEPS)
+        return self.training | SHORT | {"init": self.run_folder, "max_steps": steps}
 
-        The effective batch is that of three pods of `per_device_train_batch_size` rows.
+    def on_pods(self, technique: str) -> Flags:
+        """What `launch` is given for a profiled run on all pods.
+
+        The effective batch is that of three pods of `per_device_train_batch_size` rows, on any number of pods.
         """
-        flags = self.training
-        pods = min(pods or self.pods, self.pods)
+        flags = self.going_on
         effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
-        same = batch_on(pods, effective, effective)
+        same = batch_on(self.pods, effective, effective)
         if same is None:
-            raise UserError(f"{pods} pods: an effective batch of {effective} rows does not divide; choose batch_size")
-        flags |= same.flags
-        if self.model == TINY:
-            flags |= SHORT | {"max_steps": self.steps or TINY_STEPS}
+            raise UserError(
+                f"{self.pods} pods: an effective batch of {effective} rows does not divide; choose batch_size"
+            )
         return {
             **flags,
-            "pods": pods,
+            **same.flags,
+            "pods": self.pods,
             "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
-            "outputdir": self.area / f"{self.prepared.name}-{technique}-{pods}-pods",
+            "outputdir": self._beside("profiled") / f"{self.prepared.name}-{technique}-{self.pods}-pods",
         }
 
     @property
     def matrix(self) -> Matrix:
-        """One process beside ZeRO-1 and ZeRO-2 on two pods, `repeats` times, with the batch of `on_pods`."""
+        """One process, and on all pods DDP, ZeRO-1 and ZeRO-3 with offload, and ZeRO-1 on one pod less.
+
+        Each `repeats` times, with the batch of `on_pods`, and scored.
+        """
         from zeropods.pods.this_pod import slots
         from zeropods.sweep.matrix import matrix_of
 
-        flags = self.training | SHORT | {"max_steps": self.steps or MEASURED_STEPS}
+        flags = self.going_on
         effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
-        pods = min(MATRIX_PODS, self.pods)
+        fewer = [{"technique": "zero1", "pods": self.pods - 1}] if self.pods > 2 else []
         document = {
             "model": flags.pop("model_id"),
             "prompt": self.prompt,
-            "cells": [{"technique": "none", "pods": 1}, {"technique": ["zero1", "zero2"], "pods": pods}],
+            "cells": [
+                {"technique": "none", "pods": 1},
+                {"technique": ["ddp", "zero1", "zero3_offload"], "pods": self.pods},
+                *fewer,
+            ],
             "repeats": self.repeats,
+            "questions": self.questions,
             "slots": slots(),
             "timeout_seconds": MATRIX_SECONDS,
             "dataset_path": str(flags.pop("dataset_path")),
-            "flags": {**flags, "effective_batch_size": effective},
+            "flags": {**flags, "init": str(self.run_folder), "effective_batch_size": effective},
         }
         return matrix_of(document, "workshop.matrix")
 
     @property
     def states_folder(self) -> Path:
-        """The runs of `states_matrix`; beside `area`, since the summary of 06 compares trained models."""
-        return self.area.with_name(f"{self.area.name}-states") / f"{self.data.name}-{Path(self.states_model).name}"
+        """The runs of `states_matrix`."""
+        return self._beside("states") / f"{self.data.name}-{Path(self.states_model).name}"
 
     @property
     def states_matrix(self) -> Matrix:
@@ -213,6 +241,10 @@ class Workshop(WorkshopSettings):
     def get_data(self) -> Path:
         """Generate or fetch the raw data set where it is not there yet; returns its folder."""
         return self._get_data(self.dataset, self.data)
+
+    def _beside(self, what: str) -> Path:
+        """A folder of runs that the summary of 06 leaves out: they are profiled, or of another model."""
+        return self.area.with_name(f"{self.area.name}-{what}")
 
     def _folder(self, what: str) -> Path:
         steps = f"-{self.steps}-steps" if self.steps else ""
