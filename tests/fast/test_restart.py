@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.made import a_rank, a_record, as_record
-from zeropods.batch import PASSES, ROWS, Batch, batch_on
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import command
@@ -20,6 +19,7 @@ from zeropods.measure.record import Record
 from zeropods.pods.backends.local import Settings
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.rendezvous import Pod
+from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 
 TRAIN = PROJECT / "textsql_train.py"
 

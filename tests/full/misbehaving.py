@@ -17,7 +17,7 @@ STEP = 3
 def main() -> int:
     import torch
 
-    from zeropods.train.recorder import Recorder
+    from zeropods.train.meter import Recorder
 
     on_step_end = Recorder.on_step_end
 

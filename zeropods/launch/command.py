@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods import files
-from zeropods.batch import PASSES, ROWS, Batch
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.measure.record import Record, read_json, read_record
@@ -30,6 +29,7 @@ from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.pods.this_pod import slots
 from zeropods.programs import free_port
 from zeropods.techniques import offloads_optimizer
+from zeropods.train.arguments import PASSES, ROWS, Batch
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster

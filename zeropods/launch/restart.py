@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from zeropods.batch import PASSES, ROWS, Batch, batch_on
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, with_flags
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import Record
+from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
 from zeropods.train.checkpoints import MANIFEST
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from pydantic import (
 )
 
 from zeropods import files, techniques
-from zeropods.batch import batch_on
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM
 from zeropods.plan.shapes import CAUSAL_SHAPES, causal_shape, t5_shape
-from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, batch_on, parse_flags
 
 AXES = ("model", "technique", "pods", "prompt")
 SCRIPT = TextToSQLArguments.script

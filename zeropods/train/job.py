@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from transformers import SchedulerType, TrainingArguments
 
-from zeropods.batch import PASSES, ROWS, batch_on
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
 from zeropods.measure.run_folder import CONFIG, Opening
 from zeropods.programs import compile_in_turns
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
-from zeropods.train.arguments import INITS, RunArguments
+from zeropods.train.arguments import INITS, PASSES, ROWS, RunArguments, batch_on
 from zeropods.train.deepspeed import (
     Config,
     check_blocks,

@@ -1,22 +1,32 @@
-"""What one attempt measures of itself: its phases, its steps, its tokens, its memory over time."""
+"""What one attempt measures of itself: its phases, steps, tokens, losses and memory; and TensorBoard's curves."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import TrainerCallback
 
+from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.phases import Phases
-from zeropods.measure.record import BatchShape, RankMeasurement
+from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement
 from zeropods.measure.sampler import Sampler
 from zeropods.train.device import DeviceReader, counters, gpu_by_nvml, gpu_name, synchronize
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+log = logging.getLogger(__name__)
 
 
 class Meter:
@@ -206,3 +216,246 @@ class StepClock:
                 self._laps[number] = TimedStep(ended.seconds_since(began), counted)
             self._past = number + 1
         return [step for step in self._laps[: self._past] if isinstance(step, TimedStep)]
+
+
+# Callbacks that follow a trainer.
+
+
+class Recorder(TrainerCallback):
+    """Times every optimizer step apart from evaluation and saving, and keeps the losses."""
+
+    def __init__(self, measured: RankMeasurement, meter: Meter) -> None:
+        self.measured = measured
+        self.meter = meter
+        self.tokens = TokenCount()
+        """Tokens of the present step; a trainer puts its own here."""
+
+    @contextlib.contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """A phase between steps; how long saving takes is kept, a model within a checkpoint with it."""
+        outermost = self.meter.phases.phase != phase
+        with self.meter.within(phase):
+            began = time.perf_counter()
+            yield
+            self.meter.clock.settle()
+            if phase == "save" and outermost:
+                self.measured.save_seconds.append(time.perf_counter() - began)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.measured.first_step = self.measured.step = state.global_step
+        self.meter.heartbeat.mark(state.global_step)
+        self.meter.heartbeat.training = True
+        self.meter.phases.enter("first_step")
+        self.measured.start_seconds = self.meter.phases.measured()[0]["load"].seconds
+        self.meter.clock.restart()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.clock.lap(self.tokens.take())
+        self.measured.largest_batch = self.tokens.largest
+        if self.meter.phases.phase == "first_step":
+            self.meter.clock.settle()
+            self.meter.phases.enter("steady")
+        self.meter.heartbeat.mark(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.heartbeat.training = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        self.measured.evaluate_seconds.append(about["metrics"]["eval_runtime"])
+
+    def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        step, logs = state.global_step, about["logs"]
+        for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
+            if key in logs:
+                if not math.isfinite(logs[key]):
+                    raise UserError(
+                        f"step {step}: {key} {logs[key]}; lower --learning_rate, or choose --precision fp32"
+                    )
+                entries.append(Loss(step=step, loss=logs[key]))
+                log.info("step %d %s %.6g", step, key, logs[key])
+
+
+# Bytes of a model's tensors while it trains: what ZeRO divides, as it lies in memory.
+
+MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
+"""Where DeepSpeed 0.19's optimizers keep a rank's master partition: stages 1 and 2, stage 3, `BF16_Optimizer`."""
+PARTITIONS = (
+    "averaged_gradients",
+    "all_grad_tensors",
+    "grads_in_partition",
+    "grad_partitions_flat_buffer",
+    "fp32_groups_gradients_flat",
+)
+"""Where they keep gradients that are reduced."""
+
+
+class LiveBytesRecorder(TrainerCallback):
+    """Counts the bytes of parameters, gradients and optimizer states once, at the second step of an attempt.
+
+    The first one may still be different: ZeRO-3 learns in it what it will need. It is taken where it is the only one.
+    Parameters and gradients are counted before the optimizer's step, its states after it.
+
+    Memory is counted by storage, each once: tied weights, views into a flat buffer and a partition that is its own
+    master are one piece of memory. Padding of flat buffers counts. Buckets through which gradients and parameters
+    travel do not: they are no state.
+    """
+
+    def __init__(self, measured: RankMeasurement, engine: Callable[[], Any]) -> None:
+        """`engine` gives DeepSpeed's, None where there is none."""
+        self.measured = measured
+        self.engine = engine
+        self._due = False
+        self._before: tuple[int, int] | None = None
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        wanted = self.measured.first_step + (state.max_steps > self.measured.first_step + 1)
+        self._due, engine = state.global_step == wanted, self.engine()
+        if self._due and engine is not None:
+            # DeepSpeed reduces, steps and drops the gradients inside of the backward pass, as accelerate sees it.
+            step = engine.step
+
+            def counted(*arguments: Any, **options: Any) -> Any:
+                del engine.step
+                self._count_before(about["model"], about["optimizer"])
+                return step(*arguments, **options)
+
+            engine.step = counted
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        if self._due and self.engine() is None:
+            self._count_before(about["model"], about["optimizer"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        if self._due and self._before is not None:
+            states = _bytes(_states(about["optimizer"]), besides=_parameters(about["model"]))
+            self.measured.live_bytes = LiveBytes(
+                parameters=self._before[0], gradients=self._before[1], optimizer=states
+            )
+        self._due = False
+
+    def _count_before(self, model: nn.Module, optimizer: Any) -> None:
+        gradients = _bytes(_gradients(model, optimizer), besides=_parameters(model))
+        self._before = _bytes(_parameters(model)), gradients
+
+
+def _bytes(tensors: Iterable[Any], besides: Iterable[Any] = ()) -> int:
+    """Bytes of the memory that holds tensors, except for what holds others too."""
+    storages, others = _storages(tensors), _storages(besides)
+    return sum(size for address, size in storages.items() if address not in others)
+
+
+def _storages(tensors: Iterable[Any]) -> dict[int, int]:
+    """Bytes by address."""
+    found = (tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+def _parameters(model: nn.Module) -> Iterator[Any]:
+    for parameter in model.parameters():
+        yield parameter.data
+        # ZeRO-3's share of it; the parameter itself is empty unless gathered.
+        yield getattr(parameter, "ds_tensor", None)
+
+
+def _gradients(model: nn.Module, optimizer: Any) -> Iterator[Any]:
+    for parameter in model.parameters():
+        yield parameter.grad
+        yield getattr(parameter, "grad_accum", None)
+    for layer in _layers(optimizer):
+        for name in PARTITIONS:
+            yield from _flat(getattr(layer, name, None))
+        for name in MASTERS:
+            yield from (master.grad for master in _flat(getattr(layer, name, None)))
+
+
+def _states(optimizer: Any) -> Iterator[Any]:
+    """States, and master weights where there are any."""
+    for layer in _layers(optimizer):
+        for name in MASTERS:
+            yield from _flat(getattr(layer, name, None))
+        for group in getattr(layer, "param_groups", ()):
+            yield from group["params"]
+        for state in getattr(layer, "state", {}).values():
+            yield from _flat(state)
+
+
+def _layers(optimizer: Any) -> list[Any]:
+    """The optimizer and those that it wraps: accelerate's, DeepSpeed's, torch's."""
+    found: list[Any] = []
+    while optimizer is not None and not any(optimizer is known for known in found):
+        found.append(optimizer)
+        optimizer = getattr(optimizer, "optimizer", None)
+    return found
+
+
+def _flat(found: Any) -> Iterator[Any]:
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, dict | list | tuple):
+        for value in found.values() if isinstance(found, dict) else found:
+            yield from _flat(value)
+
+
+# TensorBoard's curves of a run.
+
+MEMORY = ("allocated_bytes", "resident_bytes")
+USE = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_percent", "io_wait_percent")
+
+
+class Curves(TrainerCallback):
+    """Training and validation loss in one chart (one tag, two runs), and what the steps since the last point took."""
+
+    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int, *, joint: bool = False) -> None:
+        """Curves in TensorBoard's files.
+
+        Args:
+            folder: TensorBoard's, in the run folder.
+            joint: whether label tokens are among the source's.
+        """
+        self.folder = folder
+        self.joint = joint
+        self.meter = meter
+        self.effective_batch_size = effective_batch_size
+        self.writers: dict[str, SummaryWriter] = {}
+        self._drawn = 0
+
+    def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        logs = about["logs"]
+        if "loss" in logs:
+            curves = {key: logs[key] for key in ("loss", "learning_rate")}
+            self._add("train", curves | self._since_last_point(), state.global_step)
+        if "eval_loss" in logs:
+            validation = {"loss": logs["eval_loss"], "samples_per_second": logs["eval_samples_per_second"]}
+            self._add("validation", validation, state.global_step)
+            # The last evaluation may come after training, where nothing else would write it out.
+            self.writers["validation"].flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        for writer in self.writers.values():
+            writer.flush()
+
+    def _since_last_point(self) -> dict[str, float]:
+        steps = self.meter.clock.steps()
+        fresh, self._drawn = steps[self._drawn :], len(steps)
+        now = {key: value for key, value in self.meter.read.memory().items() if key in MEMORY}
+        now |= {key: value for key, value in self.meter.sampler.last.items() if key in USE}
+        told = {key: value for key, value in now.items() if value is not None}
+        return told | (self._figures(fresh) if fresh else {})
+
+    def _figures(self, steps: Sequence[TimedStep]) -> dict[str, float]:
+        """Mean seconds per step, samples of all ranks per second, share of padding among this rank's tokens."""
+        seconds = sum(step.seconds for step in steps)
+        real = sum(int(step.tokens.source) + (0 if self.joint else step.tokens.target) for step in steps)
+        return {
+            "step_seconds": seconds / len(steps),
+            "samples_per_second": self.effective_batch_size * len(steps) / seconds,
+            "padding_share": 1 - real / sum(step.tokens.padded for step in steps),
+        }
+
+    def _add(self, run: str, values: dict[str, float], step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if run not in self.writers:
+            self.writers[run] = SummaryWriter(str(self.folder / run))
+        for tag, value in values.items():
+            self.writers[run].add_scalar(tag, value, step)

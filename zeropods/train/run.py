@@ -28,10 +28,9 @@ from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.cpu import suit_cpu
 from zeropods.train.device import choose_tf32, compile_model, matmul_flops_per_second
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
-from zeropods.train.meter import Meter
+from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
-from zeropods.train.recorder import Curves, LiveBytesRecorder, Recorder
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
 from zeropods.train.tasks import Task
 from zeropods.train.trainer import MeasuredTrainer, TimeLimit

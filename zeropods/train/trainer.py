@@ -17,9 +17,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from zeropods.files import said_in_one_line
 from zeropods.measure.record import RankMeasurement
 from zeropods.train.device import step_begins, uncompiled
-from zeropods.train.meter import TokenCount
+from zeropods.train.meter import Recorder, TokenCount
 from zeropods.train.optimizer import MasterAdamW, load_masters, rate_groups
-from zeropods.train.recorder import Recorder
 from zeropods.train.resume import Checkpoints, Resumption
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
 from zeropods.train.tasks import Prepared, Task

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from zeropods.batch import PASSES, ROWS, batch_on
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.techniques import DSCONFIG
+from zeropods.train.arguments import PASSES, ROWS, batch_on
 from zeropods.workshop.settings import FETCHED, ROOT, RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods.batch import batch_on
 from zeropods.errors import UserError
 from zeropods.files import has_weights
 from zeropods.techniques import DSCONFIG, technique_named
+from zeropods.train.arguments import batch_on
 from zeropods.workshop.settings import RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting
 
 if TYPE_CHECKING:
