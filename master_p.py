@@ -20,10 +20,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.parse_args()
-    from zeropods.pods import this_pod
-    from zeropods.pods.hostfile import Host
+    from zeropods.pods.hostfile import Host, own_address, own_slots
 
-    print(Host(this_pod.address(), this_pod.slots()).line())
+    print(Host(own_address(), own_slots()).line())
 
 
 if __name__ == "__main__":

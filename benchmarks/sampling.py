@@ -18,7 +18,7 @@ import torch
 from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
-from zeropods.measure.sampler import Sampler
+from zeropods.measure.memory import Sampler
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import DeviceReader

@@ -21,7 +21,7 @@ from benchmarks.gpu.predicted import predicted_rate
 from benchmarks.gpu.steady import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.phases import larger
+from zeropods.measure.memory import larger
 from zeropods.measure.record import RankMeasurement, Record, read_json
 from zeropods.measure.run_folder import CONFIG
 

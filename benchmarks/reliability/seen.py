@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from zeropods.launch.command import RUN
-from zeropods.launch.log import TrainLog
-from zeropods.launch.outcome import written_at
+from zeropods.launch.outcome import TrainLog, written_at
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.processes import Process, descendants, find_process, is_alive, processes_with, variable
 

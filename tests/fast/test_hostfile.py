@@ -13,8 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeropods.errors import UserError
-from zeropods.pods import this_pod
-from zeropods.pods.hostfile import Host, checked_address, parse_hostfile, read_hostfile, write_hostfile
+from zeropods.pods.hostfile import (
+    ADDRESS_VARIABLES,
+    Host,
+    checked_address,
+    own_slots,
+    parse_hostfile,
+    read_hostfile,
+    write_hostfile,
+)
 
 SCRIPT = Path(__file__).resolve().parents[2] / "master_p.py"
 
@@ -93,7 +100,7 @@ def test_what_ssh_would_misread_is_no_address(address: str) -> None:
 
 def master_p(*flags: str, **stated: str) -> subprocess.CompletedProcess[str]:
     """The script with only those of CML's variables that are stated."""
-    kept = {name: value for name, value in os.environ.items() if name not in this_pod.ADDRESS_VARIABLES}
+    kept = {name: value for name, value in os.environ.items() if name not in ADDRESS_VARIABLES}
     argv = [sys.executable, str(SCRIPT), *flags]
     return subprocess.run(argv, env={**kept, **stated}, capture_output=True, text=True, timeout=60, check=False)
 
@@ -111,7 +118,7 @@ def test_it_prints_one_line_of_a_hostfile(stated: dict[str, str], address: str |
     done = master_p(**stated)
     (host,) = parse_hostfile(done.stdout, "master_p.py")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
-    assert host.slots == this_pod.slots() >= 1
+    assert host.slots == own_slots() >= 1
     if address is None:
         with socket.socket() as sock:
             sock.bind((host.address, 0))

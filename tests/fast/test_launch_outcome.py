@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.made import a_config, a_rank
-from zeropods.launch.log import PdshLog, RunLog
 from zeropods.launch.outcome import (
     ABSENT_SECONDS,
     FAILED_SECONDS,
@@ -20,8 +19,10 @@ from zeropods.launch.outcome import (
     START_SECONDS,
     Ending,
     Observation,
+    PdshLog,
     PodState,
     Ranks,
+    RunLog,
     judge,
     record_run,
 )

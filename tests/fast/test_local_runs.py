@@ -15,7 +15,7 @@ import pytest
 from tests.made import a_config, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch.local import run_here
-from zeropods.launch.log import TrainLog, planned_steps
+from zeropods.launch.outcome import TrainLog, planned_steps
 from zeropods.measure.record import read_record
 
 WAIT_SECONDS = 20.0

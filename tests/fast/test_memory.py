@@ -11,8 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zeropods.measure.phases import Counters, Peaks, Phases
-from zeropods.measure.sampler import COLUMNS, Sampler, peak_resident_bytes, reset_peak_resident, resident_bytes
+from zeropods.measure.memory import (
+    COLUMNS,
+    Counters,
+    Peaks,
+    Phases,
+    Sampler,
+    peak_resident_bytes,
+    reset_peak_resident,
+    resident_bytes,
+)
 from zeropods.tables import MIB
 
 

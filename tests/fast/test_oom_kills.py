@@ -16,7 +16,7 @@ from tests.made import a_rank
 from tests.small_memory import small_memory, within
 from zeropods.launch.outcome import Ending, Ranks, verdict_of_ranks
 from zeropods.measure.heartbeat import Beat, write_beat
-from zeropods.measure.sampler import HEADER
+from zeropods.measure.memory import HEADER
 from zeropods.pods.processes import oom_kills
 
 V1, V2 = "9:name=systemd:/\n4:cpu,memory:/job/7\n0::/\n", "0::/user.slice/job\n"

@@ -24,9 +24,8 @@ from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.measure.run_folder import RECORD
-from zeropods.pods.hostfile import Host
+from zeropods.pods.hostfile import Host, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
-from zeropods.pods.this_pod import slots
 from zeropods.programs import free_port
 from zeropods.techniques import offloads_optimizer
 from zeropods.train.arguments import PASSES, ROWS, Batch
@@ -141,7 +140,7 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     Args:
         processes: each slot of this machine has one if not given.
     """
-    return plan_on((Host(socket.gethostname(), processes or slots()),), script, arguments, launcher="none")
+    return plan_on((Host(socket.gethostname(), processes or own_slots()),), script, arguments, launcher="none")
 
 
 def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], **more: Any) -> Launch:

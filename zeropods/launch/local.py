@@ -17,8 +17,17 @@ from typing import IO
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember
 from zeropods.launch.hangs import HangDetector
-from zeropods.launch.log import LOG, RunLog, following
-from zeropods.launch.outcome import Ending, Ranks, UnopenedError, check_timeout, overdue, record_run
+from zeropods.launch.outcome import (
+    LOG,
+    Ending,
+    Ranks,
+    RunLog,
+    UnopenedError,
+    check_timeout,
+    following,
+    overdue,
+    record_run,
+)
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import Record, read_config
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked

@@ -16,8 +16,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import PROJECT, Launch
 from zeropods.launch.hangs import HangDetector
-from zeropods.launch.log import LOG, GrowingFile, RunLog, following
-from zeropods.launch.outcome import Ending, Observation, Ranks, judge, record_run
+from zeropods.launch.outcome import LOG, Ending, GrowingFile, Observation, Ranks, RunLog, following, judge, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked

@@ -20,14 +20,16 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import RUN, Launch, runner_argv, runner_environment
 from zeropods.launch.hangs import HangDetector, check_step_timeout
-from zeropods.launch.log import LOG, PdshLog, following
 from zeropods.launch.outcome import (
+    LOG,
     Ending,
     Observation,
+    PdshLog,
     PodState,
     Ranks,
     UnopenedError,
     check_timeout,
+    following,
     judge,
     record_run,
 )

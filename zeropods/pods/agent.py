@@ -17,7 +17,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import POD, make_private_folder
-from zeropods.pods import this_pod
+from zeropods.pods.hostfile import own_address
 from zeropods.pods.leases import Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
@@ -88,7 +88,7 @@ def take_orders() -> Orders:
         return Orders(
             secret=secret,
             worker=next(filter(None, map(told.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}"),
-            address=this_pod.address(),
+            address=own_address(),
             master=(master, int(port)),
             ssh_ports=tuple(map(int, told["ZEROPODS_SSH_PORTS"].split(","))),
             slots=int(told["ZEROPODS_SLOTS"]) if told.get("ZEROPODS_SLOTS") else None,
@@ -240,7 +240,7 @@ class _Agent:
 
 def _count_slots() -> int:
     """GPUs, counted by another process: NVML stays in memory, and may hang where a driver is broken."""
-    code = "from zeropods.pods.this_pod import slots; print(slots())"
+    code = "from zeropods.pods.hostfile import own_slots; print(own_slots())"
     try:
         counted = subprocess.run(
             [sys.executable, "-c", code],

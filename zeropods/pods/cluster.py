@@ -20,12 +20,11 @@ from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.pods import this_pod
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import ROOT, LocalWorkers, Settings
 from zeropods.pods.checks import Expectation
-from zeropods.pods.hostfile import Host, write_hostfile
+from zeropods.pods.hostfile import Host, is_loopback, write_hostfile
 from zeropods.pods.preflight import CheckTable, Preflight, check_table, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
@@ -97,7 +96,7 @@ class Cluster:
     @property
     def shared_machine(self) -> bool:
         """Whether all pods are processes of this machine, among which its cores have to be divided."""
-        return self.backend != "cml" and all(this_pod.is_loopback(pod.address) for pod in self.pods)
+        return self.backend != "cml" and all(is_loopback(pod.address) for pod in self.pods)
 
     @property
     def hosts(self) -> tuple[Host, ...]:

@@ -17,8 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.pods.hostfile import checked_address
-from zeropods.pods.this_pod import interface
+from zeropods.pods.hostfile import checked_address, interface
 from zeropods.programs import end_with_parent, find_program, is_free, own_programs_first
 
 KEYGEN_SECONDS = 30.0

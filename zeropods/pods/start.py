@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.pods import this_pod
 from zeropods.pods.backends.cml import is_session, require_module
 from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings, Worker
 from zeropods.pods.cluster import (
@@ -33,7 +32,7 @@ from zeropods.pods.cluster import (
     write_cluster,
     write_files,
 )
-from zeropods.pods.hostfile import Host, read_hostfile
+from zeropods.pods.hostfile import Host, own_slots, read_hostfile
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Answer, Pod, Rendezvous
 from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
@@ -110,7 +109,7 @@ def up(
         lease_seconds=lease_seconds or LEASES[lease],
         cpu=cpu,
         memory=memory,
-        nvidia_gpu=(this_pod.slots() if GPU_DEVICES.exists() else 0) if nvidia_gpu is None else nvidia_gpu,
+        nvidia_gpu=(own_slots() if GPU_DEVICES.exists() else 0) if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
     )

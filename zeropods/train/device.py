@@ -12,8 +12,7 @@ import torch
 
 from zeropods.errors import UserError
 from zeropods.measure.environment import Cpu, Gpu, find_gpu
-from zeropods.measure.phases import Counters, Peaks
-from zeropods.measure.sampler import resident_bytes
+from zeropods.measure.memory import Counters, Peaks, resident_bytes
 from zeropods.train.deepspeed import read_config
 
 # What torch says of the device that this process trains on.

@@ -18,9 +18,8 @@ from transformers import TrainerCallback
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
-from zeropods.measure.phases import Phases
+from zeropods.measure.memory import Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement
-from zeropods.measure.sampler import Sampler
 from zeropods.train.device import DeviceReader, counters, gpu_by_nvml, gpu_name, synchronize
 
 if TYPE_CHECKING:

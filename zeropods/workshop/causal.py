@@ -169,10 +169,10 @@ class CausalWorkshop(WorkshopSettings):
 
     def on_pods(self, technique: str, pods: int | None = None) -> Flags:
         """A run on some pods with all their slots, all pods if not given, as `launch` takes it."""
-        from zeropods.pods.this_pod import slots
+        from zeropods.pods.hostfile import own_slots
 
         chosen = pods or self.pods
-        return {**self._divided(technique, chosen * slots(), f"-{chosen}-pods"), "pods": chosen}
+        return {**self._divided(technique, chosen * own_slots(), f"-{chosen}-pods"), "pods": chosen}
 
     def get_data(self) -> Path | str:
         """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""

@@ -176,7 +176,7 @@ class Workshop(WorkshopSettings):
 
         Each `repeats` times, with the batch of `on_pods`, and scored.
         """
-        from zeropods.pods.this_pod import slots
+        from zeropods.pods.hostfile import own_slots
         from zeropods.sweep.matrix import matrix_of
 
         flags = self.going_on
@@ -192,7 +192,7 @@ class Workshop(WorkshopSettings):
             ],
             "repeats": self.repeats,
             "questions": self.questions,
-            "slots": slots(),
+            "slots": own_slots(),
             "timeout_seconds": MATRIX_SECONDS,
             "dataset_path": str(flags.pop("dataset_path")),
             "flags": {**flags, "init": str(self.run_folder), "effective_batch_size": effective},
@@ -207,10 +207,10 @@ class Workshop(WorkshopSettings):
     @property
     def states_matrix(self) -> Matrix:
         """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model that is large enough to be seen."""
-        from zeropods.pods.this_pod import slots
+        from zeropods.pods.hostfile import own_slots
         from zeropods.sweep.matrix import matrix_of
 
-        processes = self.pods * slots()
+        processes = self.pods * own_slots()
         flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
         document = {
             "model": self.states_model,
@@ -219,7 +219,7 @@ class Workshop(WorkshopSettings):
                 {"technique": "none", "pods": 1},
                 {"technique": ["zero1", "zero2", "zero3"], "pods": self.pods},
             ],
-            "slots": slots(),
+            "slots": own_slots(),
             "timeout_seconds": MATRIX_SECONDS,
             "dataset_path": str(self._few.prepared),
             "flags": {**flags, "logging_steps": 1, "effective_batch_size": STATES_ROWS * processes},

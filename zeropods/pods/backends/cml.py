@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.pods import this_pod
 from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Settings, Worker
+from zeropods.pods.hostfile import own_address
 
 MODULES = ("cml.workers_v1", "cdsw")
 """The newer and the older name of the same functions."""
@@ -40,10 +40,10 @@ class CmlWorkers(LocalWorkers):
         self._module = require_module()
 
     def master_address(self) -> str:
-        return this_pod.address()
+        return own_address()
 
     def claim(self, n: int) -> Sequence[str]:
-        return [this_pod.address()]
+        return [own_address()]
 
     def start(self, env: Mapping[str, str]) -> tuple[str, ...]:
         here = self.start_here(1, env)

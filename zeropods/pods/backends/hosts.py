@@ -23,10 +23,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods import this_pod
 from zeropods.pods.agent import SECRET_VARIABLE
 from zeropods.pods.backends.local import LocalWorkers
-from zeropods.pods.hostfile import Host, parse_hostfile
+from zeropods.pods.hostfile import Host, address_towards, is_loopback, parse_hostfile
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import end_with_parent
 
@@ -116,17 +115,17 @@ def _look_up(ssh_config: str | None, host: Host) -> OwnHost:
 
 def _seen_from_others(found: list[OwnHost]) -> list[OwnHost]:
     """This machine may be among the hosts under a name of its own that others know as theirs."""
-    others = [own.address for own in found if not this_pod.is_loopback(own.address)]
+    others = [own.address for own in found if not is_loopback(own.address)]
     if not others:
         return found
     here = _towards(others)
-    return [replace(own, address=here) if this_pod.is_loopback(own.address) else own for own in found]
+    return [replace(own, address=here) if is_loopback(own.address) else own for own in found]
 
 
 def _towards(addresses: list[str]) -> str:
-    there = next((address for address in addresses if not this_pod.is_loopback(address)), addresses[0])
+    there = next((address for address in addresses if not is_loopback(address)), addresses[0])
     try:
-        return this_pod.address_towards(there)
+        return address_towards(there)
     except OSError as error:
         raise UserError(f"{there}: no network to this host ({error.strerror}); fix the hostfile") from None
 
