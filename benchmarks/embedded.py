@@ -14,7 +14,7 @@ from zeropods.evaluate.score import interval, score
 from zeropods.evaluate.score_file import QueryScore
 from zeropods.evaluate.tasks import predict
 from zeropods.launch.notebook import train
-from zeropods.sql.execute import execute
+from zeropods.sql.query import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING
 
 SECONDS = 240

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from zeropods.demo.serving import ANY_NAME, OWN_NAMES, serve
+from zeropods.demo.page import ANY_NAME, OWN_NAMES, serve
 from zeropods.errors import UserError, guarded, terminable
 from zeropods.programs import wait_passively
 

@@ -6,8 +6,8 @@ import os
 import signal
 
 from benchmarks.reliability.scene import Scene
-from zeropods.launch import fault
-from zeropods.launch.fault import worker_of
+from zeropods.launch import notebook
+from zeropods.launch.notebook import worker_of
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.processes import descendants, send
 
@@ -47,7 +47,7 @@ def kill_warden(scene: Scene) -> str:
 def kill_pod(scene: Scene) -> str:
     """SIGKILL for all of its processes, as by a power cut."""
     pod = scene.random.choice(scene.used)
-    fault.kill_pod(scene.cluster, pod)
+    notebook.kill_pod(scene.cluster, pod)
     return pod
 
 

@@ -21,7 +21,7 @@ from benchmarks.reliability.seen import (
     until,
 )
 from zeropods.errors import UserError
-from zeropods.launch.fault import worker_of
+from zeropods.launch.notebook import worker_of
 from zeropods.measure.record import read_json
 from zeropods.pods.processes import Process, descendants
 

@@ -13,10 +13,19 @@ import pytest
 from tests.made import a_record, a_score, write_run
 from zeropods.cli import main
 from zeropods.data.wikisql import SQLTable
-from zeropods.demo.answering import ModelAnswer, checked, run_query, trained_models
-from zeropods.demo.page import SHOWN_ROWS, Site, answers_html, message_html, preview_html, spans
-from zeropods.demo.serving import usable_port
-from zeropods.demo.tables import MAX_BYTES, MAX_COLUMNS, MAX_ROWS, read_csv, tables_in, uploaded
+from zeropods.demo.answering import (
+    MAX_BYTES,
+    MAX_COLUMNS,
+    MAX_ROWS,
+    ModelAnswer,
+    checked,
+    read_csv,
+    run_query,
+    tables_in,
+    trained_models,
+    uploaded,
+)
+from zeropods.demo.page import SHOWN_ROWS, Site, answers_html, message_html, preview_html, spans, usable_port
 from zeropods.errors import UserError
 from zeropods.sql.query import Condition, Query, format_query
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.fast.test_plan_memory import PUBLISHED
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
+from zeropods.plan.estimate import compute_seconds, step_time, traffic
 from zeropods.plan.machines import Machines
 from zeropods.plan.published import BANDWIDTH, published
-from zeropods.plan.step_time import compute_seconds, step_time, traffic
 from zeropods.techniques import ZeroSettings, technique_named
 
 P = 224

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zeropods.errors import UserError
-from zeropods.evaluate.predictions import Prediction, read_predictions, write_predictions
+from zeropods.evaluate.score import Prediction, read_predictions, write_predictions
 from zeropods.sql.query import Condition, Query
 
 QUERY = Query(1, 3, (Condition(0, 0, "Ann"),))

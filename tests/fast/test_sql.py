@@ -13,8 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeropods.data.wikisql import Cell, Example, SQLTable, read_split
-from zeropods.sql.execute import Execution, Rows, execute, is_usable, matching_rows, number
-from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query, format_query, parse_query
+from zeropods.sql.query import (
+    AGGREGATES,
+    OPERATORS,
+    Condition,
+    Execution,
+    Query,
+    Rows,
+    execute,
+    format_query,
+    is_usable,
+    matching_rows,
+    number,
+    parse_query,
+)
 
 # Text.
 

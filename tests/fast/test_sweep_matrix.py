@@ -12,7 +12,7 @@ import pytest
 from zeropods.errors import UserError
 from zeropods.launch.command import flag_values
 from zeropods.sweep.matrix import Matrix, matrix_of, read_matrix, write_matrix
-from zeropods.sweep.trial import order_of, trials
+from zeropods.sweep.run import order_of, trials
 from zeropods.techniques import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from zeropods.cli import main
 from zeropods.data.tokenizers import train_tokenizer
 from zeropods.data.wikisql import read_split
 from zeropods.evaluate.generate import ConstrainedSQL, Generation, QueryAnswerer
-from zeropods.evaluate.predictions import read_predictions
+from zeropods.evaluate.score import read_predictions
 from zeropods.sql.grammar import QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query, format_query, parse_query
 

@@ -15,8 +15,7 @@ import pytest
 from zeropods.data.sample import SampleSummary, write_sample
 from zeropods.data.wikisql import SPLITS, Example, SQLTable, read_split, read_tables
 from zeropods.errors import UserError
-from zeropods.sql.execute import Execution, is_usable
-from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, format_query, parse_query
+from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, format_query, is_usable, parse_query
 
 Splits = dict[str, list[Example]]
 

@@ -17,8 +17,7 @@ from zeropods.cli import main
 from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
-from zeropods.evaluate.predictions import Prediction, write_predictions
-from zeropods.evaluate.score import load_metric, score
+from zeropods.evaluate.score import Prediction, load_metric, score, write_predictions
 from zeropods.evaluate.score_file import QueryScore, read_score
 from zeropods.sql.query import Condition, Query, format_query, parse_query
 

@@ -139,7 +139,7 @@ def _export(arguments: argparse.Namespace) -> Result:
 
 
 def _demo(arguments: argparse.Namespace) -> Result:
-    from zeropods.demo.serving import serve
+    from zeropods.demo.page import serve
     from zeropods.errors import terminable
 
     def announce(line: str) -> None:

@@ -55,7 +55,7 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
 def _saving(arguments: argparse.Namespace, made: Result) -> Result | None:
     """How often to save, in seconds and in steps of the technique that the plan chooses; None where nobody asked."""
-    from zeropods.plan.step_time import saving_plan
+    from zeropods.plan.estimate import saving_plan
 
     mtbf, save = arguments.mtbf, arguments.save_seconds
     if mtbf is None and save is None:

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> Result:
     matrix = read_matrix(arguments.matrix)
     out = (arguments.out or Path("runs") / arguments.matrix.stem).resolve()
     if arguments.dry_run:
-        from zeropods.sweep.trial import trials
+        from zeropods.sweep.run import trials
 
         runs = [
             {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}

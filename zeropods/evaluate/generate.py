@@ -20,7 +20,7 @@ from zeropods.data.tokenizers import first_tokens
 from zeropods.data.wikisql import PROMPTS, Example, read_split, source_text
 from zeropods.errors import UserError
 from zeropods.evaluate.models import SavedModel, load_model, model_folder, trained_length
-from zeropods.evaluate.predictions import Prediction
+from zeropods.evaluate.score import Prediction
 from zeropods.measure.record import read_json
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query, format_query, parse_query

@@ -30,7 +30,7 @@ from zeropods.evaluate.generate import (
     Speed,
 )
 from zeropods.evaluate.models import load_model, task_of, trained_length
-from zeropods.evaluate.predictions import write_predictions
+from zeropods.evaluate.score import write_predictions
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, TextScore, text_score
 from zeropods.train.sampler import load_split
 

@@ -10,15 +10,19 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import psutil
+
+from zeropods import files
 from zeropods.errors import UserError, guarded
 from zeropods.launch import command
 from zeropods.launch.command import (
@@ -39,13 +43,15 @@ from zeropods.launch.slurm import plan_slurm, run_slurm
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
-from zeropods.pods.processes import deferred, ending_in_order
+from zeropods.pods.cluster import Cluster, workers_of
+from zeropods.pods.processes import Process, deferred, descendants, ending_in_order, send
 from zeropods.programs import child_environment, end_with_parent, free_port, use_own_cache, wait_passively
 from zeropods.report.run import Run
+from zeropods.train.checkpoints import POINTER
 
 if TYPE_CHECKING:
-    from zeropods.pods.cluster import Cluster
     from zeropods.train.tasks import Task
+
 
 GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL for the ranks of a series that are left when one has failed."""
@@ -294,3 +300,68 @@ def task_of(script: str) -> type[Task]:
     from zeropods.train.text2sql import TextToSQL
 
     return TextToSQL
+
+
+# A pod of this machine lost in mid-run, on purpose: to see that the run goes on.
+
+FAULT = "fault.json"
+"""In the run folder: which pod was killed, and when."""
+LOOK_SECONDS = 0.05
+
+
+@contextmanager
+def pod_killed(cluster: Cluster, pod: str, folder: Path) -> Iterator[None]:
+    """SIGKILL for all that runs on a local pod, as soon as a run has a complete checkpoint.
+
+    Nothing happens where the run is finished already.
+
+        with pod_killed(cluster, "pod2", folder):
+            launch(cluster, outputdir=folder, restarts=1, **flags)
+    """
+    names = [each.name for each in cluster.pods]
+    if cluster.backend != "local" or pod not in names:
+        raise UserError(f"pod {pod!r} of {cluster.name}, on {cluster.backend}; expected a local one: {names}")
+    pointer, over = folder / "checkpoints" / POINTER, threading.Event()
+
+    def newest() -> str | None:
+        return pointer.read_text(encoding="utf-8") if pointer.is_file() else None
+
+    before = newest()
+
+    def kill_after_a_checkpoint() -> None:
+        while not over.wait(LOOK_SECONDS):
+            if newest() != before:
+                now = time.time()
+                kill_pod(cluster, pod)
+                files.write_json(folder / FAULT, {"pod": pod, "killed_unix_seconds": now})
+                return
+
+    thread = threading.Thread(target=kill_after_a_checkpoint, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def kill_pod(cluster: Cluster, name: str) -> None:
+    """SIGKILL for every process of a local pod at once, as by a power cut: warden, agent, sshd, ranks."""
+    warden = worker_of(cluster, name)
+    if warden is None:
+        return
+    for process in (warden, *descendants(warden.pid)):
+        send(process, signal.SIGKILL)
+
+
+def worker_of(cluster: Cluster, name: str) -> Process | None:
+    """The process that a local pod is: its warden; None where it has ended."""
+    worker = next(pod.worker for pod in cluster.pods if pod.name == name)
+    records = workers_of(cluster).processes()
+    return next(record for record in records if record.id == worker).find()
+
+
+def left_over(folder: Path) -> int:
+    """How many processes of this machine name a run folder on their command lines: launchers, ssh, ranks."""
+    lines = (" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"]))
+    return sum(str(folder) in line for line in lines)

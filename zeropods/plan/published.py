@@ -9,11 +9,10 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.plan.activations import activations
-from zeropods.plan.estimate import Plan, attention_fault
+from zeropods.plan.estimate import Plan, attention_fault, step_time
 from zeropods.plan.machines import GIGA, TERA, Machines
 from zeropods.plan.memory import plan_memory
 from zeropods.plan.shapes import CausalShape, causal_shape, t5_shape
-from zeropods.plan.step_time import step_time
 from zeropods.plan.workload import Workload, total
 from zeropods.techniques import ZeroSettings, technique_named
 

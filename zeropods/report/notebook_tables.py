@@ -22,8 +22,7 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_text
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import sample_text
-from zeropods.evaluate.predictions import Prediction, read_predictions
-from zeropods.evaluate.score import interval, load_metric, right_queries
+from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
 from zeropods.evaluate.score_file import Score, TextScore, read_score
 from zeropods.evaluate.tasks import text_perplexity
 from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
@@ -50,8 +49,7 @@ from zeropods.report.plots import Plot, drawn, new_axes
 from zeropods.report.rows import NOT_MEASURED, Column, accuracy_columns
 from zeropods.report.run import Run
 from zeropods.report.summary import read_runs
-from zeropods.sql.execute import Execution, execute
-from zeropods.sql.query import Query, cells_text, format_query
+from zeropods.sql.query import Execution, Query, cells_text, execute, format_query
 from zeropods.tables import GIB, MIB, Table, progress
 
 # Techniques against a baseline: memory, speed, and whether the losses are the same.

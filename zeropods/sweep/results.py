@@ -12,7 +12,6 @@ from zeropods.errors import UserError
 from zeropods.evaluate.score_file import main_measure, score_of
 from zeropods.measure.record import Record
 from zeropods.sweep.matrix import LeftOut, Matrix, matrix_of
-from zeropods.sweep.trial import Trial
 from zeropods.tables import Table
 
 FILE = "sweep.json"
@@ -41,11 +40,6 @@ class Row:
     samples_per_second: float | None = None
     seconds: float | None = None
     """Wall time from the launch to the record, of the attempt that gave it."""
-
-    @classmethod
-    def of(cls, trial: Trial) -> Row:
-        """A row that waits for its run."""
-        return cls(cell=trial.cell.name, repeat=trial.repeat, folder=trial.name, **asdict(trial.cell))
 
     def ended(self, status: str, reason: str | None, rate: float | None = None, seconds: float | None = None) -> Row:
         """The row of a run that has ended; `rate` in samples per second."""

@@ -16,8 +16,7 @@ import datasets
 import evaluate
 
 from zeropods.data.wikisql import SQLTable
-from zeropods.sql.execute import Execution, is_usable
-from zeropods.sql.query import Query, format_query, parse_query
+from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_query
 
 Values = list[bool | None]
 
