@@ -93,7 +93,7 @@ def test_a_run_that_never_began_or_was_killed_is_run_again(trial: Trial) -> None
 
 
 def test_a_run_that_was_refused_before_it_began_stays_refused(trial: Trial) -> None:
-    refused = replace(Row.of(trial), status="failed", reason="no such pod")
+    refused = replace(trial.row, status="failed", reason="no such pod")
     earlier = {(refused.cell, refused.repeat): refused}
     assert standing_row(trial, earlier, again=False) == refused
     assert standing_row(trial, earlier, again=True).status is None
@@ -126,7 +126,7 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 def a_sweep(out: Path, *statuses: str | None) -> Sweep:
     """A sweep whose runs ended so, in their order, each with 32 samples in 0.8 s per step."""
-    rows = [Row.of(trial) for trial in trials(a_matrix(), out)]
+    rows = [trial.row for trial in trials(a_matrix(), out)]
     for number, status in enumerate(statuses):
         if status is not None:
             record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
