@@ -33,10 +33,9 @@ from zeropods.train.causal import Causal
 from zeropods.train.causal_models import causal_config, random_causal
 from zeropods.train.cpu import suit_cpu
 from zeropods.train.device import multiplies_bf16
-from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.tasks import Prepared
-from zeropods.train.trainer import MeasuredTrainer
+from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512
 SHAPE = CausalShape(

@@ -9,10 +9,9 @@ from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import SPLITS, Example, read_split
-from zeropods.evaluate.generate import Generation, QueryAnswerer
+from zeropods.evaluate.generate import Generation, QueryAnswerer, predict
 from zeropods.evaluate.score import interval, score
 from zeropods.evaluate.score_file import QueryScore
-from zeropods.evaluate.tasks import predict
 from zeropods.launch.notebook import train
 from zeropods.sql.query import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING

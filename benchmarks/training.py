@@ -21,11 +21,10 @@ from zeropods.plan.shapes import t5_shape
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.cpu import suit_cpu
 from zeropods.train.device import multiplies_bf16
-from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.sampler import TokenizedSplit
 from zeropods.train.tasks import Prepared
 from zeropods.train.text2sql import TextToSQL, random_t5, t5_config
-from zeropods.train.trainer import MeasuredTrainer
+from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 ROUNDS, BATCH = 3, 32
 NO_BF16 = "this CPU has no BF16 arithmetic: PyTorch emulates it 200 times slower than FP32"

@@ -17,7 +17,7 @@ from zeropods.cli import sweep as cli_sweep
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.sweep.matrix import Matrix, matrix_of
-from zeropods.sweep.results import Row, Sweep, earlier_rows, read_sweep
+from zeropods.sweep.results import Sweep, earlier_rows, read_sweep
 from zeropods.sweep.run import Trial, held, refuse_other_runs, run_sweep, standing_row, trials
 
 NONE, ZERO1 = "well-none-1-pod-schema", "well-zero1-2-pods-schema"

@@ -16,9 +16,8 @@ from zeropods.data.prepare import CausalPreparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
-from zeropods.evaluate.generate import Generation, QuestionAnswerer, sample_text
+from zeropods.evaluate.generate import Generation, QuestionAnswerer, sample_text, text_perplexity
 from zeropods.evaluate.models import load_model, task_of
-from zeropods.evaluate.tasks import text_perplexity
 from zeropods.train.sampler import load_split
 
 QUESTIONS, LENGTH, BLOCK = 5, 96, 64

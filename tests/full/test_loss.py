@@ -9,9 +9,9 @@ from transformers import T5ForConditionalGeneration
 
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.train.cpu import BitDropout
-from zeropods.train.optimizer import MasterAdamW, rate_groups
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
+from zeropods.train.trainer import MasterAdamW, rate_groups
 
 SMALL = T5Shape(d_model=32, d_kv=8, d_ff=64, layers=2, heads=4, vocabulary=64)
 

@@ -81,7 +81,7 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
 
 def _predict(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.after_run import raw_data
-    from zeropods.evaluate.tasks import TASKS, answer_task, predict
+    from zeropods.evaluate.generate import TASKS, answer_task, predict
 
     if (arguments.data is None) != (arguments.split is None):
         raise UserError("--data, --split: belong together; give both, or neither for those of a run")
@@ -119,7 +119,7 @@ def _score(arguments: argparse.Namespace) -> Result:
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.tasks import text_perplexity
+    from zeropods.evaluate.generate import text_perplexity
 
     names = ("limit", "batch_size", "precision", "max_seq_length", "dataset_config", "text_field")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}

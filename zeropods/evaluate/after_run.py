@@ -21,7 +21,7 @@ from zeropods.measure.record import read_record
 from zeropods.programs import end_with_parent
 from zeropods.tables import progress
 
-IMPORTED = ["zeropods.evaluate.tasks", "zeropods.evaluate.score", "evaluate"]
+IMPORTED = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
 """What every answer needs; importing it takes longer than a tiny model's answers."""
 
 
@@ -42,8 +42,8 @@ def answer_run(run: Path, questions: int) -> Score:
     Raises:
         UserError: a model of text, which answers nothing; or data that do not lie near the prepared set any more.
     """
+    from zeropods.evaluate.generate import predict
     from zeropods.evaluate.score import score
-    from zeropods.evaluate.tasks import predict
 
     data, split = raw_data(run)
     out = run / f"predictions.{split}.jsonl"

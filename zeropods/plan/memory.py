@@ -163,7 +163,7 @@ class _Process:
     # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
     #
     # Without DeepSpeed: PyTorch's AdamW over FP32 weights, or this project's over FP32 masters of BF16 weights
-    # (`train.optimizer`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
+    # (`train.trainer`). With it, as DeepSpeed 0.19.8 does it: every stage keeps an FP32 master partition beside the
     # weights, also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
     # `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
 

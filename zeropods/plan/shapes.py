@@ -99,7 +99,7 @@ class Shape(ABC):
         """Elements of each tensor by parameter group of the optimizer, in the model's order.
 
         Args:
-            own_rates: parameter groups as `train.optimizer` makes them for a T5: embedding, matrices, position biases,
+            own_rates: parameter groups as `train.trainer` makes them for a T5: embedding, matrices, position biases,
                 norms. Else as Trainer makes them: what is decayed, and what is not.
         """
         found: dict[str | bool, list[int]] = {}

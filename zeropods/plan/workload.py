@@ -30,7 +30,7 @@ class Workload:
     checkpointing: bool = False
     """Whether each layer's activations are computed again in the backward pass."""
     own_rates: bool = False
-    """Whether the optimizer's parameter groups are those of `train.optimizer`, not Trainer's."""
+    """Whether the optimizer's parameter groups are those of `train.trainer`, not Trainer's."""
     accumulates: bool = False
     """Whether gradients of several passes are added up before a step."""
     attention: str = "sdpa"

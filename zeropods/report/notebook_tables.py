@@ -21,10 +21,9 @@ from zeropods.data.squad import SquadExample, read_squad, squad_prompt
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_text
 from zeropods.errors import UserError
-from zeropods.evaluate.generate import sample_text
+from zeropods.evaluate.generate import sample_text, text_perplexity
 from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
 from zeropods.evaluate.score_file import Score, TextScore, read_score
-from zeropods.evaluate.tasks import text_perplexity
 from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
 from zeropods.plan.memory import planned
 from zeropods.plan.shapes import T5_SHAPES, T5Shape

@@ -29,11 +29,10 @@ from zeropods.train.cpu import suit_cpu
 from zeropods.train.device import choose_tf32, compile_model, matmul_flops_per_second
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
-from zeropods.train.optimizer import MasterAdamW, round_to_bf16
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
 from zeropods.train.tasks import Task
-from zeropods.train.trainer import MeasuredTrainer, TimeLimit
+from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, TimeLimit, round_to_bf16
 
 
 def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:

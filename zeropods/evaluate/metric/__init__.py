@@ -1,1 +1,0 @@
-"""Metrics for `evaluate.load`: each folder here is one, by its path."""
