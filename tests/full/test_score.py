@@ -8,17 +8,20 @@ import string
 import subprocess
 import sys
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.made import a_record, write_run
 from zeropods.cli import main
 from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, load_metric, score, write_predictions
 from zeropods.evaluate.score_file import QueryScore, read_score
+from zeropods.report.notebook_tables import compared_answers, paired_table
 from zeropods.sql.query import Condition, Query, format_query, parse_query
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,3 +285,26 @@ def test_over_all_of_squads_dev_split_f1_is_that_of_another_count(shared_data: P
         predictions=predicted, references=[list(e.answers[:2]) for e in dev], average=False
     )
     assert found["f1"] == pytest.approx([plain_f1(p, e.answers[:2]) for p, e in zip(predicted, dev, strict=True)])
+
+
+def test_models_are_compared_question_by_question(sample: Path, tmp_path: Path) -> None:
+    examples = list(islice(read_split(sample, "test"), 10))
+    right = [Prediction(index=e.index, question=e.question, text="as expected", query=e.query) for e in examples]
+    unread = [Prediction(index=e.index, question=e.question, text="", query=None) for e in examples]
+    answers = {"none": right, "zero1": right[:4] + unread[4:], "zero3": unread[:3] + right[3:]}
+    runs = []
+    for technique, given in answers.items():
+        runs.append(write_run(tmp_path / technique, a_record(technique=technique)))
+        write_predictions(tmp_path / technique / "predictions.test.jsonl", given)
+    table = paired_table(runs, sample, "test")
+    lines = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    # The exact test by hand: 2 x 0.5 ** 6 and 2 x 0.5 ** 3.
+    assert [(line["right only in the first"], line["p"], line["more than chance"]) for line in lines] == [
+        ("0", "1.00", "is the first"),
+        ("6", "0.03", "yes"),
+        ("3", "0.25", "no"),
+    ]
+    shown = compared_answers(runs, sample, "test", count=2)
+    assert shown.header[2:] == tuple(line["run"] for line in lines)
+    assert shown.rows[1][2:] == ("as expected", "(no query)", "as expected")
+    assert not paired_table([], sample, "test").rows and not compared_answers([], sample, "test").rows

@@ -428,7 +428,7 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
     """Some questions, the expected query, and what the model of each run answers, a column for each."""
     answers = {_run_label(run): read_predictions(run / f"predictions.{split}.jsonl") for run in runs}
     by_index = {run: {one.index: one.text or NO_QUERY for one in found} for run, found in answers.items()}
-    asked = sorted(set[int]().intersection(*by_index.values()) if by_index else ())
+    asked = sorted(set[int].intersection(*map(set, by_index.values())) if by_index else ())
     chosen = asked[:: max(1, len(asked) // count)][:count]
     examples = (example for example in read_split(data, split) if example.index in set(chosen))
     return Table.of(

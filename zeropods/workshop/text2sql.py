@@ -81,7 +81,7 @@ class Workshop(WorkshopSettings):
     states_model: str = setting("states_model", default="t5-small")
     """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
     questions: int = setting("questions", default=600, read=int)
-    """Number of questions that the trained model answers."""
+    """Number of questions that each trained model answers."""
     runs: Path = setting("runs", default=RUNS, read=Path)  # noqa: RUF009
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
 
