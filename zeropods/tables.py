@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ GIB, MIB = 2**30, 2**20
 
 CELL_STYLE = "text-align: left; white-space: pre-line"
 """JupyterLab would set text to the right."""
+
+INTERVAL = re.compile(r"\[[\d., ]+\]")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Table:
     def _html_row(self, row: Sequence[str]) -> str:
         pairs = zip(self.header, row, strict=True)
         cells = (
-            f"<td data-heading='{html.escape(heading)}' style='{CELL_STYLE}'>{html.escape(text)}</td>"
+            f"<td data-heading='{html.escape(heading)}' style='{CELL_STYLE}'>{_whole_intervals(html.escape(text))}</td>"
             for heading, text in pairs
         )
         return f"<tr>{''.join(cells)}</tr>"
@@ -71,6 +74,11 @@ class Table:
 
     def __repr__(self) -> str:
         return self.to_markdown()
+
+
+def _whole_intervals(text: str) -> str:
+    """The text, in which no line ends within an interval such as `[0.78, 1.02]`."""
+    return INTERVAL.sub(r"<span style='white-space: nowrap'>\g<0></span>", text)
 
 
 def markdown_text(text: str) -> str:

@@ -193,7 +193,7 @@ def test_what_was_planned_stands_beside_what_was_measured(browsed: Sequence) -> 
 
 
 def test_a_second_call_prints_the_same_summary(browsed: Sequence, again: str) -> None:
-    tables = browsed.summary[browsed.summary.index("## Runs") :]
+    tables = browsed.summary[browsed.summary.index("## Settings") :]
     assert tables.strip() in again
 
 

@@ -56,7 +56,7 @@ def test_a_finished_run_is_a_row_of_its_record(tmp_path: Path, key: str, value: 
 def test_a_part_of_another_kind_breaks_its_run_and_no_other(tmp_path: Path, values: dict[str, Any], said: str) -> None:
     write_run(tmp_path / "a", a_record(**values))
     write_run(tmp_path / "b", a_record(run_id="b" * 12, hardware={"gpus": None}))
-    broken, well = read_runs([tmp_path]).to_json()["runs"]
+    well, broken = read_runs([tmp_path]).to_json()["runs"]
     assert (broken["status"], well["status"]) == ("broken", "ok")
     assert broken["reason"] == f"record.json: {said}: run it again"
 
@@ -147,7 +147,7 @@ def page(report: Path) -> Reader:
 
 
 def test_csv_has_a_line_of_raw_values_for_each_run(report: Path) -> None:
-    failed, _ = csv.DictReader((report / "summary.csv").open())
+    _, failed = csv.DictReader((report / "summary.csv").open())
     assert (failed["run"], failed["train_seconds"], failed["peak_memory_bytes"]) == ("a", "", str(GIB))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,76 @@ def compared(tmp_path: Path) -> Summary:
 
 def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> None:
     fits, techniques, time, accuracy = compared.answers().texts
-    assert fits.startswith("t5-tiny trained in 4 of 5 ways on 2 cores of a CPU: ")
-    assert "2 MiB (E zero3_offload x3) to 8 MiB (A ddp x3)" in fits and fits.endswith("C none x1 ran out of memory.")
-    assert techniques.startswith("Fastest is A ddp x3, with 2.00 [1.")
-    assert "times the samples/s of B none x1; it cannot be told apart from D zero1 x3." in techniques
-    assert "Smallest is E zero3_offload x3: 25% of the memory of B none x1" in techniques
-    assert "A ddp x3 trained 20 steps in 8.0 s, 30 s from start to end" in time and "adds the cost" in time
-    assert accuracy.startswith("B none x1 reaches execution 0.750 [0.700, 0.800] (test); ")
-    assert "E zero3_offload x3 differ from it by no more than chance" in accuracy
+    assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1 GiB resident. ")
+    assert "2 MiB (D zero3_offload x3) to 8 MiB (A none x1 and B ddp x3) of each process." in fits
+    assert techniques.startswith("Fastest is B ddp x3, with 2.00 [1.")
+    assert "times the samples/s of A none x1. It cannot be told apart from C zero1 x3. " in techniques
+    smallest = "Smallest is D zero3_offload x3: 25% of the parameters, gradients and optimizer states of A none x1"
+    assert smallest in techniques
+    assert "B ddp x3 trained 20 steps in 8.0 s, 30 s from start to end" in time and "adds the cost" in time
+    assert accuracy.startswith("A none x1 reaches execution 0.750 [0.700, 0.800] (test). ")
+    assert "D zero3_offload x3 differ from it by no more than chance." in accuracy
+
+
+def test_rows_that_stand_alone_have_a_table_of_their_own_and_a_short_mention(compared: Summary) -> None:
+    first, other, *_ = compared.tables
+    assert [row[0] for row in first.rows] == ["A none x1", "B ddp x3", "C zero1 x3", "D zero3_offload x3"]
+    assert (other.title, [row[0] for row in other.rows]) == ("Other runs", ["E none x1"])
+    assert other.header == first.header and compared.answers().texts[0].endswith("Not set against these: E none x1.")
+    assert "E none x1" not in compared.speed_memory.svg
+
+
+def test_a_run_out_of_memory_belongs_to_the_rows_of_its_settings(tmp_path: Path) -> None:
+    for name, pods in (("a", 2), ("b", 3)):
+        a_run(tmp_path / name, "zero1", pods)
+    write_run(tmp_path / "c", a_failed_record("oom", "tried to allocate 2 GiB", effective_batch_size=48, run_id="c"))
+    found = read_runs([tmp_path])
+    assert [len(table.rows) for table in found.tables if table.title in ("Results", "Other runs")] == [3]
+    assert "in 2 of 3 ways" in found.answers().texts[0] and "A none x1 ran out of memory." in found.answers().texts[0]
+
+
+def test_the_rows_with_the_most_runs_come_first_and_no_profiled_one_before_another(tmp_path: Path) -> None:
+    profiler = {"flops_profiler": {"enabled": True}}
+    for name, technique, count, values in (
+        ("a", "zero1", 3, {"deepspeed": profiler}),
+        ("a", "zero2", 3, {"deepspeed": profiler}),
+        ("b", "none", 1, {"precision": "bf16"}),
+        ("b", "zero1", 1, {"precision": "bf16"}),
+        ("c", "zero1", 2, {}),
+        ("c", "zero2", 2, {}),
+    ):
+        for seed in range(count):
+            a_run(tmp_path / name / technique / str(seed), technique, 1, **values)
+    found = read_runs([tmp_path])
+    assert [group.name.split("/")[0] for group in found.groups] == ["c", "c", "b", "b", "a", "a"]
+    assert [row[0] for row in found.tables[0].rows] == ["A zero1 x1", "B zero2 x1"]
+
+
+def test_rows_as_small_as_one_another_are_all_named(tmp_path: Path) -> None:
+    for technique, size in (("none", 16), ("zero1", 10), ("zero2", 10), ("zero3", 11)):
+        a_run(tmp_path / technique, technique, 1, mebibytes=size)
+    assert "Smallest are B zero1 x1 and C zero2 x1 alike: 62% of" in read_runs([tmp_path]).answers().texts[1]
+
+
+def test_points_at_one_place_share_their_letters(tmp_path: Path) -> None:
+    for technique, seconds, size in (("none", 0.8, 16), ("zero1", 0.5, 10), ("zero2", 0.5, 10), ("zero3", 0.9, 10)):
+        a_run(tmp_path / technique, technique, 1, seconds, size)
+    texts = re.findall(r"<text[^>]*>([A-D](?:, [A-D])*)</text>", read_runs([tmp_path]).speed_memory.svg)
+    assert texts == ["A", "B, C", "D"]
+
+
+def test_a_model_that_another_run_trained_has_that_runs_name(tmp_path: Path) -> None:
+    a_run(tmp_path / "first")
+    for pods in (1, 2):
+        model = {"model_id": str(tmp_path / "first" / "model"), "init": "pretrained"}
+        a_run(tmp_path / f"second-{pods}", "zero1", pods, **model)
+    found = read_runs([tmp_path])
+    assert [(row["model"], row["weights"]) for row in found.lines] == [("t5-tiny", "of first")] * 2 + [
+        ("t5-tiny", "random")
+    ]
+    assert [line["label"] for line in found.lines] == ["A zero1 x1", "B zero1 x2", "C none x1"]
+    assert "model_id: t5-tiny of first (A, B); t5-tiny (C)" in found.differences()
+    assert [row["model"] for row in read_runs([tmp_path / "second-1"]).lines] == ["first"]
 
 
 def test_a_price_and_an_accuracy_that_fell_are_told(tmp_path: Path) -> None:
@@ -67,7 +130,7 @@ def test_a_price_and_an_accuracy_that_fell_are_told(tmp_path: Path) -> None:
         a_run(tmp_path / name, "ddp" if pods > 1 else "none", pods, score=score)
     _, _, time, accuracy = read_runs([tmp_path], price_per_hour=120.0).answers().texts
     assert "which costs 1" in time and "adds the cost" not in time
-    assert "by more than chance differ B ddp x2 0.250" in accuracy
+    assert "By more than chance differ B ddp x2 0.250" in accuracy
 
 
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
@@ -105,11 +168,12 @@ def test_a_terminal_ends_with_the_answers(tmp_path: Path, capsys: pytest.Capture
 
 def test_the_first_table_has_accuracy_ratio_and_memory_of_states(compared: Summary) -> None:
     table = compared.tables[0]
-    line = dict(zip(table.header, table.rows[0], strict=True))
+    line = dict(zip(table.header, table.rows[1], strict=True))
     assert line["inference result"] == "execution 0.750 [0.700, 0.800] (test)"
-    assert line["speed-up"].startswith("2.00 [1.") and line["speed-up"].endswith("] over B")
+    assert line["speed-up"].startswith("2.00 [1.") and line["speed-up"].endswith("] over A")
+    assert line["throughput (samples/s)"].startswith("120.0 [") and line["duration (s)"] == "30.0"
     assert (line["states of each pod (MiB)"], line["memory of each pod (GiB)"]) == ("8.0", "1.00")
-    assert dict(zip(table.header, table.rows[1], strict=True))["speed-up"] == "1.00, the base"
+    assert dict(zip(table.header, table.rows[0], strict=True))["speed-up"] == "1.00, the base"
 
 
 def test_activations_are_those_of_the_plan(tmp_path: Path) -> None:
@@ -233,8 +297,8 @@ def test_use_and_power_are_means_over_ranks_with_their_95th_percentile(tmp_path:
     ranks = [a_rank(i, sampled=sampled(40.0 + 20 * i, 90.0 + i)) for i in range(2)]
     a_run(tmp_path / "a", pods=2, ranks=ranks)
     # A record from before there was a percentile, and one without samples.
-    a_run(tmp_path / "b", "zero1", rank={"sampled": sampled(10.0, None)})
-    a_run(tmp_path / "c", "zero2")
+    a_run(tmp_path / "b", "zero1", 2, rank={"sampled": sampled(10.0, None)})
+    a_run(tmp_path / "c", "zero2", 2)
     found = read_runs([tmp_path])
     keys = ("utilization_percent_mean", "utilization_percent_p95", "power_watts_mean")
     assert [[row[key] for key in keys] for row in found.to_json()["groups"]] == [
@@ -266,6 +330,6 @@ def test_goodput_is_the_share_of_the_wall_time_in_steps_that_count(tmp_path: Pat
 def test_a_page_has_whole_words_and_a_legend_for_its_rows(compared: Summary, tmp_path: Path) -> None:
     summarize([compared.entries[0].folder.parents[1]], tmp_path / "out")
     picture = (tmp_path / "out" / "speed_memory.svg").read_text()
-    assert picture.startswith("<svg ") and "<title>E zero3_offload x3: 48.01 samples/s, 2 MiB</title>" in picture
+    assert picture.startswith("<svg ") and "<title>D zero3_offload x3: 48.01 samples/s, 2 MiB</title>" in picture
     assert picture.count("zero3_offload x3") >= 2
     assert "anywhere" not in (tmp_path / "out" / "index.html").read_text()

@@ -17,7 +17,7 @@ LINES = "white-space: pre-line"
 NO_PRICE = "A price per pod and hour adds the cost."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
-"""Share of the memory of the base that is worth a word."""
+"""Share of a size below which a difference is not worth a word."""
 SHOWN_NAMES = 4
 """Rows that one sentence names; the others are counted."""
 
@@ -56,7 +56,7 @@ def answers(lines: Sequence[Values]) -> Answers:
     models: dict[tuple[str, str], list[Values]] = {}
     for line in lines:
         if line["technique"] is not None:
-            models.setdefault((line["model_id"], line["task"]), []).append(line)
+            models.setdefault((line["model"], line["task"]), []).append(line)
     subjects = [Subject(model, rows) for (model, _), rows in models.items()]
     if not subjects:
         unknown = "No run left a record, so nothing is known yet."
@@ -95,16 +95,24 @@ class Subject:
     rows: Sequence[Values]
 
     @property
+    def about(self) -> list[Values]:
+        """The rows that are set against one another; where none are, all."""
+        return [row for row in self.rows if row["is_compared"]] or list(self.rows)
+
+    @property
+    def alone(self) -> list[Values]:
+        """The rows that stand alone beside those."""
+        return [row for row in self.rows if row not in self.about]
+
+    @property
     def done(self) -> list[Values]:
-        """The rows whose figures are of runs that ended well."""
-        return [row for row in self.rows if "ok" in row["status"].replace(",", " ").split()]
+        """Of `about`, the rows whose figures are of runs that ended well."""
+        return [row for row in self.about if _is_done(row)]
 
     @property
     def comparable(self) -> list[Values]:
-        """The most rows that may be compared with one another, by their common base."""
-        bases = Counter(row["base_row"] for row in self.done if row["base_row"] is not None and not row["differs_in"])
-        most = max(bases, key=bases.__getitem__, default=None)
-        return [row for row in self.done if row["base_row"] == most and not row["differs_in"]] if bases else []
+        """Of these, the rows that have a ratio."""
+        return [row for row in self.done if row["is_compared"] and row["base_row"] is not None]
 
     @property
     def base(self) -> Values | None:
@@ -117,58 +125,65 @@ class Subject:
         return max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
 
     @property
-    def smallest(self) -> Values | None:
-        """The comparable row that needs least memory for the model and what training adds to it."""
+    def smallest(self) -> list[Values]:
+        """The comparable rows that need least memory for the model and what training adds to it: equal but for 2 %."""
         sized = [row for row in self.comparable if row["measured_bytes"]]
         is_of_one_kind = len({row["planned_kind"] for row in sized}) == 1
-        return min(sized, key=lambda row: row["measured_bytes"]) if is_of_one_kind else None
+        return _alike(sized, "measured_bytes", min) if is_of_one_kind else []
 
     def fits(self) -> str:
         """What fits, where, and how much memory it took."""
-        full = [row for row in self.rows if "oom" in row["status"]]
-        lacking = f" {_names(full)} ran out of memory." if full else ""
+        full = [row for row in self.about if "oom" in row["status"]]
+        lacking = [f"{_names(full)} ran out of memory."] if full else []
+        alone = [f"Not set against {'these' if len(self.about) > 1 else 'it'}: {_names(self.alone)}."]
+        beside = alone if self.alone else []
         if not self.done:
-            return f"did not train: {_names(self.rows)} ended otherwise.{lacking}"
+            return " ".join([f"did not train: {_names(self.about)} ended otherwise.", *lacking, *beside])
         where = next((f" on {row['hardware']}" for row in self.done if row["hardware"]), "")
-        of_all = "" if len(self.done) == len(self.rows) else f" of {len(self.rows)}"
-        return f"trained in {_counted(len(self.done), of_all)}{where}{self._sizes()}.{lacking}"
+        of_all = "" if len(self.done) == len(self.about) else f" of {len(self.about)}"
+        trained = f"trained in {_counted(len(self.done), of_all)}{where}."
+        return " ".join([trained, *self._sizes(), *lacking, *beside])
 
-    def _sizes(self) -> str:
+    def _sizes(self) -> list[str]:
         sized = [row for row in self.done if row["peak_memory_bytes"]]
         kinds = {row["memory_kind"] for row in sized}
-        parts = []
+        told = []
         if len(kinds) == 1:
-            parts.append(f"the fullest pod took {_span(sized, 'peak_memory_bytes', GIB, 'GiB')} {kinds.pop()}")
+            told.append(f"The fullest pod took {_span(sized, 'peak_memory_bytes', GIB, 'GiB')} {kinds.pop()}.")
         live = [row for row in self.done if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED]
         if live:
             states = _span(live, "measured_bytes", MIB, "MiB")
-            parts.append(f"parameters, gradients and optimizer states took {states} of each process")
-        return f": {', '.join(parts)}" if parts else ""
+            told.append(f"Parameters, gradients and optimizer states took {states} of each process.")
+        return told
 
     def techniques(self) -> str:
         """The fastest and the smallest, against the base, with the interval of the ratio where there is one."""
-        base, fastest, smallest = self.base, self.fastest, self.smallest
+        base, fastest = self.base, self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
             return "No two rows differ in nothing but technique and pods, so none is called faster."
         if fastest is base:
-            text = f"Nothing is faster than {base['label']}{self._not_told_apart(fastest)}."
+            speed = f"Nothing is faster than {base['label']}."
         else:
             ratio = f"{fastest['speed_up']:.2f}{_interval(fastest['speed_up_interval'])}"
-            text = (
-                f"Fastest is {fastest['label']}, with {ratio} times the samples/s of {base['label']}"
-                f"{self._not_told_apart(fastest)}."
-            )
-        if smallest is None or base["measured_bytes"] is None:
-            return text
-        name, share, kind = base["label"], smallest["measured_bytes"] / base["measured_bytes"], smallest["planned_kind"]
-        if share > 1 - NOTABLE:
-            return f"{text} None needs notably less memory ({kind}) than {base['label']}."
-        return (
-            f"{text} Smallest is {smallest['label']}: {share:.0%} of the memory of {name} ({kind}, per process) "
-            f"at {smallest['speed_up']:.2f}{_interval(smallest['speed_up_interval'])} times its speed."
-        )
+            speed = f"Fastest is {fastest['label']}, with {ratio} times the samples/s of {base['label']}."
+        return " ".join([speed, *self._not_told_apart(fastest), *self._smallest(base)])
 
-    def _not_told_apart(self, fastest: Values) -> str:
+    def _smallest(self, base: Values) -> list[str]:
+        smallest = self.smallest
+        if not smallest or base["measured_bytes"] is None:
+            return []
+        share, kind = smallest[0]["measured_bytes"] / base["measured_bytes"], smallest[0]["planned_kind"]
+        what = "memory of each GPU" if kind == DEVICE_USED else "parameters, gradients and optimizer states"
+        if share > 1 - NOTABLE:
+            return [f"None needs notably less for {what} than {base['label']}."]
+        least = f"{share:.0%} of the {what} of {base['label']}"
+        speeds = [f"{row['speed_up']:.2f}{_interval(row['speed_up_interval'])}" for row in smallest]
+        if len(smallest) == 1:
+            return [f"Smallest is {smallest[0]['label']}: {least}, at {speeds[0]} times its speed."]
+        told = f"Smallest are {_names(smallest)} alike: {least}"
+        return [f"{told}, at {', '.join(speeds)} times its speed." if len(smallest) <= SHOWN_NAMES else f"{told}."]
+
+    def _not_told_apart(self, fastest: Values) -> list[str]:
         """Rows whose speed may be equal to that of the fastest: the interval of the ratio holds 1."""
         rates, equal, unknown = fastest["samples_per_second_values"], [], []
         for row in self.comparable:
@@ -177,17 +192,20 @@ class Subject:
                 unknown.append(row)
             elif row is not fastest and interval is not None and interval[1] >= 1:
                 equal.append(row)
-        apart = f"; it cannot be told apart from {_names(equal)}" if equal else ""
-        few = "; fewer than three repeats cannot tell a small difference from chance" if unknown else ""
+        apart = [f"It cannot be told apart from {_names(equal)}."] if equal else []
+        few = ["Fewer than three repeats cannot tell a small difference from chance."] if unknown else []
         return apart + few
 
     def time_and_cost(self) -> str:
-        """Time of the fastest, of the smallest and of the base, and their cost where there is a price."""
-        chosen = [row for row in (self.fastest, self.smallest, self.base) if row is not None] or self.done
-        timed = list({row["row"]: row for row in chosen if row["train_seconds"]}.values())
-        if not timed:
-            return "No run was timed."
-        return f"{'; '.join(map(self._time, timed[:SHOWN_NAMES]))}."
+        """Time of the fastest, of the smallest and of the base, and their cost where there is a price; and the longest
+        of the rows that stand alone."""
+        chosen = [row for row in (self.fastest, *self.smallest[:1], self.base) if row is not None] or self.done
+        timed = list({row["row"]: row for row in chosen if row["train_seconds"]}.values())[:SHOWN_NAMES]
+        alone = [row for row in self.alone if _is_done(row) and row["train_seconds"]]
+        longest = max(alone, key=lambda row: row["train_seconds"], default=None)
+        told = [f"{'; '.join(map(self._time, timed))}."] if timed else []
+        told += [] if longest is None else [f"Beside these, {self._time(longest)}."]
+        return " ".join(told) or "No run was timed."
 
     def _time(self, row: Values) -> str:
         whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
@@ -196,20 +214,27 @@ class Subject:
 
     def accuracy(self) -> str:
         """The score of the one-pod run, and which rows differ from it by more than chance."""
-        scored = [row for row in self.done if row["inference_result"] is not None]
+        rows = self.done if any(row["inference_result"] is not None for row in self.done) else self.rows
+        scored = [row for row in rows if _is_done(row) and row["inference_result"] is not None]
         if not scored:
             return "No run was scored; zeropods predict and zeropods score do it."
         base = min(scored, key=lambda row: (row["world_size"], row["technique"] != "none"))
-        text = f"{base['label']} reaches {base['inference_text']}"
+        told = [f"{base['label']} reaches {base['inference_text']}."]
         others = [row for row in scored if row is not base and _same_score(row, base)]
         apart = [row for row in others if _is_apart(row, base)]
         unscored = [row for row in self.done if row["inference_result"] is None]
         if others and not apart:
-            text += f"; {_names(others)} {'differs' if len(others) == 1 else 'differ'} from it by no more than chance"
+            differ = "differs" if len(others) == 1 else "differ"
+            told.append(f"{_names(others)} {differ} from it by no more than chance.")
         elif apart:
             shown = (f"{row['label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
-            text += f"; by more than chance differ {', '.join(shown)}"
-        return f"{text}.{f' Not scored: {_names(unscored)}.' if unscored else ''}"
+            told.append(f"By more than chance differ {', '.join(shown)}.")
+        return " ".join([*told, *([f"Not scored: {_names(unscored)}."] if unscored else [])])
+
+
+def _is_done(row: Values) -> bool:
+    """Whether its figures are of runs that ended well."""
+    return "ok" in row["status"].replace(",", " ").split()
 
 
 def _same_score(row: Values, base: Values) -> bool:
@@ -228,16 +253,28 @@ def _counted(ways: int, of_all: str) -> str:
 
 
 def _names(rows: Sequence[Values]) -> str:
+    """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many the first ones and how many more there are."""
     more = len(rows) - SHOWN_NAMES
-    return ", ".join(row["label"] for row in rows[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    shown = [row["label"] for row in rows[:SHOWN_NAMES]] + ([f"{more} more"] if more > 0 else [])
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 def _interval(ends: Sequence[float] | None) -> str:
     return f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
 
 
+def _alike(rows: Sequence[Values], key: str, choose: Callable[..., Values]) -> list[Values]:
+    """The row with the least or the most of a size, and those that have the same but for a share not worth a word."""
+    if not rows:
+        return []
+    size = choose(rows, key=lambda row: row[key])[key]
+    return [row for row in rows if abs(row[key] - size) <= NOTABLE * size]
+
+
 def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
     """The least and the most of a size, and whose they are."""
-    least, most = (choose(rows, key=lambda row: row[key]) for choose in (min, max))
-    low, high = (f"{row[key] / unit:,.3g} {name}" for row in (least, most))
-    return low if low == high else f"{low} ({least['label']}) to {high} ({most['label']})"
+    least, most = (_alike(rows, key, choose) for choose in (min, max))
+    low, high = (f"{choose(row[key] for row in rows) / unit:,.3g} {name}" for choose in (min, max))
+    if low == high or len(least) == len(rows):
+        return low if low == high else f"{low.removesuffix(f' {name}')} to {high}"
+    return f"{low} ({_names(least)}) to {high} ({_names(most)})"

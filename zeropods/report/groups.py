@@ -15,9 +15,20 @@ from typing import Any
 
 from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.report.accuracy import accuracy
-from zeropods.report.entry import Entry
+from zeropods.report.entry import Entry, Lineage, lineages
 from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats, own_matmul
-from zeropods.report.settings import BUCKETS, PREFIX, Settings, arrangement, as_key, is_of, settings, unequal
+from zeropods.report.settings import (
+    BUCKETS,
+    PREFIX,
+    Settings,
+    arrangement,
+    as_key,
+    is_of,
+    is_profiled,
+    settings,
+    unequal,
+)
+from zeropods.techniques import NAMES
 
 CONFIDENCE = 0.95
 LEAST_REPEATS = 3
@@ -40,6 +51,8 @@ class SummaryRun:
     price_per_hour: float | None = None
     peak: MatmulPeak | None = None
     """The best matrix multiplication that was measured on such hardware."""
+    lineage: Lineage | None = None
+    """The model, and where its weights were from; None where nothing is known."""
 
     @cached_property
     def values(self) -> Values:
@@ -50,6 +63,7 @@ class SummaryRun:
             "status": entry.status,
             "reason": entry.reason,
             **_facts(entry),
+            **_model(self),
             "seed": entry.config and entry.config.identity.get("seed"),
             **self.figures,
             **accuracy([entry]),
@@ -130,6 +144,7 @@ class Group:
             "repeats": len(self.measured),
             "status": self.status,
             **_facts(self.first),
+            **_model(self.runs[0]),
             **of_repeats([run.figures for run in self.measured]),
             "samples_per_second_values": self.rates,
             "samples_per_second_interval": t_interval(self.rates),
@@ -138,20 +153,39 @@ class Group:
 
 
 def group_runs(entries: Sequence[Entry], price_per_hour: float | None = None) -> list[Group]:
-    """Rows in the order of their first runs. A run without a record is a row of its own.
+    """Rows, those of equal settings together by processes and technique; first the settings with the most runs.
 
-    So is a copy, a second record with the id of another: its figures were measured once.
+    A profiled run never stands before one that is not. A run without a record is a row of its own. So is a copy, a
+    second record with the id of another: its figures were measured once.
     """
     found: dict[str, list[SummaryRun]] = {}
+    alike: dict[str, list[str]] = {}
     seen: set[str] = set()
-    peaks = best_peaks(entries)
+    peaks, lineage = best_peaks(entries), lineages(entries)
     for number, entry in enumerate(entries):
-        alone = entry.record is None or entry.record.run_id in seen
-        key = str(number) if alone else as_key(settings(entry.config), arrangement(entry.config))
+        alone, compared = entry.record is None or entry.record.run_id in seen, settings(entry.config)
+        key = str(number) if alone else as_key(compared, arrangement(entry.config))
         seen |= {entry.record.run_id} if entry.record else set()
         peak = peaks.get(matmul_key(entry.record)) if entry.record else None
-        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour, peak))
-    return [Group(letter, tuple(runs)) for letter, runs in zip(letters(), found.values(), strict=False)]
+        if key not in found:
+            alike.setdefault(_required(compared), []).append(key)
+        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour, peak, lineage(entry)))
+    blocks = [[tuple(found[key]) for key in keys] for keys in alike.values()]
+    ordered = (runs for block in sorted(blocks, key=_block_order) for runs in sorted(block, key=_row_order))
+    return [Group(letter, runs) for letter, runs in zip(letters(), ordered, strict=False)]
+
+
+def _block_order(rows: Sequence[Sequence[SummaryRun]]) -> tuple[bool, int]:
+    runs = [run.entry for of_row in rows for run in of_row]
+    return is_profiled(runs[0].config), -sum(run.status == "ok" for run in runs)
+
+
+def _row_order(runs: Sequence[SummaryRun]) -> tuple[int, ...]:
+    config = runs[0].entry.config
+    if config is None:
+        return ()
+    technique = NAMES.index(config.technique) if config.technique in NAMES else len(NAMES)
+    return config.world_size, config.pods, technique
 
 
 def best_peaks(entries: Iterable[Entry]) -> dict[str, MatmulPeak]:
@@ -238,6 +272,10 @@ def _quantile(freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
+def _model(run: SummaryRun) -> Values:
+    return {"model": run.lineage and run.lineage.model, "weights": run.lineage and run.lineage.weights}
+
+
 def _facts(entry: Entry) -> Values:
     return {key: getattr(entry.config, key, None) for key in FACTS}
 
@@ -271,7 +309,8 @@ def differences(groups: Sequence[Group]) -> list[str]:
                 of_row = groups[number].settings
                 if is_of(name, of_row):
                     absent = BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED
-                    values.setdefault(_shortened(of_row.get(name, absent)), []).append(number)
+                    value = _named_model(groups[number]) if name == "model_id" else of_row.get(name, absent)
+                    values.setdefault(_shortened(value), []).append(number)
             if len(values) > 1:
                 lines.append(f"{name}: {_listed(values, groups)}")
     return lines
@@ -284,6 +323,11 @@ def row_letters(numbers: Iterable[int], groups: Sequence[Group]) -> str:
         members = [groups[number].letter for _, number in run]
         spans.append(f"{members[0]}-{members[-1]}" if len(members) > 2 else ", ".join(members))
     return ", ".join(spans)
+
+
+def _named_model(group: Group) -> str:
+    model, weights = group.values["model"], group.values["weights"]
+    return f"{model} {weights}" if weights.startswith("of ") else str(model)
 
 
 def _listed(values: Mapping[str, list[int]], groups: Sequence[Group]) -> str:
@@ -327,6 +371,35 @@ NOT_SCALED = Scaling()
 """Of a row that has no other to be compared with."""
 
 
+def compared_rows(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> set[str]:
+    """Letters of the rows that a summary is about: of each model those that are set against one another.
+
+    Of several such sets of a model that with the most runs, a profiled one only where there is no other. Rows of the
+    same settings that were not timed, as one that ran out of memory, belong to it.
+    """
+    by_letter = {group.letter: group for group in groups}
+    sets: dict[tuple[Any, str], dict[str, list[Group]]] = {}
+    for letter, scaling in scaled.items():
+        group = by_letter[letter]
+        if scaling.base is not None and not scaling.differs_in:
+            sets.setdefault((group.values["model"], group.task), {}).setdefault(scaling.base, []).append(group)
+    found: set[str] = set()
+    for by_base in sets.values():
+        several = {base: rows for base, rows in by_base.items() if len(rows) > 1}
+        if several:
+            base = by_letter[max(several, key=lambda base: _weight(several[base]))]
+            found |= {group.letter for group in groups if group.settings and _is_comparable(group, base)}
+    return found
+
+
+def _weight(rows: Sequence[Group]) -> tuple[bool, int]:
+    return not is_profiled(rows[0].first.config), sum(len(group.measured) for group in rows)
+
+
+def _is_comparable(one: Group, other: Group) -> bool:
+    return _required(one.settings) == _required(other.settings) and not unequal(one.settings, other.settings)
+
+
 def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dict[str, Scaling]:
     """Scaling by the letters of rows; a row that has no other to be compared with has none.
 
@@ -335,10 +408,12 @@ def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dic
             and say what differs. A sample of another is another amount of work, whatever was asked for.
     """
     timed = [group for group in groups if group.is_ok and group.values["samples_per_second"]]
-    by_settings, by_work = _by_key(timed, _required), _by_key(timed, _work)
+    by_settings, by_work = _by_key(timed, lambda group: _required(group.settings)), _by_key(timed, _work)
     found = {}
     for group in timed:
-        peers = [other for other in by_settings[_required(group)] if not unequal(group.settings, other.settings)]
+        peers = [
+            other for other in by_settings[_required(group.settings)] if not unequal(group.settings, other.settings)
+        ]
         if peers == [group] and allow_differences:
             peers = by_work[_work(group)]
         if len(peers) > 1:
@@ -358,8 +433,9 @@ def _scaling(group: Group, base: Group) -> Scaling:
     )
 
 
-def _required(group: Group) -> str:
-    always = {name: value for name, value in group.settings.items() if not name.startswith((PREFIX, *BUCKETS))}
+def _required(compared: Settings) -> str:
+    """Equal where rows may be comparable: what every run has."""
+    always = {name: value for name, value in compared.items() if not name.startswith((PREFIX, *BUCKETS))}
     return as_key(always)
 
 

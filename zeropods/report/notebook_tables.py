@@ -242,7 +242,7 @@ SCALING = (
     Column("pods", "pods"),
     Column("slots", "slots of a pod"),
     Column("world_size", "processes"),
-    *(column for column in rows.SPEED if column.key in ("samples_per_second", "tokens_per_second")),
+    *(one for one in (*rows.RESULTS, *rows.SPEED) if one.key in ("samples_per_second", "tokens_per_second")),
     *(column for column in rows.SCALING if column.key in ("speed_up", "scaling_efficiency", "base", "sharing")),
 )
 

@@ -21,7 +21,7 @@ from zeropods.measure.record import Loss, Record
 from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
 from zeropods.report.figures import DEVICE_USED, Values
 from zeropods.tables import GIB, MIB
-from zeropods.techniques import TECHNIQUES
+from zeropods.techniques import NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ COMPRESSION = 3
 """Of 9: a fifth larger, in a third of the time."""
 SHOWN_WIDTH = 720
 """Width of a plot in a notebook, in CSS pixels."""
-WIDTH = 5.4
+WIDTH = 4.8
 """Inches of a summary's plot: at 420 pixels its words are still 10 pixels high."""
 SHOWN_LETTERS = 34
 """Of a run's name."""
@@ -42,8 +42,16 @@ SHOWN_ROWS, SHOWN_PAIRS, SHOWN_RUNS, SHOWN_RANKS = 16, 12, 12, 4
 """Rows of throughput and of memory, runs and ranks over time: more would make a page of one plot."""
 BAR_INCHES = 0.34
 LINE_STYLES = ("-", ":", "-.", "--")
+COLORS = ("C0", "C1", "C2", "C8", "C4", "C5", "C9", "C3")
+"""By technique."""
 MARKERS = "os^Dv<>pP*Xh"
 """By number of pods."""
+POINT, MARKER = 72, 10
+"""Points of an inch; points across a marker."""
+LETTER_WIDTH, LETTER_HEIGHT = 6.5, 9
+"""Points of a letter beside a marker, about."""
+BESIDE = ((7, 4), (7, -12), (-7, 4), (-7, -12), (0, 9), (0, -17), (18, 4), (-18, 4))
+"""Where the letters of a marker may stand, in points from its middle; the first place that is free is taken."""
 LONG = 10
 """Times the smallest: from there on a scale is logarithmic."""
 HOVER = "hover "
@@ -108,8 +116,7 @@ def drawn(figure: Figure, text: str) -> Plot:
 
 def technique_color(technique: str) -> str:
     """The same in every plot; grey for a technique of the user's own."""
-    names = [known.name for known in TECHNIQUES]
-    return f"C{names.index(technique)}" if technique in names else "0.6"
+    return COLORS[NAMES.index(technique)] if technique in NAMES else "0.6"
 
 
 def legend_beside(axes: Axes) -> None:
@@ -167,48 +174,86 @@ def _of_kind(lines: Sequence[Values], key: str) -> list[Values]:
 def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     """Samples per second against memory: of GPUs what the fullest one shows as used, on CPUs the live states.
 
-    Up and to the left is better. Colours are techniques, shapes are numbers of pods.
+    Of the rows that are set against one another; where none are, of all. Up and to the left is better. Colours are
+    techniques, shapes are numbers of pods; points at one place share their letters.
     """
-    timed = [line for line in lines if line["samples_per_second"] and line["measured_bytes"]]
+    about = [line for line in lines if line["is_compared"]] or lines
+    timed = [line for line in about if line["samples_per_second"] and line["measured_bytes"]]
     found = [line for line in _of_kind(timed, "planned_kind") if line]
     shown = found[:SHOWN_ROWS]
     figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * len(shown))
     kind, pods = _main_kind(timed, "planned_kind"), sorted({line["pods"] for line in shown})
     unit, name = (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
-    for line in shown:
-        _point(axes, line, unit, name, MARKERS[pods.index(line["pods"]) % len(MARKERS)])
     what = "of GPU memory in use" if kind == DEVICE_USED else "of parameters, gradients, optimizer states"
-    axes.set(xlabel=f"{name} {what}, per process", ylabel="samples/s")
+    axes.set(xlabel=f"{name} {what}, per process", ylabel="samples/s; lines: 95 % interval")
     _title(axes, f"Speed against memory: up and left is better{_of_all(len(shown), len(found))}")
     if shown:
-        _room(axes, "x", [line["measured_bytes"] / unit for line in shown])
-        _room(axes, "y", [line["samples_per_second"] for line in shown])
-        _legend(figure)
+        markers = [MARKERS[pods.index(line["pods"]) % len(MARKERS)] for line in shown]
+        points = [(line["measured_bytes"] / unit, line["samples_per_second"]) for line in shown]
+        tops = [(line["samples_per_second_interval"] or [0])[-1] for line in shown]
+        _room(axes, "x", [size for size, _ in points])
+        _room(axes, "y", [rate for _, rate in points], max(tops))
+        handles = [_point(axes, *each, name) for each in zip(shown, points, markers, strict=True)]
+        _legend(figure, handles=handles)
+        _letters(axes, [line["row"] for line in shown], points)
     else:
         _nothing(axes, "no run has both its speed and its memory measured")
     return drawn(figure, f"samples per second against memory of {_listed([line['label'] for line in shown])}")
 
 
-def _point(axes: Axes, line: Values, unit: int, name: str, marker: str) -> None:
-    size, rate = line["measured_bytes"] / unit, line["samples_per_second"]
+def _point(axes: Axes, line: Values, point: tuple[float, float], marker: str, unit: str) -> Any:
+    """A marker with its interval; returns what the legend shows of it."""
+    size, rate = point
     low, high = line["samples_per_second_interval"] or (rate, rate)
+    span = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
     color = technique_color(line["technique"])
-    group = axes.errorbar(
-        size, rate, yerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], fmt=marker, color=color, markersize=8,
-        markeredgecolor="white", capsize=3, elinewidth=1, label=_literal(line["label"]),
+    axes.errorbar(size, rate, yerr=span, fmt="none", color=color, capsize=3, elinewidth=1)
+    (drawn_point,) = axes.plot(
+        size, rate, marker, color=color, markersize=MARKER - 2, markeredgecolor="white", zorder=3,
+        label=_literal(line["label"]),
     )  # fmt: skip
-    group[0].set_gid(f"{HOVER}{line['label']}: {rate:,.4g} samples/s, {size:,.4g} {name}")
-    axes.annotate(line["row"], (size, rate), xytext=(7, 4), textcoords="offset points", fontsize="small")
+    drawn_point.set_gid(f"{HOVER}{line['label']}: {rate:,.4g} samples/s, {size:,.4g} {unit}")
+    return drawn_point
 
 
-def _room(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """A scale with room at its ends; logarithmic where values lie far apart."""
+def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
+    """Write each point's letter beside it where it covers no other; points at one place have theirs in one text."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    places = [tuple(axes.transData.transform(point) * POINT / figure.dpi) for point in points]
+    texts: dict[tuple[float, ...], list[int]] = {}
+    for number, place in enumerate(places):
+        near = next((one for one in texts if math.dist(one, place) < MARKER / 2), place)
+        texts.setdefault(near, []).append(number)
+    taken: list[Sequence[float]] = [(x - MARKER / 2, y - MARKER / 2, MARKER, MARKER) for x, y in places]
+    for (x, y), numbers in texts.items():
+        text = ", ".join(letters[number] for number in numbers)
+        width = LETTER_WIDTH * len(text)
+        boxes = {
+            (right, up): (x + right - width * (1 - (right > 0) - (right == 0) / 2), y + up, width, LETTER_HEIGHT)
+            for right, up in BESIDE
+        }
+        chosen = next((at for at, box in boxes.items() if not any(_overlap(box, one) for one in taken)), BESIDE[0])
+        taken.append(boxes[chosen])
+        side = "center" if chosen[0] == 0 else "left" if chosen[0] > 0 else "right"
+        point = points[numbers[0]]
+        axes.annotate(text, point, xytext=chosen, textcoords="offset points", ha=side, fontsize="small")
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two boxes meet: left, bottom, width, height."""
+    return all(one[i] < other[i] + other[i + 2] and other[i] < one[i] + one[i + 2] for i in (0, 1))
+
+
+def _room(axes: Axes, which: str, values: Sequence[float], top: float = 0.0) -> None:
+    """A scale with room at its ends, up to a top at least; logarithmic where values lie far apart."""
     least, most = min(values), max(values)
     if most > LONG * least > 0:
         _logarithmic(axes, which)
-        axes.set(**{f"{which}lim": (least / 1.5, most * 1.7)})
+        axes.set(**{f"{which}lim": (least / 1.5, max(most * 1.7, top))})
     else:
-        axes.set(**{f"{which}lim": (0, 1.15 * most)})
+        axes.set(**{f"{which}lim": (0, max(1.15 * most, 1.03 * top))})
 
 
 def _logarithmic(axes: Axes, which: str) -> None:
@@ -307,10 +352,10 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
 
 
 def scaling_plot(lines: Sequence[Values]) -> Plot:
-    """Scaling efficiency against processes: a line for each technique of rows that have one base."""
+    """Scaling efficiency against processes: a line for each technique of the rows that are set against one another."""
     curves: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for line in lines:
-        if line["scaling_efficiency"] is not None and not line["differs_in"]:
+        if line["is_compared"] and line["scaling_efficiency"] is not None:
             point = (line["world_size"], line["scaling_efficiency"])
             curves.setdefault((line["technique"], line["base_row"]), []).append(point)
     shown = dict(list(curves.items())[:SHOWN_CURVES])

@@ -11,13 +11,15 @@ from zeropods.measure.record import PHASES
 from zeropods.report.accuracy import OWN, accuracy_lines
 from zeropods.report.entry import Entry
 from zeropods.report.figures import Values
-from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, row_letters
+from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, compared_rows, row_letters
 from zeropods.tables import GIB, MIB, Table
 
 GIGA = 1e9
 NOT_MEASURED = "n/a"
 MARK = "*"
 """Behind the letter of a base that differs in more than technique and pods."""
+SETTINGS_TITLE = "Settings"
+"""Of the first table that says more of rows than what came of them."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,21 @@ class Column:
 # Tables of rows.
 
 
-def tables(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> list[Table]:
-    """All tables of a summary: the original's columns first, then ours by what they are about.
+def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
+    """All tables of a summary: what it is about, the rows that stand alone, then more by what it is about.
 
-    The first three show every row; the others leave out what no row has.
+    The first shows the rows that are set against one another, the second those that are not; where none are, the first
+    shows all. The settings are those of every row; the others leave out what no row has.
+
+    Args:
+        lines: the groups as `row_lines` gives them.
     """
-    lines = row_lines(groups, scaled)
+    about = [line for line in lines if line["is_compared"]]
+    alone = [line for line in lines if not line["is_compared"]] if about else []
     return [
-        table("Results", RESULTS, lines, whole=True),
-        table("Runs", RUNS, lines, whole=True),
+        table("Results", RESULTS, about or lines, whole=True),
+        *([table("Other runs", RESULTS, alone, whole=True)] if alone else []),
+        table(SETTINGS_TITLE, SETTINGS, lines, whole=True),
         _accuracy_table(groups, row_labels(groups)),
         *(one for one in (table(title, columns, lines) for title, columns in SECTIONS.items()) if one.rows),
     ]
@@ -80,7 +88,7 @@ def run_table(entry: Entry) -> Table:
     """What people read of one run, a figure per line."""
     values = Group("A", (SummaryRun(entry),)).values
     accuracy = accuracy_columns([entry.score.task] if entry.score else [], [values])
-    columns = [*RUNS[:1], *RESULTS, *RUNS[1:], *SPEED, *SCALING, *MEMORY, *LOSSES, *accuracy]
+    columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *SPEED, *SCALING, *MEMORY, *LOSSES, *accuracy]
     return Table.of_facts(
         {column.heading: column.show(values) for column in columns if values.get(column.key) is not None}
     )
@@ -98,8 +106,14 @@ def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Colu
 
 def row_lines(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> list[Values]:
     """The values of each row, and its words for people."""
-    labels = row_labels(groups)
-    return [_line(group, labels[group.letter], scaled.get(group.letter, NOT_SCALED)) for group in groups]
+    labels, compared = row_labels(groups), compared_rows(groups, scaled)
+    return [
+        {
+            **_line(group, labels[group.letter], scaled.get(group.letter, NOT_SCALED)),
+            "is_compared": group.letter in compared,
+        }
+        for group in groups
+    ]
 
 
 def row_json(group: Group, scaling: Scaling) -> Values:
@@ -109,14 +123,14 @@ def row_json(group: Group, scaling: Scaling) -> Values:
 
 def row_labels(groups: Sequence[Group]) -> dict[str, str]:
     """What rows are called, by letter: technique, pods and slots behind it, and the model where there are several."""
-    models = {group.values["model_id"] for group in groups if group.values["technique"]}
+    models = {group.values["model"] for group in groups if group.values["technique"]}
     return {group.letter: _label(group.values, len(models) > 1) for group in groups}
 
 
 def _label(values: Values, with_model: bool) -> str:
     if values["technique"] is None:
         return f"{values['row']} {values['status']}"
-    model = f"{values['model_id'].rsplit('/', 1)[-1]} " if with_model else ""
+    model = f"{values['model'].rsplit('/', 1)[-1]} " if with_model else ""
     slots = values["world_size"] // max(1, values["pods"])
     return f"{values['row']} {model}{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
 
@@ -220,22 +234,22 @@ _COUNT, _ONE, _TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
 _THREE, _FOUR = "{:.3f}".format, "{:.4f}".format
 LABEL = Column("label", "row")
 RESULTS = (
-    Column("model_id", "model"),
+    Column("model", "model"),
     Column("technique_text", "technique"),
     Column("pods", "pods"),
-    Column("duration_seconds", "duration", "s", _ONE),
-    Column("inference_text", "inference result"),
+    Column("samples_per_second", "throughput", "samples/s", _ONE),
     Column("speed_text", "speed-up"),
     Column("pod_state_bytes", "states of each pod", "MiB", _mib_pods),
+    Column("inference_text", "inference result"),
+    Column("duration_seconds", "duration", "s", _ONE),
     Column("pod_activation_bytes", "activations, planned", "MiB", _mib),
     Column("pod_memory_bytes", "memory of each pod", "GiB", _pods),
-    Column("memory_kind", "kind of memory"),
     Column("status", "status"),
 )
-RUNS = (
+SETTINGS = (
     Column("name", "run"),
     Column("task", "task"),
-    Column("init", "weights"),
+    Column("weights", "weights"),
     Column("prompt", "prompt"),
     Column("precision", "precision"),
     Column("effective_batch_size", "batch", "samples", _COUNT),
@@ -245,7 +259,6 @@ RUNS = (
 SPEED = (
     Column("steps", "steps", "", _COUNT),
     Column("train_seconds", "training", "s", _ONE),
-    Column("samples_per_second", "throughput", "samples/s", _ONE),
     Column("tokens_per_second", "real tokens/s", "", _COUNT),
     Column("padding_share", "padding", "%", _percent),
     Column("evaluation_samples_per_second", "evaluation", "samples/s", _ONE),
@@ -267,6 +280,7 @@ SCALING = (
     Column("model_flops_utilization", "MFU", "%", _percent),
 )
 MEMORY = (
+    Column("memory_kind", "kind of pod memory"),
     Column("phase_kind", "kind of peaks"),
     *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
     Column("planned_kind", "kind of plan"),

@@ -42,17 +42,23 @@ def settings(config: RunConfig | None) -> Settings:
         hardware["gpus"] = sorted(set(hardware["gpus"] or ()))
     left = identity.keys() - TECHNIQUE - BY_DESIGN - {*SETTING_FACTS, *DATA}
     data = next((str(identity[name])[:SHOWN_DIGITS] for name in DATA if name in identity), None)
-    zero, profiler = deepspeed.get("zero_optimization") or {}, deepspeed.get("flops_profiler") or {}
+    zero = deepspeed.get("zero_optimization") or {}
     return {
         **{key: getattr(config, key) for key in SETTING_FACTS},
         **({} if data is None else {"data": data}),
         **{key: identity[key] for key in sorted(left)},
-        "profiler": bool(profiler.get("enabled", False)),
+        "profiler": is_profiled(config),
         **{name: zero[name] for name in BUCKETS if name in zero},
         **(deepspeed_settings(deepspeed) if deepspeed else {}),
         **{f"hardware {key}": value for key, value in hardware.items()},
         **{f"versions {key}": value for key, value in config.versions.items()},
     }
+
+
+def is_profiled(config: RunConfig | None) -> bool:
+    """Whether DeepSpeed's flops profiler was on, which takes time of its own."""
+    deepspeed = (config.deepspeed if config else None) or {}
+    return bool((deepspeed.get("flops_profiler") or {}).get("enabled", False))
 
 
 def arrangement(config: RunConfig | None) -> Settings:

@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -40,7 +40,7 @@ from zeropods.report.plots import (
     throughput_plot,
     use_over_time,
 )
-from zeropods.report.rows import row_json, row_lines, tables
+from zeropods.report.rows import SETTINGS_TITLE, row_json, row_lines, tables
 from zeropods.tables import Table, markdown_text
 
 PAGE = Path(__file__).with_name("page.html")
@@ -104,8 +104,8 @@ class Summary:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """Results, runs, accuracy and whatever else was measured."""
-        return tables(self.groups, self.scalings)
+        """Results, runs that stand alone, settings, accuracy and whatever else was measured."""
+        return tables(self.groups, self.lines)
 
     def answers(self) -> Answers:
         """Does it fit, which technique, how long and at what cost, is the model still good: a sentence or two each."""
@@ -227,10 +227,16 @@ class Summary:
         """The whole report as one HTML page that needs nothing else: no script, no font, no address."""
         drawn = [plot.svg for plot in self.plots.values()]
         first, plots = drawn[0], "".join(f"<figure>{svg}</figure>" for svg in drawn[1:])
+        last = [table.title for table in self.tables].index(SETTINGS_TITLE)
+        shown = "".join(table.to_html() for table in self.tables[:last])
+        folded = "".join(
+            f"<details><summary>{escape(table.title)}</summary>{replace(table, title='').to_html()}</details>"
+            for table in self.tables[last:]
+        )
         reference = f"{reference_table(self.reference).to_html()}<p>{REFERENCE_NOTE}</p>"
         body = (
             f"<h1>{TITLE}</h1>{self.answers()._repr_html_()}<figure class='first'>{first}</figure>"
-            f"{self._details_html()}<h2>Plots</h2><div class='plots'>{plots}</div>{reference}"
+            f"{shown}{self._lists_html()}{folded}<h2>Plots</h2><div class='plots'>{plots}</div>{reference}"
         )
         return Template(PAGE.read_text(encoding="utf-8")).substitute(title=escape(TITLE), body=body)
 
@@ -273,11 +279,10 @@ class Summary:
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
 
     def _repr_html_(self) -> str:
-        return self.answers()._repr_html_() + self._details_html()
+        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), self._lists_html()])
 
-    def _details_html(self) -> str:
-        tables = [table.to_html() for table in self.tables]
-        return "".join([*tables, *(_html_list(title, items) for title, items in self._lists.items())])
+    def _lists_html(self) -> str:
+        return "".join(_html_list(title, items) for title, items in self._lists.items())
 
 
 def reference_table(rows: Iterable[dict[str, str]]) -> Table:
