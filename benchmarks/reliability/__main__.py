@@ -1,10 +1,12 @@
 """Faults injected into real runs for real: what survives, how soon it is found, what it costs.
 
     python -m benchmarks.reliability --trials 200 --seconds 3000
+    python -m benchmarks.reliability --trials 14 --alone
 
 Trains a tiny model on two local pods, and breaks the run again and again at random moments, until it is done. Each
 trial is kept in `results/reliability.json` as soon as it has ended, and `docs/reliability.md` is made of them; a later
-call adds those that are missing. About 40 s a trial on two cores. Faults of network and disk are for root only.
+call adds those that are missing. About 40 s a trial on two cores. Faults of network and disk are for root only. With
+`--alone` each run is broken once and then trains to its end, so that its record tells its goodput.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from benchmarks.reliability.disk import may_mount
 from benchmarks.reliability.faults import FAULTS, ON_A_DISK
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import Losses, difference
-from benchmarks.reliability.trial import MEASURED, comes_to, trial
+from benchmarks.reliability.trial import MEASURED, comes_to, goodput, trial
 from tests.namespaces import are_possible
 from zeropods import files
 from zeropods.data.prepare import Preparation, prepare
@@ -43,6 +45,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200, help="of all faults together, earlier calls included; 200")
     parser.add_argument("--seconds", type=float, default=14_400.0, help="begin no further trial after so long; 14,400")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=possible(), metavar="FAULT", help="only these")
+    parser.add_argument("--alone", action="store_true", help="break each run once; --trials counts those with goodput")
     parser.add_argument("--page", action="store_true", help="only make the page anew")
     asked = parser.parse_args()
     results: dict[str, Any] = {"trials": [], "runs": [], "environment": _environment()}
@@ -50,7 +53,7 @@ def main() -> None:
         results = read_json(RESULTS)
     if not asked.page:
         with ending_in_order():
-            _add(results, asked.trials, asked.faults, time.monotonic() + asked.seconds)
+            _add(results, asked.trials, asked.faults, time.monotonic() + asked.seconds, alone=asked.alone)
     files.write_text(PAGE, page(results))
     died = sum(not one["survived"] for one in results["trials"])
     if died:
@@ -67,29 +70,36 @@ def possible() -> list[str]:
     ]
 
 
-def _add(results: dict[str, Any], trials: int, faults: list[str], deadline: float) -> None:
+def _add(results: dict[str, Any], trials: int, faults: list[str], deadline: float, *, alone: bool) -> None:
     data = _prepared()
     undisturbed = _undisturbed(data)
-    while len(results["trials"]) < trials and time.monotonic() < deadline:
+
+    def counted() -> list[str]:
+        return [one["fault"] for one in results["trials"] if not alone or one["goodput"] is not None]
+
+    while len(counted()) < trials and time.monotonic() < deadline:
         seed = secrets.randbits(32)
         random = Random(seed)
         told: dict[str, Any] = {"seed": seed, "launcher": LAUNCHERS[random.random() > DEEPSPEED_SHARE]}
         with chain(data, told["launcher"], random) as broken:
-            while one := _one(broken, results, faults, undisturbed):
-                _keep(results, "trials", told | one)
+            while one := _one(broken, counted(), faults, undisturbed):
                 broken.faults += 1
-                if not one["survived"] or len(results["trials"]) >= trials or time.monotonic() > deadline:
+                if alone and one["survived"]:
+                    one["goodput"] = goodput(broken)
+                _keep(results, "trials", told | one)
+                if alone or not one["survived"] or len(counted()) >= trials or time.monotonic() > deadline:
                     break
             if broken.is_finished():
                 far = difference(broken.log.all, undisturbed)
-                _keep(results, "runs", told | {"faults": broken.faults, "largest_difference": far})
+                of_run = {"faults": broken.faults, "largest_difference": far, "goodput": goodput(broken)}
+                _keep(results, "runs", told | of_run)
 
 
-def _one(broken: Chain, results: dict[str, Any], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
+def _one(broken: Chain, tried: list[str], faults: list[str], undisturbed: Losses) -> dict[str, Any] | None:
     """A trial of one of the faults that were tried least; None where the run has ended."""
-    tried = {name: sum(one["fault"] == name for one in results["trials"]) for name in faults}
     able = [name for name in faults if broken.has_spare or not FAULTS[name].costs_a_pod]
-    name = broken.random.choice([one for one in able if tried[one] <= min(tried[each] for each in able) + 1])
+    least = min(tried.count(name) for name in able)
+    name = broken.random.choice([name for name in able if tried.count(name) == least])
     try:
         return trial(broken, name, undisturbed)
     except UserError as error:

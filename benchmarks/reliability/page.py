@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
   after each restart, and all steps of a finished run, within 1e-5 relative); a damaged file was named
 * by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
-* steps lost, to find, to resume: median, and most
+* steps lost, to find, to resume, goodput: median, and worst
 * to find (asked for: {FIND_SECONDS}): until the supervisor, a pod or a rank knew. A killed supervisor is found when the
   run's lease of {LEASE_SECONDS:.0f} s has run out, ranks that hang by `--step-timeout {STEP_TIMEOUT}`
 * to resume (asked for: {RESUME_SECONDS}): from then, or from the second call, to the end of the first step
 * left over: processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later
+* goodput: of a run that was broken once (`--alone`): share of its wall time, both starts included, in steps that count
 """
 
 
@@ -60,13 +61,18 @@ def _told(results: dict[str, Any]) -> str:
         f"{_over(trials, 'seconds_to_find', FIND_SECONDS)} took more than {FIND_SECONDS} s to find, "
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
-        f"{len(runs)} runs came to their end, through {faults} faults.",
+        f"{_counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
+        f"{_counted(faults, 'fault')}.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
         f"{launchers['pdsh']}.",
         f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.",
     )
     return "\n".join(lines) + "\n"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _over(trials: Sequence[dict[str, Any]], key: str, asked: float) -> int:
@@ -87,12 +93,15 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
         "to find (s)": _spread(trials, "seconds_to_find", "{:.1f}"),
         "to resume (s)": _spread(trials, "seconds_to_resume", "{:.1f}"),
         "left over": str(sum(one["left_over"] or 0 for one in trials)),
+        "goodput": _spread(trials, "goodput", "{:.0%}", min),
     }
 
 
-def _spread(trials: Sequence[dict[str, Any]], key: str, form: str) -> str:
-    """Median and most of what was measured."""
+def _spread(
+    trials: Sequence[dict[str, Any]], key: str, form: str, worst: Callable[[Sequence[float]], float] = max
+) -> str:
+    """Median and worst of what was measured."""
     values = [one[key] for one in trials if one[key] is not None]
     if not values:
         return "not measured"
-    return f"{form.format(statistics.median(values))}, {form.format(max(values))}"
+    return f"{form.format(statistics.median(values))}, {form.format(worst(values))}"

@@ -24,6 +24,8 @@ from zeropods.errors import UserError
 from zeropods.launch.notebook import worker_of
 from zeropods.measure.record import read_json
 from zeropods.pods.processes import Process, descendants
+from zeropods.report.entry import read_entry
+from zeropods.report.figures import figures
 
 VERIFIED_STEPS = 5
 """After each restart so many steps are compared before the next fault."""
@@ -34,7 +36,7 @@ SAME = 1e-5
 
 MEASURED = (
     "what", "unix_seconds", "steps_done", "steps_lost", "seconds_to_find", "seconds_to_resume", "left_over",
-    "largest_difference",
+    "largest_difference", "goodput",
 )  # fmt: skip
 """What a trial tells besides its fault and whether it was survived; None where it came to nothing."""
 
@@ -159,7 +161,17 @@ def _outcome(
         "seconds_to_resume": None if resumed is None else resumed - called.unix_seconds,
         "left_over": left,
         "largest_difference": far,
+        "goodput": None,
     }
+
+
+def goodput(chain: Chain) -> float | None:
+    """The share of the wall time that went into steps that count, of a run that ends by itself; None if it does not."""
+    until(chain.is_over, WAIT_SECONDS)
+    if not chain.is_finished():
+        return None
+    entry = read_entry(chain.folder, chain.folder.name)
+    return figures(entry.record, earlier=entry.earlier)["goodput"]
 
 
 def _is_named(chain: Chain, broken: Broken) -> bool:
