@@ -110,20 +110,6 @@ def test_points_at_one_place_share_their_letters(tmp_path: Path) -> None:
     assert texts == ["A", "B, C", "D"]
 
 
-def test_a_model_that_another_run_trained_has_that_runs_name(tmp_path: Path) -> None:
-    a_run(tmp_path / "first")
-    for pods in (1, 2):
-        model = {"model_id": str(tmp_path / "first" / "model"), "init": "pretrained"}
-        a_run(tmp_path / f"second-{pods}", "zero1", pods, **model)
-    found = read_runs([tmp_path])
-    assert [(row["model"], row["weights"]) for row in found.lines] == [("t5-tiny", "of first")] * 2 + [
-        ("t5-tiny", "random")
-    ]
-    assert [line["label"] for line in found.lines] == ["A zero1 x1", "B zero1 x2", "C none x1"]
-    assert "model_id: t5-tiny of first (A, B); t5-tiny (C)" in found.differences()
-    assert [row["model"] for row in read_runs([tmp_path / "second-1"]).lines] == ["first"]
-
-
 def test_a_price_and_an_accuracy_that_fell_are_told(tmp_path: Path) -> None:
     for name, pods, share in (("a", 1, 0.75), ("b", 2, 0.25)):
         score = a_score(execution_accuracy=share, intervals={"execution_accuracy": [share - 0.05, share + 0.05]})

@@ -56,7 +56,7 @@ def answers(lines: Sequence[Values]) -> Answers:
     models: dict[tuple[str, str], list[Values]] = {}
     for line in lines:
         if line["technique"] is not None:
-            models.setdefault((line["model"], line["task"]), []).append(line)
+            models.setdefault((line["model_id"], line["task"]), []).append(line)
     subjects = [Subject(model, rows) for (model, _), rows in models.items()]
     if not subjects:
         unknown = "No run left a record, so nothing is known yet."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,50 +89,6 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
         raise UserError(f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one")
     names = list(found.values())
     return {name if names.count(name) == 1 else str(run): run for run, name in found.items()}
-
-
-# What a model was before a run trained it.
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """The model of a run, and where its weights were from."""
-
-    model: str
-    """A hub id, the name of a shape, or a folder's; of a model that another run had trained, that run's model."""
-    weights: str
-    """`random`, `pretrained`, or `of RUN`."""
-
-
-def lineages(entries: Sequence[Entry]) -> Callable[[Entry], Lineage | None]:
-    """What to ask for the lineage of each run: its model may be one that another of these runs has trained."""
-    runs = {entry.folder.resolve(): entry for entry in entries}
-
-    def trained_by(entry: Entry) -> Entry | None:
-        if entry.config is None or entry.config.init == "random":
-            return None
-        folder = Path(entry.config.model_id).resolve()
-        return runs.get(folder) or runs.get(folder.parent)
-
-    def lineage(entry: Entry, later: tuple[Entry, ...] = ()) -> Lineage | None:
-        earlier = trained_by(entry)
-        root = lineage(earlier, (*later, entry)) if earlier is not None and earlier not in (*later, entry) else None
-        if earlier is not None and root is not None:
-            return Lineage(root.model, f"of {earlier.name}")
-        return None if entry.config is None else Lineage(_short_name(entry.config.model_id), entry.config.init)
-
-    return lineage
-
-
-def _short_name(model_id: str) -> str:
-    """A hub id or a shape's name as it is; of a folder the last part that names it."""
-    path = Path(model_id)
-    if not path.is_absolute():
-        return model_id
-    return path.parent.name if path.name == "model" else path.name
-
-
-# Samples over time.
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.report.accuracy import accuracy
-from zeropods.report.entry import Entry, Lineage, lineages
+from zeropods.report.entry import Entry
 from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats, own_matmul
 from zeropods.report.settings import (
     BUCKETS,
@@ -51,8 +51,6 @@ class SummaryRun:
     price_per_hour: float | None = None
     peak: MatmulPeak | None = None
     """The best matrix multiplication that was measured on such hardware."""
-    lineage: Lineage | None = None
-    """The model, and where its weights were from; None where nothing is known."""
 
     @cached_property
     def values(self) -> Values:
@@ -63,7 +61,6 @@ class SummaryRun:
             "status": entry.status,
             "reason": entry.reason,
             **_facts(entry),
-            **_model(self),
             "seed": entry.config and entry.config.identity.get("seed"),
             **self.figures,
             **accuracy([entry]),
@@ -144,7 +141,6 @@ class Group:
             "repeats": len(self.measured),
             "status": self.status,
             **_facts(self.first),
-            **_model(self.runs[0]),
             **of_repeats([run.figures for run in self.measured]),
             "samples_per_second_values": self.rates,
             "samples_per_second_interval": t_interval(self.rates),
@@ -161,7 +157,7 @@ def group_runs(entries: Sequence[Entry], price_per_hour: float | None = None) ->
     found: dict[str, list[SummaryRun]] = {}
     alike: dict[str, list[str]] = {}
     seen: set[str] = set()
-    peaks, lineage = best_peaks(entries), lineages(entries)
+    peaks = best_peaks(entries)
     for number, entry in enumerate(entries):
         alone, compared = entry.record is None or entry.record.run_id in seen, settings(entry.config)
         key = str(number) if alone else as_key(compared, arrangement(entry.config))
@@ -169,7 +165,7 @@ def group_runs(entries: Sequence[Entry], price_per_hour: float | None = None) ->
         peak = peaks.get(matmul_key(entry.record)) if entry.record else None
         if key not in found:
             alike.setdefault(_required(compared), []).append(key)
-        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour, peak, lineage(entry)))
+        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour, peak))
     blocks = [[tuple(found[key]) for key in keys] for keys in alike.values()]
     ordered = (runs for block in sorted(blocks, key=_block_order) for runs in sorted(block, key=_row_order))
     return [Group(letter, runs) for letter, runs in zip(letters(), ordered, strict=False)]
@@ -272,10 +268,6 @@ def _quantile(freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def _model(run: SummaryRun) -> Values:
-    return {"model": run.lineage and run.lineage.model, "weights": run.lineage and run.lineage.weights}
-
-
 def _facts(entry: Entry) -> Values:
     return {key: getattr(entry.config, key, None) for key in FACTS}
 
@@ -309,8 +301,7 @@ def differences(groups: Sequence[Group]) -> list[str]:
                 of_row = groups[number].settings
                 if is_of(name, of_row):
                     absent = BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED
-                    value = _named_model(groups[number]) if name == "model_id" else of_row.get(name, absent)
-                    values.setdefault(_shortened(value), []).append(number)
+                    values.setdefault(_shortened(of_row.get(name, absent)), []).append(number)
             if len(values) > 1:
                 lines.append(f"{name}: {_listed(values, groups)}")
     return lines
@@ -323,11 +314,6 @@ def row_letters(numbers: Iterable[int], groups: Sequence[Group]) -> str:
         members = [groups[number].letter for _, number in run]
         spans.append(f"{members[0]}-{members[-1]}" if len(members) > 2 else ", ".join(members))
     return ", ".join(spans)
-
-
-def _named_model(group: Group) -> str:
-    model, weights = group.values["model"], group.values["weights"]
-    return f"{model} {weights}" if weights.startswith("of ") else str(model)
 
 
 def _listed(values: Mapping[str, list[int]], groups: Sequence[Group]) -> str:
@@ -382,7 +368,7 @@ def compared_rows(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> set
     for letter, scaling in scaled.items():
         group = by_letter[letter]
         if scaling.base is not None and not scaling.differs_in:
-            sets.setdefault((group.values["model"], group.task), {}).setdefault(scaling.base, []).append(group)
+            sets.setdefault((group.values["model_id"], group.task), {}).setdefault(scaling.base, []).append(group)
     found: set[str] = set()
     for by_base in sets.values():
         several = {base: rows for base, rows in by_base.items() if len(rows) > 1}

@@ -123,14 +123,14 @@ def row_json(group: Group, scaling: Scaling) -> Values:
 
 def row_labels(groups: Sequence[Group]) -> dict[str, str]:
     """What rows are called, by letter: technique, pods and slots behind it, and the model where there are several."""
-    models = {group.values["model"] for group in groups if group.values["technique"]}
+    models = {group.values["model_id"] for group in groups if group.values["technique"]}
     return {group.letter: _label(group.values, len(models) > 1) for group in groups}
 
 
 def _label(values: Values, with_model: bool) -> str:
     if values["technique"] is None:
         return f"{values['row']} {values['status']}"
-    model = f"{values['model'].rsplit('/', 1)[-1]} " if with_model else ""
+    model = f"{values['model_id'].rsplit('/', 1)[-1]} " if with_model else ""
     slots = values["world_size"] // max(1, values["pods"])
     return f"{values['row']} {model}{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
 
@@ -234,7 +234,7 @@ _COUNT, _ONE, _TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
 _THREE, _FOUR = "{:.3f}".format, "{:.4f}".format
 LABEL = Column("label", "row")
 RESULTS = (
-    Column("model", "model"),
+    Column("model_id", "model"),
     Column("technique_text", "technique"),
     Column("pods", "pods"),
     Column("samples_per_second", "throughput", "samples/s", _ONE),
@@ -249,7 +249,7 @@ RESULTS = (
 SETTINGS = (
     Column("name", "run"),
     Column("task", "task"),
-    Column("weights", "weights"),
+    Column("init", "weights"),
     Column("prompt", "prompt"),
     Column("precision", "precision"),
     Column("effective_batch_size", "batch", "samples", _COUNT),
