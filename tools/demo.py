@@ -4,7 +4,8 @@
     tools/demo.py 01_prepare_dataset 02_train_single_pod
 
 Runs go to `runs/demo`, unless ZEROPODS_RUNS names another folder; executed copies, as notebooks and as
-HTML, to `build/notebooks`. What an earlier call has finished is used again.
+HTML, to `build/notebooks`. What an earlier call has finished is used again. With ZEROPODS_MODELS=t5-small,t5-large
+all but the summary is executed for each model, with copies in a folder of its name.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ NOTEBOOKS = (
     "06_summary",
 )
 """What the demo runs, in this order."""
+SUMMARY = NOTEBOOKS[-1]
 FOLDER = ROOT / "notebooks"
 RUNS = "runs/demo"
 SAY_SECONDS = 8.0
@@ -48,10 +50,15 @@ def main() -> None:
     """Execute the notebooks; the summary is printed if its notebook was among them."""
     arguments = _arguments()
     os.environ.setdefault("ZEROPODS_RUNS", RUNS)
-    for name in arguments.notebooks:
-        _execute(name, arguments.out)
-    if NOTEBOOKS[-1] in arguments.notebooks:
-        _conclude(Workshop().summary_folder)
+    each = Workshop().each
+    for workshop in each:
+        os.environ["ZEROPODS_MODEL"] = workshop.model
+        for name in arguments.notebooks:
+            if name != SUMMARY:
+                _execute(name, arguments.out / Path(workshop.model).name if len(each) > 1 else arguments.out)
+    if SUMMARY in arguments.notebooks:
+        _execute(SUMMARY, arguments.out)
+        _conclude(each[0].summary_folder)
 
 
 def _arguments() -> argparse.Namespace:

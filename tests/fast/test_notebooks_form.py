@@ -103,6 +103,11 @@ def test_the_parameters_cell_assigns_constants_as_papermill_wants_it(path: Path)
     assert assigned and all(isinstance(line, ast.Assign) and ast.literal_eval(line.value) != "" for line in assigned)
 
 
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem != "15_plan_8b"], ids=lambda path: path.stem)
+def test_the_settings_are_those_of_the_parameters_cell(path: Path) -> None:
+    assert "Workshop.of(vars()" in text(cells(path, "code")[1])
+
+
 @each_notebook
 def test_a_notebook_defines_no_function(path: Path) -> None:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda

@@ -89,6 +89,20 @@ def test_unseen_tables_have_a_line_of_their_own(tmp_path: Path) -> None:
     assert re.search(r"\| test +\| unseen +\| 4 .*\| 0\.125 ", read_runs([tmp_path]).to_markdown())
 
 
+def test_rouge_has_its_columns_where_a_score_has_it(tmp_path: Path) -> None:
+    rouge = {"rouge1": 0.875, "rouge2": 0.625, "rougeL": 0.75, "rougeLsum": 0.75}
+    write_run(tmp_path / "a", a_record(), score_test=a_score(rouge=rouge))
+    write_run(tmp_path / "b", a_record(technique="zero1"), score_test=a_score())
+    (table,) = (table for table in read_runs([tmp_path]).tables if table.title == "Accuracy")
+    assert [line[-3:] for line in (table.header, *table.rows)] == [
+        ("rouge1", "rouge2", "rougeL"),
+        ("0.875", "0.625", "0.750"),
+        ("n/a", "n/a", "n/a"),
+    ]
+    without = read_runs([tmp_path / "b"])
+    assert "rouge" not in without.to_markdown() and "rouge2" in read_runs([tmp_path]).to_csv().splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -50,22 +49,9 @@ def test_the_notebook_wins_over_the_environment_and_that_over_the_default(monkey
     assert (causal.area, Workshop().summary_folder) == (ROOT / "runs" / "a", ROOT / "runs" / "a" / "summary")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("[01][0-4]_*.ipynb")), ids=lambda path: path.stem)
-def test_papermill_sets_what_a_notebook_trains(path: Path) -> None:
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    own, settings = ("".join(cell["source"]) for cell in cells[:2])
-    variables: dict[str, Any] = {}
-    for source in (own, 'model = "t5-small"\nsteps = 7', settings):
-        exec(source, variables)
-    causal = isinstance(variables["workshop"], CausalWorkshop)
-    training = variables["workshop"].training
-    assert training["model_name_or_path" if causal else "model_id"] == "t5-small"
-    assert training["max_train_steps" if causal else "max_steps"] == 7
-    # What another cell has called by a setting's name is none.
-    exec(own, variables)
-    variables["steps"] = [7]
-    exec(settings, variables)
-    assert variables["workshop"].steps is None and variables["workshop"].model == type(variables["workshop"])().model
+def test_what_another_cell_has_called_by_a_setting_s_name_is_none() -> None:
+    workshop = Workshop.of({"model": "t5-small", "steps": [7], "limit": None, "examples": 3})
+    assert workshop == Workshop(model="t5-small")
 
 
 def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +107,24 @@ def test_runs_on_pods_go_on_with_the_model_of_one_pod(trained: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("said", [("t5-small", "t5-large"), "t5-small, t5-large", "t5-small,t5-large"])
+def test_several_models_have_runs_of_their_own_in_one_area(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop = Workshop(models=said)
+    small, large = workshop.each
+    assert (workshop.model, small.model, large.model) == ("t5-small", "t5-small", "t5-large")
+    assert small.run_folder != large.run_folder and small.sweep_folder != large.sweep_folder
+    assert (small.summary_folder, small.states_folder) == (large.summary_folder, large.states_folder)
+    monkeypatch.setenv("ZEROPODS_MODELS", "t5-small,t5-large")
+    assert Workshop() == workshop and Workshop(model="t5-base").model == "t5-base"
+
+
+def test_one_model_is_all_there_is_where_no_others_are_named() -> None:
+    assert [workshop.model for workshop in (*Workshop().each, *Workshop(model="t5-small").each)] == [
+        "t5-tiny",
+        "t5-small",
+    ]
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
 def test_the_effective_batch_is_the_same_on_any_number_of_processes(processes: int, trained: Path) -> None:
     flags = CausalWorkshop().on("zero1", processes)
@@ -140,6 +144,14 @@ def test_the_published_questions_are_the_workshops() -> None:
     wanted, keys = workshop.preparation, ("num_train_epochs", "learning_rate", "weight_decay", "precision")
     assert (workshop.model_id, wanted.limit, wanted.max_seq_length) == ("bigscience/bloom-560m", 500, 512)
     assert [workshop.training[key] for key in keys] == [3, 5e-5, 0.01, "fp16"]
+
+
+def test_the_published_questions_can_be_trained_on_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = CausalWorkshop(recipe="published")
+    monkeypatch.setenv("ZEROPODS_CAUSAL_LOSS_ON", "all")
+    workshop = CausalWorkshop(recipe="published")
+    assert (answers.preparation.loss, workshop.preparation.loss) == ("answer", "all")
+    assert workshop.prepared != answers.prepared
 
 
 @pytest.mark.parametrize(

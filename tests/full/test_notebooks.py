@@ -1,4 +1,7 @@
-"""`make demo`: what ends it early, and WikiSQL. The whole sequence is run in tests/browser/test_notebooks.py."""
+"""`make demo`: what ends it early, and WikiSQL. One notebook by papermill.
+
+The whole sequence is run in tests/browser/test_notebooks.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.data.prepare import prepare
+from zeropods.measure.record import read_record
 from zeropods.workshop import Workshop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +80,32 @@ def is_alive(pid: int) -> bool:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     return Path(f"/proc/{pid}").exists()
+
+
+def test_papermill_sets_what_a_notebook_trains(tmp_path: Path) -> None:
+    workshop = Workshop(runs=tmp_path / "runs", limit=24, steps=2)
+    workshop.get_data()
+    prepare(workshop.preparation, workshop.prepared)
+    settings = {"ZEROPODS_RUNS": str(workshop.runs), "ZEROPODS_LIMIT": "24", "ZEROPODS_MODEL": "t5-small"}
+    papermill = [str(Path(sys.executable).with_name("papermill")), "02_train_single_pod.ipynb"]
+    words = [*papermill, str(tmp_path / "out.ipynb"), "-p", "model", "t5-tiny", "-p", "steps", "2"]
+    subprocess.run(words, cwd=ROOT / "notebooks", env=os.environ | settings, check=True, timeout=LIMIT_SECONDS)
+    record = read_record(workshop.run_folder)
+    assert (record.status, record.model_id, record.steps) == ("ok", "t5-tiny", 2)
+    assert "'status': 'ok'" in (tmp_path / "out.ipynb").read_text()
+
+
+def test_two_models_have_one_summary(tmp_path: Path) -> None:
+    workshop = Workshop(runs=tmp_path / "runs", limit=24, models="t5-tiny,t5-large-tiny")
+    workshop.get_data()
+    for each in workshop.each:
+        prepare(each.preparation, each.prepared)
+    settings = {"ZEROPODS_LIMIT": "24", "ZEROPODS_STEPS": "2", "ZEROPODS_MODELS": "t5-tiny,t5-large-tiny"}
+    printed = finished(demo(tmp_path, "02_train_single_pod", "06_summary", **settings))
+    results = (workshop.summary_folder / "summary.md").read_text().split("## Results")[1].split("##")[0]
+    assert "| t5-tiny " in results and "| t5-large-tiny " in results and results in printed
+    copies = sorted(str(page.relative_to(tmp_path / "copies")) for page in tmp_path.glob("copies/**/*.html"))
+    assert copies == ["06_summary.html", *(f"{name}/02_train_single_pod.html" for name in ("t5-large-tiny", "t5-tiny"))]
 
 
 def test_the_notebooks_run_on_wikisql(tmp_path: Path, shared_data: Path) -> None:

@@ -26,7 +26,6 @@ from zeropods.data.text import TextData, hub_name
 from zeropods.data.tokenizers import (
     GPT_TINY,
     NO_LOSS,
-    TINY,
     Ids,
     TokenRows,
     fingerprint,
@@ -46,6 +45,7 @@ from zeropods.data.wikisql import (
 )
 from zeropods.errors import UserError
 from zeropods.files import new_folder, sha256, write_json
+from zeropods.plan.shapes import T5_TINY
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,7 +64,7 @@ class Preparation:
 
     data: Path
     tokenizer: str
-    """A hub id, a folder, a spiece.model, or `t5-tiny`: trained on the data."""
+    """A hub id, a folder, a spiece.model, or a tiny model of ours, `t5-tiny`: trained on the data."""
     prompt: str = "schema"
     limit: int | None = None
     """Number of examples of each split, the first ones; None for all."""
@@ -99,7 +99,7 @@ class Preparation:
 
     def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
         """The tokenizer that was asked for, or a tiny one that is trained on the texts."""
-        if self.tokenizer == TINY:
+        if self.tokenizer in T5_TINY:
             return train_tokenizer(texts())
         return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
 

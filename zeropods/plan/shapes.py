@@ -318,12 +318,15 @@ def _linear(inputs: int, outputs: int) -> tuple[Weight, ...]:
 
 T5_SHAPES = {
     "t5-tiny": T5Shape(d_model=128, d_kv=32, d_ff=512, layers=2, heads=4, vocabulary=1_024),
+    "t5-large-tiny": T5Shape(d_model=256, d_kv=32, d_ff=1_024, layers=4, heads=8, vocabulary=1_024),
+    "t5-3b-tiny": T5Shape(d_model=256, d_kv=64, d_ff=2_048, layers=4, heads=8, vocabulary=1_024),
     "t5-small": T5Shape(d_model=512, d_kv=64, d_ff=2_048, layers=6, heads=8),
     "t5-base": T5Shape(d_model=768, d_kv=64, d_ff=3_072, layers=12, heads=12),
     "t5-large": T5Shape(d_model=1_024, d_kv=64, d_ff=4_096, layers=24, heads=16),
     "t5-3b": T5Shape(d_model=1_024, d_kv=128, d_ff=16_384, layers=24, heads=32),
 }
-"""`t5-tiny` is ours, for the embedded job; the others are the published ones."""
+"""The `-tiny` ones are ours: `t5-tiny` for the embedded job, the others for trials of what is run with larger models.
+Those without are the published ones."""
 
 
 def _tiny(family: str, kv_heads: int, tied: bool = True) -> CausalShape:
@@ -363,6 +366,8 @@ CAUSAL_SHAPES = {
 distilgpt2, bigscience/bloom-560m, Qwen/Qwen3-0.6B, mistralai/Mistral-7B-v0.1 and meta-llama/Meta-Llama-3-8B."""
 PUBLISHED_AS = {"mistral-7b-v0.1": "mistral-7b", "meta-llama-3-8b": "llama-8b"}
 """Names on the hub that are not our own."""
+T5_TINY, CAUSAL_TINY = (tuple(n for n in names if n.endswith("-tiny")) for names in (T5_SHAPES, CAUSAL_SHAPES))
+"""Ours: they have no pretrained weights, and a tokenizer that is trained on the data."""
 Kind = TypeVar("Kind", bound=Shape)
 
 

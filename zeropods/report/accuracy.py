@@ -27,6 +27,8 @@ IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
 KEYS = ("split", "tables", *FIGURES, "inference_kind", "inference_result")
 OWN = "own_metrics."
 """Prefix of a custom metric's key."""
+ROUGE = ("rouge1", "rouge2", "rougeL")
+"""Of a score that was asked for them; a query is one line, so that rougeLsum is rougeL."""
 
 
 def accuracy(entries: Sequence[Entry]) -> Values:
@@ -83,9 +85,11 @@ def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
 def _figures(score: Score) -> Values:
     """The figures of one score, and the intervals of its measures."""
     intervals, own = getattr(score, "intervals", {}), getattr(score, "own_metrics", {})
+    rouge = getattr(score, "rouge", None) or {}
     return {
         **{key: getattr(score, IN_FILE.get(key, key), None) for key in FIGURES},
         **{f"{key}_interval": intervals.get(key) for key in MEASURES[score.task]},
+        **{name: rouge[name] for name in ROUGE if name in rouge},
         **{f"{OWN}{name}": value for name, value in own.items()},
         **{f"{OWN}{name}_interval": intervals.get(name) for name in own},
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 from zeropods.measure.record import PHASES
-from zeropods.report.accuracy import OWN, accuracy_lines
+from zeropods.report.accuracy import OWN, ROUGE, accuracy_lines
 from zeropods.report.entry import Entry
 from zeropods.report.figures import Values
 from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, compared_rows, row_letters
@@ -95,9 +95,10 @@ def run_table(entry: Entry) -> Table:
 
 
 def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Column]:
-    """The columns of the tasks, each once, and one for each custom metric that a line has."""
+    """The columns of the tasks, each once, and one for ROUGE and for each custom metric that a line has."""
     found = [column for task in tasks for column in ACCURACY[task]]
-    own = [key for line in lines for key in line if key.startswith(OWN) and not key.endswith("_interval")]
+    keys = [key for line in lines for key in line if not key.endswith("_interval")]
+    own = [key for key in keys if key in ROUGE or key.startswith(OWN)]
     return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", _THREE) for key in own)]))
 
 

@@ -25,13 +25,11 @@ from pydantic import (
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM
-from zeropods.plan.shapes import CAUSAL_SHAPES, causal_shape, t5_shape
+from zeropods.plan.shapes import CAUSAL_TINY, T5_TINY, causal_shape, t5_shape
 from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, batch_on, parse_flags
 
 AXES = ("model", "technique", "pods", "prompt")
 SCRIPT = TextToSQLArguments.script
-TINY = ("t5-tiny", *(name for name in CAUSAL_SHAPES if name.endswith("-tiny")))
-"""Models of ours, which have no pretrained weights."""
 EACH = "*"
 """Stands for every model or prompt that is not named."""
 EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -375,7 +373,7 @@ def _model_faults(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
                 shape_of(model)
             except UserError as error:
                 yield f"model: {error}"
-        elif model in TINY and matrix.flags.get("init", "pretrained") == "pretrained":
+        elif model in (*T5_TINY, *CAUSAL_TINY) and matrix.flags.get("init", "pretrained") == "pretrained":
             yield f"model: {model} has no pretrained weights; write flags: {{init: random}}"
 
 

@@ -25,9 +25,10 @@ from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
+from zeropods.plan.shapes import CAUSAL_TINY
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
-from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, TINY, Cell, Matrix, write_matrix
+from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, Row, Sweep, earlier_rows
 from zeropods.tables import progress
 from zeropods.techniques import technique_named
@@ -221,7 +222,7 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation | CausalP
     if arguments_of(matrix.script) is not CausalArguments:
         return Preparation(data=Path(data), tokenizer=tokenizer, prompt=cell.prompt)
     given = {name: matrix.flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in matrix.flags}
-    tiny = matrix.flags.get("init") == "random" and tokenizer in TINY
+    tiny = matrix.flags.get("init") == "random" and tokenizer in CAUSAL_TINY
     return CausalPreparation(
         task=cell.prompt,
         data=Path(data),

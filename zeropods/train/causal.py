@@ -16,7 +16,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
-from zeropods.plan.shapes import CAUSAL_SHAPES, CausalShape
+from zeropods.plan.shapes import CAUSAL_TINY, CausalShape
 from zeropods.tables import progress
 from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, TASKS, CausalArguments, RunArguments
@@ -133,7 +133,7 @@ class Causal:
         a = self.arguments
         task = a.task or TASKS[0]
         # The small models of ours have a tokenizer that is trained on the data.
-        tiny = a.init == "random" and a.model_id in CAUSAL_SHAPES and a.model_id.endswith("-tiny")
+        tiny = a.init == "random" and a.model_id in CAUSAL_TINY
         return CausalPreparation(
             task=task,
             data=self._given if self._given.is_dir() or task == "squad" else a.data,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.files import has_weights
+from zeropods.plan.shapes import T5_TINY
 from zeropods.techniques import DSCONFIG, technique_named
 from zeropods.train.arguments import batch_on
 from zeropods.workshop.settings import RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting
@@ -60,8 +61,10 @@ class Workshop(WorkshopSettings):
     task = "text2sql"
     dataset: str = setting("dataset", default=SAMPLE)
     """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's layout."""
-    model: str = setting("model", default=TINY)
-    """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder."""
+    model: str = setting("model")
+    """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder; the first of `models` if not given."""
+    models: str | tuple[str, ...] | None = setting("models")
+    """Models to be seen side by side, in one text with commas between them; a notebook runs with one at a time."""
     init: str | None = setting("init")
     """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
     prompt: str = setting("prompt", default="schema")
@@ -84,6 +87,17 @@ class Workshop(WorkshopSettings):
     """Number of questions that each trained model answers."""
     runs: Path = setting("runs", default=RUNS, read=Path)  # noqa: RUF009
     """Where data, runs and summary lie. This and other paths are relative to the project's root."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.models.replace(",", " ").split() if isinstance(self.models, str) else self.models
+        object.__setattr__(self, "models", tuple(names or ()) or None)
+        object.__setattr__(self, "model", self.model or (*(names or ()), TINY)[0])
+
+    @property
+    def each(self) -> tuple[Workshop, ...]:
+        """These settings for each of `models`, or as they are: the runs of all have one area and one summary."""
+        return tuple(replace(self, model=name) for name in self.models or (self.model,))
 
     @property
     def data(self) -> Path:
@@ -134,7 +148,7 @@ class Workshop(WorkshopSettings):
     @property
     def training(self) -> Flags:
         """Flags of `textsql_train.py`, the same on one pod and on many."""
-        size = EMBEDDED if self.model == TINY else PUBLISHED
+        size = EMBEDDED if self.model in T5_TINY else PUBLISHED
         given = {"init": self.init, "per_device_train_batch_size": self.batch_size}
         flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
         flags |= {name: value for name, value in given.items() if value is not None}
@@ -147,7 +161,7 @@ class Workshop(WorkshopSettings):
         """Flags of a run of a few steps that begins with the model of 02, so that it can answer questions."""
         if not has_weights(self.run_folder / "model"):
             raise UserError(f"{self.run_folder}: no trained model is there yet; run notebook 02 first")
-        steps = self.steps or (TINY_STEPS if self.model == TINY else SHORT_STEPS)
+        steps = self.steps or (TINY_STEPS if self.model in T5_TINY else SHORT_STEPS)
         return self.training | SHORT | {"init": self.run_folder, "max_steps": steps}
 
     def on_pods(self, technique: str) -> Flags:
@@ -202,7 +216,7 @@ class Workshop(WorkshopSettings):
     @property
     def states_folder(self) -> Path:
         """The runs of `states_matrix`."""
-        return self._beside("states") / f"{self.data.name}-{Path(self.states_model).name}"
+        return self._beside("states") / f"{self._few.prepared.name}-{Path(self.states_model).name}"
 
     @property
     def states_matrix(self) -> Matrix:
@@ -236,7 +250,8 @@ class Workshop(WorkshopSettings):
 
     @property
     def _few(self) -> Workshop:
-        return replace(self, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
+        """The same for every model, whose own tokenizer random weights do not need."""
+        return replace(self, model=TINY, tokenizer=None, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
 
     def get_data(self) -> Path:
         """Generate or fetch the raw data set where it is not there yet; returns its folder."""
