@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def json_object(place: str, content: bytes, remedy: str = "fetch the file again"
     return document
 
 
-def text_of(place: str, document: dict[str, Any], key: str) -> str:
+def text_of(place: str, document: Mapping[str, object], key: str) -> str:
     """A text that is there, is more than spaces, and can be encoded."""
     value = document.get(key)
     if not isinstance(value, str) or not value.strip():

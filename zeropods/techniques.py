@@ -95,7 +95,7 @@ PLAIN: dict[str, tuple[object, ...]] = {
 does not, beside None: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor parallelism (zero/config.py of 0.19.8)."""
 
 
-def keys_beyond(config: Mapping[str, Any]) -> dict[str, Any]:
+def keys_beyond(config: Mapping[str, Any]) -> dict[str, object]:
     """The keys, with their values, that make a DeepSpeed configuration none of the techniques."""
     found = {}
     for path, plain in PLAIN.items():

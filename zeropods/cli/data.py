@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.tables import progress
 
-Result = dict[str, Any]
+if TYPE_CHECKING:
+    from zeropods.cli import Result
+
 TASKS = ("text2sql", "squad", "lm")
 FLAG_TASKS = {
     "prompt": ("text2sql",),

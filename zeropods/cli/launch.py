@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
+    from zeropods.cli import Result
     from zeropods.launch.command import Launch
     from zeropods.launch.supervisor import Supervision
     from zeropods.pods.cluster import Cluster
 
-Result = dict[str, Any]
 LAUNCHERS = ("pdsh", "slurm", "none")
 OF_SLURM = ("slots", "partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 OF_CLUSTER = ("hostfile", "ssh_config", "name")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
+    from zeropods.cli import Result
     from zeropods.pods.cluster import Cluster
     from zeropods.pods.preflight import Preflight
 
-Result = dict[str, Any]
 UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
 """Flags of `pods up` that are arguments of `pods.up`."""
 SSH_CONFIG_HELP = "by which ssh reaches hosts of your own; your usual one if not given"

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from importlib import resources
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 PARAGRAPHS = {"train": 200, "dev": 40}
 QUESTIONS_OF_PARAGRAPH = 4
@@ -37,18 +37,18 @@ def squad_files(rng: Random) -> tuple[dict[str, bytes], dict[str, dict[str, int]
     seen: set[str] = set()
     files = {}
     for split, paragraphs in PARAGRAPHS.items():
-        articles: list[dict[str, Any]] = []
-        for number in range(paragraphs):
-            if number % PARAGRAPHS_OF_ARTICLE == 0:
-                articles.append({"title": f"People_{split}_{len(articles) + 1}", "paragraphs": []})
-            articles[-1]["paragraphs"].append(_paragraph(f"{split}-{number}", seen, rng))
+        made = [_paragraph(f"{split}-{number}", seen, rng) for number in range(paragraphs)]
+        articles = [
+            {"title": f"People_{split}_{n}", "paragraphs": made[begin : begin + PARAGRAPHS_OF_ARTICLE]}
+            for n, begin in enumerate(range(0, paragraphs, PARAGRAPHS_OF_ARTICLE), 1)
+        ]
         document = {"version": "1.1", "data": articles}
         files[f"{split}-v1.1.json"] = json.dumps(document, ensure_ascii=False).encode() + b"\n"
     questions = {split: number * QUESTIONS_OF_PARAGRAPH for split, number in PARAGRAPHS.items()}
     return files, {"questions": questions}
 
 
-def _paragraph(id_: str, seen: set[str], rng: Random) -> dict[str, Any]:
+def _paragraph(id_: str, seen: set[str], rng: Random) -> dict[str, object]:
     """A context that is in no other paragraph, and questions about some of its facts."""
     facts: list[Fact] = []
     for name in rng.sample(_words()["people"], PEOPLE_OF_PARAGRAPH):
@@ -73,7 +73,7 @@ def _facts_of(name: str, rng: Random) -> list[Fact]:
     ]
 
 
-def _question(id_: str, fact: Fact, context: str, rng: Random) -> dict[str, Any]:
+def _question(id_: str, fact: Fact, context: str, rng: Random) -> dict[str, object]:
     start = context.index(fact.sentence) + fact.sentence.rindex(fact.answer)
     answer = {"answer_start": start, "text": fact.answer}
     answers = [answer, answer, answer] if id_.startswith("dev") else [answer]

@@ -155,7 +155,7 @@ def install(
     )
 
 
-def _complete(name: str, checksums: list[dict[str, Any]], out: Path) -> dict[str, Any] | None:
+def _complete(name: str, checksums: list[dict[str, str]], out: Path) -> dict[str, Any] | None:
     """What a complete folder says of itself; None where there is none; `UserError` for anything else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None

@@ -84,7 +84,7 @@ class Manifest:
     data: str | None = None
     """Where the raw data lay, a folder or an id at the hub; None in sets of older versions."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The manifest as plain JSON values."""
         return asdict(self)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Required, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,18 @@ FEWEST_TOKENS = 2
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 
 
+class TaskFields(TypedDict, total=False):
+    """The fields of a manifest that are the task's own."""
+
+    task: Required[str]
+    prompt: Required[str]
+    max_source_tokens: Required[int | None]
+    max_target_tokens: Required[int | None]
+    max_seq_length: int
+    loss_on: str
+    pad_token: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
     """What is asked of `prepare` for text-to-SQL."""
@@ -84,7 +96,7 @@ class Preparation:
         """The most tokens of a source, the end token included."""
         return self.max_source_tokens or MAX_SOURCE_TOKENS[self.prompt]
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """What decides the result besides the raw data, the tokenizer and the versions."""
         return {
             "prompt": self.prompt,
@@ -103,7 +115,7 @@ class Preparation:
             return train_tokenizer(texts())
         return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
 
-    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def described(self, tokenizer: PreTrainedTokenizerBase) -> TaskFields:
         """The fields of the manifest that are the task's own."""
         return {
             "task": "text2sql",
@@ -159,7 +171,7 @@ class CausalPreparation:
         """Which tokens carry a loss: `answer` or `all`."""
         return self.loss_on or ("answer" if self.task == "squad" else "all")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         return {
             "task": self.task,
             "max_seq_length": self.max_seq_length,
@@ -176,7 +188,7 @@ class CausalPreparation:
     def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
         return train_byte_tokenizer(texts()) if self.tokenizer == GPT_TINY else load_causal_tokenizer(self.tokenizer)
 
-    def described(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def described(self, tokenizer: PreTrainedTokenizerBase) -> TaskFields:
         return {
             "task": self.task,
             "prompt": self.task,

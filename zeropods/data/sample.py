@@ -111,7 +111,7 @@ class FactTable:
         """Index of the column that names what a row is about."""
         return next(i for i, column in enumerate(self.columns) if column.kind in KEYS)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The table as WikiSQL's files have it."""
         names, types = [column.name for column in self.columns], [column.type for column in self.columns]
         return {"id": self.id, "header": names, "types": types, "rows": self.rows}
@@ -125,7 +125,7 @@ class AskedQuestion:
     table: FactTable
     query: Query
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The example as WikiSQL's files have it."""
         return {"phase": 1, "table_id": self.table.id, "question": self.question, "sql": self.query.to_json()}
 
@@ -141,7 +141,7 @@ class SampleSummary:
     counts: dict[str, dict[str, int]]
     """What there is how often in each split, such as `questions`; for text also the `bytes` of each file."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The summary as plain JSON values."""
         return {"folder": str(self.folder), "written": self.written, "seed": self.seed, **self.counts}
 
@@ -250,7 +250,7 @@ def _new_question(table: FactTable, seen: set[str], rng: Random) -> AskedQuestio
             return AskedQuestion(question, table, query)
 
 
-def _json_lines(documents: Iterable[dict[str, Any]]) -> bytes:
+def _json_lines(documents: Iterable[dict[str, object]]) -> bytes:
     return "".join(json.dumps(document, ensure_ascii=False) + "\n" for document in documents).encode()
 
 

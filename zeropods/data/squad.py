@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -81,7 +81,7 @@ def _named(folder: Path, split: str) -> list[Path]:
     return [path for path in sorted(Path(folder).glob(f"{split}*.json")) if not path.name.endswith(".executable.json")]
 
 
-def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, object]]]:
     """Place, context and document of every question."""
     for number, article in enumerate(_objects(str(path), json_object(str(path), path.read_bytes()), "data"), 1):
         title = article.get("title") or f"number {number}"
@@ -92,7 +92,7 @@ def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield f"{place}, question {document.get('id')!r}", context, document
 
 
-def _example(place: str, index: int, context: str, document: dict[str, Any]) -> SquadExample:
+def _example(place: str, index: int, context: str, document: dict[str, object]) -> SquadExample:
     id_ = text_of(place, document, "id")
     question = text_of(place, document, "question")
     answers = [_answer(place, context, answer) for answer in _objects(place, document, "answers")]
@@ -102,7 +102,7 @@ def _example(place: str, index: int, context: str, document: dict[str, Any]) -> 
     return SquadExample(index, id_, question, context, texts, starts)
 
 
-def _answer(place: str, context: str, answer: dict[str, Any]) -> tuple[str, int]:
+def _answer(place: str, context: str, answer: dict[str, object]) -> tuple[str, int]:
     text, start = text_of(place, answer, "text"), answer.get("answer_start")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
         raise UserError(f"{place}: answer_start is {start!r}; expected a number of characters, 0 or more")
@@ -114,7 +114,7 @@ def _answer(place: str, context: str, answer: dict[str, Any]) -> tuple[str, int]
     raise UserError(f"{place}: answer {text!r} is not at answer_start {start} but at {there}; correct answer_start")
 
 
-def _objects(place: str, document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+def _objects(place: str, document: dict[str, object], key: str) -> list[dict[str, object]]:
     value = document.get(key)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise UserError(f"{place}: {key} is {str(value)[:60]!r}; expected a list of objects")

@@ -362,7 +362,7 @@ def _cells(path: Path, field: str) -> Iterator[str]:
         raise UserError(f"{path}: no Parquet can be read there ({first_line(error)}); fetch it again") from None
 
 
-def _text_in(row: dict[str, Any], place: str, field: str) -> str:
+def _text_in(row: dict[str, object], place: str, field: str) -> str:
     """The text of a JSON object, or of a row of a table."""
     text = row.get(field)
     if not isinstance(text, str):

@@ -80,7 +80,7 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
     return path
 
 
-def _example(place: str, index: int, document: dict[str, Any], tables: dict[str, SQLTable]) -> Example:
+def _example(place: str, index: int, document: dict[str, object], tables: dict[str, SQLTable]) -> Example:
     question = text_of(place, document, "question")
     table = tables.get(text_of(place, document, "table_id"))
     if table is None:
@@ -92,7 +92,7 @@ def _example(place: str, index: int, document: dict[str, Any], tables: dict[str,
     return Example(index, question, table, query)
 
 
-def _table(place: str, document: dict[str, Any]) -> SQLTable:
+def _table(place: str, document: dict[str, object]) -> SQLTable:
     header = _list(place, document, "header")
     types = _list(place, document, "types")
     rows = _list(place, document, "rows")
@@ -106,7 +106,7 @@ def _table(place: str, document: dict[str, Any]) -> SQLTable:
     return SQLTable(text_of(place, document, "id"), tuple(header), tuple(types), tuple(map(tuple, rows)))
 
 
-def _list(place: str, document: dict[str, Any], key: str) -> list[Any]:
+def _list(place: str, document: dict[str, object], key: str) -> list[Any]:
     value = document.get(key)
     if not isinstance(value, list):
         raise UserError(f"{place}: {key} is {value!r}; expected a list")

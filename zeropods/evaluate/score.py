@@ -302,7 +302,7 @@ class Prediction:
     id: str | None = None
     """The question's id in SQuAD; None for text-to-SQL."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The line of a prediction file, in our form."""
         query = None if self.query is None else self.query.to_json()
         of_task = {"query": query} if self.id is None else {"id": self.id}
@@ -335,21 +335,23 @@ def read_predictions(path: Path) -> list[Prediction]:
     return list(predictions.values())
 
 
-def _prediction(place: str, line: dict[str, Any], keys: tuple[str, ...]) -> Prediction:
+def _prediction(place: str, line: dict[str, object], keys: tuple[str, ...]) -> Prediction:
     if missing := [key for key in keys if key not in line]:
         raise UserError(f"{place}: {', '.join(missing)} missing; expected {', '.join(keys)} on every line")
     index = line["index"]
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise UserError(f"{place}: index {index!r:.80}; expected the example's line number, from 0")
-    texts = {key: line[key] for key in ("question", "prediction", "id") if key in keys}
-    for key, value in texts.items():
+    texts: dict[str, str] = {}
+    for key in ("question", "prediction", "id"):
+        value = line[key] if key in keys else ""
         if not isinstance(value, str):
             raise UserError(f"{place}: {key} {value!r:.80}; expected text")
-    query = _query(place, line.get("query"))
-    return Prediction(index=index, text=texts.pop("prediction"), query=query, **texts)
+        texts[key] = value
+    query, id_ = _query(place, line.get("query")), texts["id"] if "id" in keys else None
+    return Prediction(index=index, question=texts["question"], text=texts["prediction"], query=query, id=id_)
 
 
-def _official(place: str, line: dict[str, Any], index: int) -> Prediction:
+def _official(place: str, line: dict[str, object], index: int) -> Prediction:
     if "index" in line or not {"query", "error"} & line.keys():
         raise UserError(f"{place}: {line!r:.80}; expected 'query' or 'error', as in the official form")
     return Prediction(index=index, query=None if line.get("error") else _query(place, line.get("query")))

@@ -6,7 +6,7 @@ import math
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from zeropods.errors import UserError
 from zeropods.files import write_json
@@ -26,9 +26,9 @@ Interval = tuple[float, float]
 class TaskScore:
     """What the scores of all tasks have in common: a file may hold more keys, but none of another type."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "allow_inf_nan": False}
+    __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "allow_inf_nan": False}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document of a score file."""
         return asdict(self)
 

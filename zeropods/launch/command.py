@@ -402,7 +402,7 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, Any]:
+def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
     """Flags by name with typed values: those of a script of ours with its defaults, else by what they look like."""
     from zeropods.train.arguments import arguments_of, parse_flags
 

@@ -43,7 +43,7 @@ def git_revision(folder: Path) -> str | None:
     return done.stdout.strip() or None
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> dict[str, object]:
     """CPU model, cores this process may use, memory in bytes."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)

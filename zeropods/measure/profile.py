@@ -140,7 +140,7 @@ class Module:
         size = self.linear
         return self.macs / (size[0] * size[1]) if size is not None and all(size) and self.macs else None
 
-    def to_json(self, depth: int | None = None) -> dict[str, Any]:
+    def to_json(self, depth: int | None = None) -> dict[str, object]:
         """Plain values, down to a depth, all of it if None."""
         below = () if depth == 0 else self.children
         return {**vars(self), "children": [child.to_json(None if depth is None else depth - 1) for child in below]}

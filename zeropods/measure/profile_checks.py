@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.measure.profile import Figures, Module, Report, read_report, rounding
@@ -61,7 +60,7 @@ class Checked:
     run: str = ""
     """Whether it was compared with its run, in words."""
 
-    def to_json(self, depth: int | None = None) -> dict[str, Any]:
+    def to_json(self, depth: int | None = None) -> dict[str, object]:
         """Everything as plain numbers; the tree down to a depth, all of it if None."""
         root = self.root
         return {

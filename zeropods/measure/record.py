@@ -237,7 +237,7 @@ class Record(RunConfig):
     eval_losses: list[Loss]
     ranks: list[RankMeasurement]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document of `record.json`."""
         return asdict(self)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from zeropods.errors import UserError
 from zeropods.plan.machines import Machines, is_before_ampere
@@ -22,6 +22,13 @@ DEFAULTS: dict[type[Shape], dict[str, int | None]] = {
     CausalShape: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
 }
 """Fields that differ between models, and their defaults: a field that is missing here is refused for such a model."""
+
+
+class Way(TypedDict, total=False):
+    """A way of training, of a model that can be trained in several."""
+
+    attention: str
+    gradient_checkpointing: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +104,7 @@ class Request:
             return None
         return f"{self.model} was trained at {shape.positions} tokens; planned as if it were at {self.tokens}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values, without the fields of other models."""
         return {name: value for name, value in asdict(self).items() if name not in _foreign(self.shape)}
 
@@ -106,7 +113,7 @@ class Request:
         asked = {technique_named(name).name for name in self.techniques}
         return tuple(technique for technique in TECHNIQUES if not asked or technique.name in asked)
 
-    def variants(self) -> list[tuple[Workload, dict[str, Any]]]:
+    def variants(self) -> list[tuple[Workload, Way]]:
         """The ways of training to compare: each attention with each checkpointing; and what tells them apart.
 
         Raises:
@@ -115,7 +122,7 @@ class Request:
         again = (False, True) if self.gradient_checkpointing == BOTH else (self.gradient_checkpointing is True,)
         return [self._variant(attention, each) for attention in self._attentions() for each in again]
 
-    def _variant(self, attention: str, checkpointing: bool) -> tuple[Workload, dict[str, Any]]:
+    def _variant(self, attention: str, checkpointing: bool) -> tuple[Workload, Way]:
         tokens, labels = self.lengths
         work = Workload(
             shape=self.shape,
@@ -235,7 +242,7 @@ class Estimate:
     cost_per_million_samples: float | None
     tokens_per_second: float
     """Padding included."""
-    labels: dict[str, Any] = field(default_factory=dict)
+    labels: Way = field(default_factory=Way)
     """What tells this way of training from others of the request."""
 
     @property
@@ -243,7 +250,7 @@ class Estimate:
         """Host memory of a pod."""
         return self.slots * self.memory.host_bytes
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values; bytes of one GPU, host bytes of one pod."""
         own = ("fits", "largest_batch_size", "pods", "slots", "host_bytes", "samples_per_second", "tokens_per_second",
                "total_seconds", "cost", "cost_per_million_samples")  # fmt: skip
@@ -274,7 +281,7 @@ class Plan:
         # In as many digits as rounding leaves: recomputation that hides behind the network costs nothing.
         return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return {
             "request": self.request.to_json(),
@@ -295,7 +302,7 @@ def plan(request: Request) -> Plan:
     return Plan(request, tuple(_estimate(request, each, *variant) for variant in variants for each in chosen))
 
 
-def _estimate(request: Request, technique: Technique, work: Workload, labels: dict[str, Any]) -> Estimate:
+def _estimate(request: Request, technique: Technique, work: Workload, labels: Way) -> Estimate:
     machines = request.machines
     pods, slots = (1, 1) if technique.is_alone else (machines.pods, machines.slots)
 

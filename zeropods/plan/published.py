@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.plan.activations import activations
@@ -65,7 +64,7 @@ class Published:
         memory = plan_memory(work, technique, self.pods, zero).device_bytes
         return memory, step_time(work, technique, machines, zero).seconds
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The row, what is planned, and how the memory differs, and why."""
         device_bytes, seconds = self.planned()
         return asdict(self) | {
@@ -91,12 +90,19 @@ def published(model: str | None = None) -> tuple[Published, ...]:
 
 
 def _row(line: dict[str, str]) -> Published:
-    values: dict[str, Any] = {**line, "gradient_checkpointing": line["gradient_checkpointing"] == "True"}
-    for name in ("pods", "effective_batch_size"):
-        values[name] = int(line[name])
-    for name in ("train_seconds", "samples_per_second", "gigabytes_a_pod_low", "gigabytes_a_pod_high"):
-        values[name] = float(line[name]) if line[name] else None
-    return Published(**values)
+    train_seconds, samples_per_second = line["train_seconds"], line["samples_per_second"]
+    return Published(
+        model=line["model"],
+        technique=line["technique"],
+        pods=int(line["pods"]),
+        train_seconds=float(train_seconds) if train_seconds else None,
+        samples_per_second=float(samples_per_second) if samples_per_second else None,
+        gigabytes_a_pod_low=float(line["gigabytes_a_pod_low"]),
+        gigabytes_a_pod_high=float(line["gigabytes_a_pod_high"]),
+        gradient_checkpointing=line["gradient_checkpointing"] == "True",
+        effective_batch_size=int(line["effective_batch_size"]),
+        confounders=line["confounders"],
+    )
 
 
 def beside(plan: Plan) -> tuple[Published, ...]:

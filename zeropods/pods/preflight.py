@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.pods.checks import SECONDS as PROBE_SECONDS
@@ -89,7 +88,7 @@ class Preflight:
         """Whether nothing failed; warnings are let pass."""
         return all(check.verdict != "failed" for pod in self.pods for check in pod.checks)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As `zeropods pods check --json` prints it."""
         return {"ok": self.ok, **asdict(self)}
 

@@ -178,7 +178,7 @@ def _published(row: Published) -> dict[str, str]:
         "planned GB": f"{found['planned_gigabytes']:.1f}",
         "published step (s)": "" if row.step_seconds is None else f"{row.step_seconds:.3g}",
         "planned step (s)": f"{found['planned_step_seconds']:.3g}",
-        "memory": found["remark"],
+        "memory": str(found["remark"]),
     }
 
 

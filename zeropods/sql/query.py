@@ -43,7 +43,7 @@ class Query:
     agg: int
     conds: tuple[Condition, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The query in WikiSQL's form."""
         return {"sel": self.sel, "agg": self.agg, "conds": [list(c) for c in self.conds]}
 

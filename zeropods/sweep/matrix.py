@@ -94,7 +94,7 @@ def _known_technique(name: str) -> str:
     return name
 
 
-def _flags(value: object) -> dict[str, Any]:
+def _flags(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError("expected flags of the script with values, like max_steps: 30")
     for name, each in value.items():
@@ -206,7 +206,7 @@ class Matrix(Axes):
             )
         return same.rows
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document that is read as this matrix: `matrix_of(matrix.to_json())` equals it."""
         document = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"script": self.script, "repeats": self.repeats, "slots": self.slots, **document}

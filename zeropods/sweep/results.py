@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -75,7 +74,7 @@ class Sweep:
         key = (row.cell, row.repeat)
         return replace(self, rows=tuple(row if (old.cell, old.repeat) == key else old for old in self.rows))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The document of `sweep.json`."""
         return {
             "schema_version": SCHEMA_VERSION,

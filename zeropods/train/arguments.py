@@ -175,7 +175,7 @@ class RunArguments:
         """Whether the run ends with its best checkpoint, not its last weights."""
         return self.load_best_model or self.early_stopping_patience > 0
 
-    def comparable(self) -> dict[str, Any]:
+    def comparable(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run."""
         flags = {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
         return {k: v for k, v in flags.items() if k not in LATER or v != LATER[k]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class Causal:
         dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
         return Prepared(whole.folder, whole.manifest, whole.train.first(subset), dev)
 
-    def settings(self, data: Prepared) -> dict[str, Any]:
+    def settings(self, data: Prepared) -> dict[str, object]:
         """The flags, with the data's own in the place of those that the data decide."""
         return {**self._said_by(data).comparable(), "data": data.manifest.content_key}
 

@@ -157,7 +157,7 @@ def causal_config(shape: CausalShape, dropout: float | None = None) -> PreTraine
     """
     if shape.family == "bloom" and shape.ffn != 4 * shape.hidden:
         raise UserError(f"shape: ffn {shape.ffn}; BLOOM's is 4 x hidden = {4 * shape.hidden}")
-    numbers: dict[str, Any] = {
+    numbers: dict[str, object] = {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

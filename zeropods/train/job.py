@@ -8,7 +8,6 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import SchedulerType, TrainingArguments
@@ -87,7 +86,7 @@ class TrainingJob:
             return self.arguments.max_steps
         return math.ceil(self.arguments.epochs * math.ceil(len(self.prepared.train) / self.effective_batch_size()))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run.
 
         On another number of processes the same rows per step are divided otherwise: that is the same run.
@@ -139,7 +138,7 @@ def _check_data(job: TrainingJob) -> None:
         check_config(job.template, arguments.deepspeed, known, arguments.fp16_fault)
 
 
-def _flags(arguments: RunArguments, precision: str, ranks: int) -> dict[str, Any]:
+def _flags(arguments: RunArguments, precision: str, ranks: int) -> dict[str, object]:
     """What a DeepSpeed configuration is compared with."""
     return {**asdict(arguments), "adam_beta1": arguments.adam_beta1, "precision": precision, "world_size": ranks}
 
@@ -181,7 +180,7 @@ def fitting(effective: int, rows: int, ranks: int) -> str:
     return f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
 
 
-def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, Any]:
+def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, object]:
     """What `config.json` of the run folder holds.
 
     Args:

@@ -122,7 +122,7 @@ def check_vocabulary(data: str, name: str, tokenizer: PreTrainedTokenizerBase, r
         )
 
 
-def _fault(found: dict[str, Any]) -> str | None:
+def _fault(found: dict[str, list[Any]]) -> str | None:
     """What is wrong with the weights that transformers has found."""
     for key in sorted(found["missing_keys"]):
         return f"its weights have no tensor {key!r}"

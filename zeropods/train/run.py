@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import EarlyStoppingCallback, IntervalStrategy, TrainingArguments
@@ -243,7 +242,7 @@ def make_trainer(
     return trainer
 
 
-def adamw_settings(arguments: RunArguments) -> dict[str, Any]:
+def adamw_settings(arguments: RunArguments) -> dict[str, object]:
     """What AdamW is made with where DeepSpeed does not make it; weight decay comes with the groups of parameters."""
     return {"lr": arguments.learning_rate, "betas": (arguments.adam_beta1, arguments.adam_beta2), "fused": True}
 

@@ -77,7 +77,7 @@ class Task(Protocol):
     def data(self) -> Prepared:
         """The rows that the run trains on and evaluates."""
 
-    def settings(self, data: Prepared) -> dict[str, Any]:
+    def settings(self, data: Prepared) -> dict[str, object]:
         """What must be equal for two calls to mean the same run: flags, and what the data say instead of flags."""
 
     def model(self, data: Prepared, precision: str) -> PreTrainedModel:

@@ -54,7 +54,7 @@ class TextToSQL:
             raise UserError(f"--dataset_path {place}: prepared for {data.manifest.task}; causal_train.py trains on it")
         return data
 
-    def settings(self, data: Prepared) -> dict[str, Any]:
+    def settings(self, data: Prepared) -> dict[str, object]:
         """The flags, with the data's content in the place of their path."""
         return {**self.arguments.comparable(), "dataset_path": data.manifest.content_key}
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from itertools import groupby
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 
 import datasets
 import evaluate
@@ -19,6 +19,13 @@ from zeropods.data.wikisql import SQLTable
 from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_query
 
 Values = list[bool | None]
+
+
+class Reference(TypedDict):
+    """A right query, and the columns of its table."""
+
+    query: str
+    header: list[str]
 
 
 class QueryAccuracy(evaluate.Metric):
@@ -47,18 +54,19 @@ class QueryAccuracy(evaluate.Metric):
     def _compute(
         self,
         predictions: list[str],
-        references: list[dict[str, Any]],
+        references: list[Reference],
         tables: Sequence[SQLTable] | None = None,
         queries: Sequence[Query | None] | None = None,
         average: bool = True,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Values] | dict[str, float | None]:
         headers = [reference["header"] for reference in references]
         if queries is None:
             queries = [_read(text, header) for text, header in zip(predictions, headers, strict=True)]
         gold = [_gold(reference) for reference in references]
         texts = [_in_words(*each) for each in zip(predictions, queries, headers, strict=True)]
+        rights = zip(gold, headers, strict=True)
         lists: dict[str, Values] = {
-            "exact_match": [text == format_query(*right) for text, *right in zip(texts, gold, headers, strict=True)],
+            "exact_match": [text == format_query(*right) for text, right in zip(texts, rights, strict=True)],
             "logical_form_accuracy": list(map(_same_logical_form, queries, gold)),
             "unparseable": [query is None for query in queries],
         }
@@ -107,7 +115,7 @@ def _read(text: str, header: Sequence[str]) -> Query | None:
         return None
 
 
-def _gold(reference: dict[str, Any]) -> Query:
+def _gold(reference: Reference) -> Query:
     query = _read(reference["query"], reference["header"])
     if query is None:
         raise ValueError(f"reference {reference['query']!r} is no query on the columns {reference['header']}")
