@@ -14,7 +14,8 @@ from playwright.sync_api import Browser, Page
 
 from tests.browser.lab import lab
 from tests.browser.notebook import PROMPTS, Seen, accept, await_end, look, menu, open_lab, open_notebook
-from tests.full.clusters import await_that, processes_of
+from tests.full.clusters import processes_of
+from tests.full.launches import until
 
 PLAN, PODS = "00_plan", "two_of_them"
 CELLS = ("from zeropods import pods\ncluster = pods.up(2, name='menu')",)
@@ -108,7 +109,7 @@ def pods_ended(page: Page, folder: Path) -> float:
     assert sum("worker_p.py" in " ".join(command) for command in commands(folder)) >= 2
     menu(page, "Kernel", "Shut Down Kernel")
     began = time.monotonic()
-    await_that(lambda: not any("worker_p.py" in " ".join(command) for command in commands(folder)), 60.0)
+    until(lambda: not any("worker_p.py" in " ".join(command) for command in commands(folder)), 60.0)
     return time.monotonic() - began
 
 

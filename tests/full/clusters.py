@@ -6,11 +6,11 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.full.launches import until
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.ssh import make_key, ssh_argv
 from zeropods.programs import find_program
@@ -34,14 +34,6 @@ def processes_of(home: Path) -> list[int]:
     """Processes of this machine that were started for clusters of a home."""
     mark = f"ZEROPODS_HOME={home}\0".encode()
     return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if mark in _read(path)]
-
-
-def await_that(is_so: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Wait until it is so; fails if it is not after that time."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not so after {seconds} s"
-        time.sleep(0.1)
 
 
 def ssh(cluster: Cluster, address: str, *command: str) -> str:
@@ -92,7 +84,7 @@ def plain_sshd(
     # Not this process's environment: what a session there has is not what the user has here.
     with subprocess.Popen(command(argv), env={"PATH": os.environ["PATH"]}, start_new_session=True) as daemon:
         try:
-            await_that(lambda: daemon.poll() is None and listens(address, port))
+            until(lambda: daemon.poll() is None and listens(address, port))
             yield host_key
         finally:
             daemon.terminate()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.clusters import await_that, processes_of
+from tests.full.clusters import processes_of
 from tests.full.forks import fork_server
+from tests.full.launches import until
 from tests.full.slurm_cluster import SlurmCluster, missing
 from zeropods import pods
 from zeropods.data.prepare import Preparation, prepare
@@ -46,8 +47,25 @@ def forks_end() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded data set."""
-    folder = tmp_path_factory.mktemp("data") / "sample"
-    write_sample(folder)
+    return write_sample(tmp_path_factory.mktemp("data") / "sample").folder
+
+
+@pytest.fixture(scope="session")
+def squad_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded data set in SQuAD's layout."""
+    return write_sample(tmp_path_factory.mktemp("data") / "squad", task="squad").folder
+
+
+@pytest.fixture(scope="session")
+def text_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded text."""
+    return write_sample(tmp_path_factory.mktemp("data") / "text", task="lm").folder
+
+
+def cut_text(text_sample: Path, folder: Path) -> Path:
+    """Copy the beginnings of a text's files, of which a few blocks of each split can be made."""
+    for name, size in (("train.txt", 9_000), ("valid.txt", 1_500), ("test.txt", 1_200)):
+        (folder / name).write_text((text_sample / name).read_text()[:size])
     return folder
 
 
@@ -75,7 +93,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in names():
         take_down(name)
-    await_that(lambda: not processes_of(folder), 20.0)
+    until(lambda: not processes_of(folder), 20.0)
     assert not folder.exists() or not list(folder.iterdir())
 
 

@@ -62,11 +62,7 @@ class ForkServer:
         Args:
             said: how the names of files begin that the ranks write their words to.
         """
-        port, words = free_port(), [str(word) for word in argv]
-        forks = [
-            self.start(words, child_environment() | place(rank, ranks, port), Path(f"{said}.{rank}"), script=script)
-            for rank in range(ranks)
-        ]
+        forks = self.begin(argv, ranks, said, script=script)
         deadline = time.monotonic() + SECONDS
         while any(fork.returncode is None for fork in forks):
             if any(fork.returncode for fork in forks) and status == 0:
@@ -79,6 +75,18 @@ class ForkServer:
         told = [fork.communicate(SECONDS) for fork in forks]
         assert {fork.returncode for fork in forks} == {status}, "\n".join(text[-4000:] for text in told)
         return told[0]
+
+    def begin(
+        self, argv: Sequence[object], ranks: int, said: Path, *, script: str = "textsql_train.py", **variables: str
+    ) -> list[Forked]:
+        """Fork so many ranks that train, with further environment variables."""
+        port, words = free_port(), [str(word) for word in argv]
+        return [
+            self.start(
+                words, child_environment() | place(rank, ranks, port) | variables, Path(f"{said}.{rank}"), script=script
+            )
+            for rank in range(ranks)
+        ]
 
     def start(
         self, argv: list[str], environment: Mapping[str, str], said: Path, *, script: str = "textsql_train.py"

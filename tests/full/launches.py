@@ -35,12 +35,12 @@ def record(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "record.json").read_text())
 
 
-def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS) -> float:
+def until(happened: Callable[[], object], seconds: float = WAIT_SECONDS, pause: float = 0.1) -> float:
     """Wait until something has happened; returns the seconds that it took."""
     began = time.monotonic()
     while not happened():
         assert time.monotonic() - began < seconds, f"it did not happen within {seconds} s"
-        time.sleep(0.1)
+        time.sleep(pause)
     return time.monotonic() - began
 
 

@@ -1,20 +1,26 @@
-"""`several.py` with a fault in training, by `FAULT` in the environment of its runs.
+"""Runs with a fault in training, one after the other, of ranks that this process forks.
 
-FAULT=skip: rank 0 meets the others at a barrier after its third step, and they pass it by.
-FAULT=allocate: rank 0 asks for more memory than there is, in its third step.
+    python -m tests.full.misbehaving FLAGS... -- RANKS FOLDER -- RANKS FOLDER
+
+On one rank it asks for more memory than there is, in its third step. Of several, rank 0 meets the others at a barrier
+after its third step, and they pass it by.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
-from tests.full import several
+from tests.full.forks import place
+from zeropods.errors import guarded
+from zeropods.programs import free_port, wait_passively
 
 STEP = 3
 
 
 def main() -> int:
+    wait_passively()
     import torch
 
     from zeropods.train.meter import Recorder
@@ -29,7 +35,22 @@ def main() -> int:
             torch.empty(2**50)
 
     Recorder.on_step_end = faulty  # type: ignore[method-assign]
-    return several.main()
+    flags, *runs = (part.split("\n") for part in "\n".join(sys.argv[1:]).split("\n--\n"))
+    return max(run(int(ranks), [*flags, "--outputdir", folder]) for ranks, folder in runs)
+
+
+def run(ranks: int, flags: list[str]) -> int:
+    """Fork the ranks of a run and wait for them; returns the highest exit status."""
+    from zeropods.train import run_parsed
+    from zeropods.train.text2sql import TextToSQL
+
+    port, children = free_port(), []
+    for rank in range(ranks):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os.environ.update(place(rank, ranks, port))
+            os._exit(guarded(lambda: run_parsed(TextToSQL, ["textsql_train.py", *flags])))
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
 
 
 def of_its_own(distributed: Any) -> None:

@@ -7,10 +7,9 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.full.conftest import ROOT, TINY
+from tests.full.conftest import ROOT, TINY, cut_text
 from tests.full.forks import fork_server
 from zeropods.data.prepare import CausalPreparation, prepare
-from zeropods.data.sample import write_sample
 
 EFFECTIVE_BATCH = 12
 SAVED, STEPS = (10, 20) if os.environ.get("ZEROPODS_SOAK") == "1" else (5, 10)
@@ -64,12 +63,8 @@ class Runs:
         return run
 
 
-def prepare_text(folder: Path) -> Path:
+def prepare_text(text_sample: Path, folder: Path) -> Path:
     """Blocks of a few lines of the sample's text, prepared."""
-    whole, cut = folder / "whole", folder / "cut"
-    write_sample(whole, task="lm")
-    cut.mkdir()
-    for path, size in ((whole / "train.txt", 9_000), (whole / "valid.txt", 800), (whole / "test.txt", 800)):
-        (cut / path.name).write_text(path.read_text()[:size])
+    cut = cut_text(text_sample, folder)
     prepare(CausalPreparation(task="lm", data=cut, tokenizer="gpt-tiny", max_seq_length=32), folder / "prepared")
     return folder / "prepared"

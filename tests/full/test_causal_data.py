@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, prepare
-from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
 from zeropods.data.text import HubCorpus, open_hub
 from zeropods.data.tokenizers import (
@@ -33,29 +32,15 @@ LONG = SquadExample(0, "long", "Who sings?", f"{'a b c ' * 40}Ann {'d e f ' * 40
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "squad"
-    write_sample(folder, task="squad")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "text"
-    write_sample(folder, task="lm")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def squad(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def squad(squad_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample's questions, the loss on their answers."""
-    return prepared(tmp_path_factory.mktemp("prepared") / "squad", task="squad", data=questions)
+    return prepared(tmp_path_factory.mktemp("prepared") / "squad", task="squad", data=squad_sample)
 
 
 @pytest.fixture(scope="module")
-def blocks(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def blocks(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample's text in blocks of 64 tokens."""
-    return prepared(tmp_path_factory.mktemp("prepared") / "lm", task="lm", data=text, max_seq_length=64)
+    return prepared(tmp_path_factory.mktemp("prepared") / "lm", task="lm", data=text_sample, max_seq_length=64)
 
 
 def prepared(out: Path, tokenizer: str = "gpt-tiny", **wanted: object) -> Path:
@@ -77,23 +62,23 @@ def rows(folder: Path, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [loaded[number] for number in range(len(loaded))]
 
 
-def test_a_row_is_the_prompt_the_answer_and_the_end_token(questions: Path, squad: Path) -> None:
+def test_a_row_is_the_prompt_the_answer_and_the_end_token(squad_sample: Path, squad: Path) -> None:
     tokenizer = load_causal_tokenizer(str(squad / "tokenizer"))
-    for (ids, _), example in zip(rows(squad, "train"), read_squad(questions, "train"), strict=True):
+    for (ids, _), example in zip(rows(squad, "train"), read_squad(squad_sample, "train"), strict=True):
         expected = f"{squad_prompt(example.question, example.context)} {example.answers[0]}<|endoftext|>"
         assert tokenizer.decode(ids) == expected
 
 
-def test_only_the_answer_and_the_end_token_carry_a_loss(questions: Path, squad: Path) -> None:
+def test_only_the_answer_and_the_end_token_carry_a_loss(squad_sample: Path, squad: Path) -> None:
     tokenizer = load_causal_tokenizer(str(squad / "tokenizer"))
-    for (ids, labels), example in zip(rows(squad, "dev"), read_squad(questions, "dev"), strict=True):
+    for (ids, labels), example in zip(rows(squad, "dev"), read_squad(squad_sample, "dev"), strict=True):
         with_loss = labels[labels != NO_LOSS]
         assert len(ids) == len(labels)
         assert tokenizer.decode(with_loss) == f" {example.answers[0]}<|endoftext|>"
 
 
-def test_loss_on_all_leaves_out_the_first_token_alone(questions: Path, tmp_path: Path) -> None:
-    folder = prepared(tmp_path / "all", task="squad", data=questions, limit=20, loss_on="all")
+def test_loss_on_all_leaves_out_the_first_token_alone(squad_sample: Path, tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "all", task="squad", data=squad_sample, limit=20, loss_on="all")
     assert all(labels.tolist() == [NO_LOSS, *ids[1:].tolist()] for ids, labels in rows(folder, "train"))
 
 
@@ -112,11 +97,11 @@ def test_blocks_of_train_are_full_and_the_leftover_is_counted(blocks: Path) -> N
     assert (statistics.rows, statistics.documents) == (len(train), 210)
 
 
-def test_the_text_comes_back_from_the_blocks_of_an_evaluation(text: Path, blocks: Path) -> None:
+def test_the_text_comes_back_from_the_blocks_of_an_evaluation(text_sample: Path, blocks: Path) -> None:
     tokenizer = load_causal_tokenizer(str(blocks / "tokenizer"))
     first, *others = [ids for ids, _ in rows(blocks, "test")]
     tokens = np.concatenate([first, *(ids[1:] for ids in others)])
-    assert tokenizer.decode(tokens).replace("<|endoftext|>", "") == (text / "test.txt").read_text()
+    assert tokenizer.decode(tokens).replace("<|endoftext|>", "") == (text_sample / "test.txt").read_text()
 
 
 def test_every_token_of_an_evaluation_but_the_first_carries_a_loss_once(blocks: Path) -> None:
@@ -128,8 +113,8 @@ def test_every_token_of_an_evaluation_but_the_first_carries_a_loss_once(blocks: 
     assert len(with_loss) == read_manifest(blocks).splits["dev"].target.total
 
 
-def test_a_text_shorter_than_a_block_is_refused(text: Path, tmp_path: Path) -> None:
-    said = fault(tmp_path / "set", task="lm", data=text, max_seq_length=100_000)
+def test_a_text_shorter_than_a_block_is_refused(text_sample: Path, tmp_path: Path) -> None:
+    said = fault(tmp_path / "set", task="lm", data=text_sample, max_seq_length=100_000)
     assert "fewer than one block of 100000; give more text or a smaller --max-seq-length" in said
 
 
@@ -161,8 +146,8 @@ def test_a_limit_without_room_for_the_question_says_how_many_tokens_it_needs() -
     assert len(row.ids) == needed
 
 
-def test_a_row_begins_with_its_prompt_for_tokenizers_of_other_kinds(questions: Path) -> None:
-    examples = list(itertools.islice(read_squad(questions, "train"), 50))
+def test_a_row_begins_with_its_prompt_for_tokenizers_of_other_kinds(squad_sample: Path) -> None:
+    examples = list(itertools.islice(read_squad(squad_sample, "train"), 50))
     texts = [squad_prompt(e.question, e.context) for e in examples]
     for tokenizer in (train_tokenizer(texts), train_byte_tokenizer(texts), _with_a_first_token(texts)):
         encoder = SquadEncoder(tokenizer, 512)
@@ -180,8 +165,8 @@ def _with_a_first_token(texts: list[str]) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def test_a_trained_tokenizer_reads_every_byte_and_is_the_same_again(text: Path, tmp_path: Path) -> None:
-    tokenizer = train_byte_tokenizer([(text / "train.txt").read_text()])
+def test_a_trained_tokenizer_reads_every_byte_and_is_the_same_again(text_sample: Path, tmp_path: Path) -> None:
+    tokenizer = train_byte_tokenizer([(text_sample / "train.txt").read_text()])
     tokenizer.save_pretrained(tmp_path)
     again = load_causal_tokenizer(str(tmp_path))
     odd = "  naïve 東京\r\n\t<unk> {x}"
@@ -226,10 +211,10 @@ def test_rows_of_a_streamed_set_are_its_documents(tmp_path: Path) -> None:
     assert {split: list(corpus.documents(split)) for split in corpus.splits} == {"train": ["one"], "dev": ["two"]}
 
 
-def test_a_streamed_wikitext_has_the_articles_of_the_published_file(text: Path, tmp_path: Path) -> None:
+def test_a_streamed_wikitext_has_the_articles_of_the_published_file(text_sample: Path, tmp_path: Path) -> None:
     folder = tmp_path / "wikitext"
     folder.mkdir()
-    published = (text / "train.txt").read_text()
+    published = (text_sample / "train.txt").read_text()
     lines = [line if line.strip() else "" for line in published.splitlines(keepends=True)]
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     (folder / "test.jsonl").write_text(json.dumps({"text": "x"}) + "\n")

@@ -143,5 +143,5 @@ def read(path: Path) -> str:
 def test_a_second_call_trains_nothing(folder: Path, squad: Path) -> None:
     records = sorted((folder / "runs").rglob("record.json"))
     before = [path.stat().st_mtime_ns for path in records]
-    executed(folder, *NOTEBOOKS[:4])
+    executed(folder, *NOTEBOOKS[1:3])
     assert len(records) == 10 and before == [path.stat().st_mtime_ns for path in records]

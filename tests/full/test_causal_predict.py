@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from zeropods.cli import main
 from zeropods.data.prepare import CausalPreparation, prepare
-from zeropods.data.sample import write_sample
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QuestionAnswerer, sample_text, text_perplexity
@@ -24,20 +23,11 @@ QUESTIONS, LENGTH, BLOCK = 5, 96, 64
 
 
 @pytest.fixture(scope="module")
-def squad(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample in SQuAD's layout."""
-    folder = tmp_path_factory.mktemp("squad") / "sample"
-    write_sample(folder, task="squad")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first articles of the sample of text."""
-    folder = tmp_path_factory.mktemp("text") / "sample"
-    write_sample(folder, task="lm")
-    for path in folder.iterdir():
-        path.write_text("\n".join(path.read_text().split("\n")[:60]))
+    folder = tmp_path_factory.mktemp("text")
+    for path in text_sample.iterdir():
+        (folder / path.name).write_text("\n".join(path.read_text().split("\n")[:60]))
     return folder
 
 
@@ -48,11 +38,11 @@ def a_model(vocabulary: int, **values: Any) -> GPT2LMHeadModel:
 
 
 @pytest.fixture(scope="module")
-def run(squad: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(squad_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder whose model knows the first questions of train by heart."""
     folder = tmp_path_factory.mktemp("runs") / "heart"
     wanted = CausalPreparation(
-        task="squad", data=squad, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=QUESTIONS
+        task="squad", data=squad_sample, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=QUESTIONS
     )  # fmt: skip
     manifest, _ = prepare(wanted, folder / "data")
     rows = load_split(folder / "data", "train")
@@ -89,26 +79,26 @@ def answerer(run: Path) -> QuestionAnswerer:
 
 
 @pytest.fixture(scope="module")
-def examples(squad: Path) -> list[SquadExample]:
+def examples(squad_sample: Path) -> list[SquadExample]:
     """The questions that the model knows, and some that it does not."""
-    return list(read_squad(squad, "train"))[:QUESTIONS] + list(read_squad(squad, "dev"))[:6]
+    return list(read_squad(squad_sample, "train"))[:QUESTIONS] + list(read_squad(squad_sample, "dev"))[:6]
 
 
-def predicted(run: Path, squad: Path, out: Path, *flags: str) -> int:
-    call = ["predict", "--model", str(run), "--data", str(squad), "--split", "train", "--out", str(out)]
+def predicted(run: Path, squad_sample: Path, out: Path, *flags: str) -> int:
+    call = ["predict", "--model", str(run), "--data", str(squad_sample), "--split", "train", "--out", str(out)]
     return main([*call, "--limit", str(QUESTIONS), "--max-new-tokens", "12", *flags])
 
 
 @pytest.mark.parametrize("flags", [("--batch-size", "3"), ("--num-beams", "3")])
 def test_what_a_model_knows_by_heart_scores_one(
-    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
 ) -> None:
     out = tmp_path / "predictions.train.jsonl"
     assert (task_of(run), task_of(run / "model")) == ("squad", "squad")
-    assert predicted(run, squad, out, "--json", *flags) == 0
+    assert predicted(run, squad_sample, out, "--json", *flags) == 0
     speed = json.loads(capsys.readouterr().out)
     assert speed["questions_per_second"] == pytest.approx(QUESTIONS / speed["seconds"])
-    assert main(["score", str(out), "--data", str(squad), "--split", "train", "--json"]) == 0
+    assert main(["score", str(out), "--data", str(squad_sample), "--split", "train", "--json"]) == 0
     score = json.loads(capsys.readouterr().out)
     assert (score["examples"], score["exact_match"], score["f1"]) == (QUESTIONS, 1.0, 1.0)
 
@@ -136,13 +126,13 @@ def test_a_line_break_ends_an_answer(answerer: QuestionAnswerer) -> None:
     ],
 )
 def test_bad_calls_are_one_line_and_leave_the_old_file(
-    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], said: str
+    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], said: str
 ) -> None:
     if "fp16" in changed and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     out = tmp_path / "p.jsonl"
     out.write_text("old")
-    assert predicted(run, squad, out, *changed) == 1
+    assert predicted(run, squad_sample, out, *changed) == 1
     assert said in capsys.readouterr().err.splitlines()[-1]
     assert out.read_text() == "old"
 
@@ -152,11 +142,11 @@ def test_bad_calls_are_one_line_and_leave_the_old_file(
     [({}, "does not say its task (None); give --task text2sql or squad"), ({"prompt": "lm"}, "trained on text")],
 )
 def test_a_model_that_answers_no_questions_is_refused(
-    run: Path, squad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], said: str
+    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], said: str
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes((run / "model" / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert predicted(tmp_path, squad, tmp_path / "p.jsonl") == 1
+    assert predicted(tmp_path, squad_sample, tmp_path / "p.jsonl") == 1
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.conftest import ROOT, run_several
+from tests.full.conftest import ROOT, cut_text, run_several
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
-from zeropods.data.sample import write_sample
 from zeropods.errors import guarded
 from zeropods.measure.record import BatchShape, Record, read_record
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments, parse_flags
@@ -53,14 +52,9 @@ def losses(record: Record, key: str = "losses") -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw text: the sample's, cut so that a few blocks of each split remain."""
-    whole, folder = tmp_path_factory.mktemp("text") / "whole", tmp_path_factory.mktemp("text") / "cut"
-    write_sample(whole, task="lm")
-    folder.mkdir()
-    for path, size in ((whole / "train.txt", 9_000), (whole / "valid.txt", 1_500), (whole / "test.txt", 1_200)):
-        (folder / path.name).write_text(path.read_text()[:size])
-    return folder
+    return cut_text(text_sample, tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -72,11 +66,10 @@ def text_run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def questions(squad_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample's first 60 questions of each split, prepared."""
-    raw, folder = tmp_path_factory.mktemp("squad") / "raw", tmp_path_factory.mktemp("squad") / "prepared"
-    write_sample(raw, task="squad")
-    wanted = CausalPreparation(task="squad", data=raw, tokenizer="gpt-tiny", max_seq_length=96, limit=60)
+    folder = tmp_path_factory.mktemp("squad") / "prepared"
+    wanted = CausalPreparation(task="squad", data=squad_sample, tokenizer="gpt-tiny", max_seq_length=96, limit=60)
     prepare(wanted, folder)
     return folder
 

@@ -7,16 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several
 from tests.full.forks import fork_server
+from tests.full.launches import until
 from tests.full.test_train import refused, train
 from zeropods.measure.record import read_record
 from zeropods.train.checkpoints import verified
@@ -28,36 +26,16 @@ FLAGS = [
     "--threads", "1", "--precision", "fp32",
 ]  # fmt: skip
 ZERO1 = ("--deepspeed", str(ROOT / "dsconfig" / "zero1.json"))
-
-Run = tuple[int, Path, tuple[str, ...]]
-
-
-def several(prepared: Path, *runs: Run) -> list[str]:
-    """The command of runs one after the other, each of so many ranks, into a folder, with flags of its own."""
-    parts = [word for ranks, folder, flags in runs for word in ("--", str(ranks), str(folder), *flags)]
-    command = [sys.executable, str(ROOT / "tests" / "full" / "several.py"), *TINY, "--dataset_path", str(prepared)]
-    return [*command, *FLAGS, *parts]
-
-
-@contextmanager
-def started(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command whose runs end with the block, whatever happens in it."""
-    with open(said, "wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    try:
-        yield child
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-def said_by(command: list[str], folder: Path, status: int = 0) -> str:
-    """What runs say, once they have ended with the given status."""
-    said = folder / "said"
-    with started(command, said) as child:
-        assert child.wait(SECONDS) == status, said.read_text()[-4000:]
-    return said.read_text()
+TWICE = """
+import sys
+from zeropods.errors import guarded
+from zeropods.train import run_parsed
+from zeropods.train.text2sql import TextToSQL
+flags = sys.argv[3:]
+runs = [["textsql_train.py", *flags, "--outputdir", folder] for folder in sys.argv[1:3]]
+sys.exit(max([guarded(lambda: run_parsed(TextToSQL, run)) for run in runs]))
+"""
+"""Trains into two folders, one after the other."""
 
 
 @pytest.fixture(scope="module")
@@ -88,19 +66,6 @@ def unfinished(run: Path, copy: Path) -> Path:
     return copy / "checkpoints"
 
 
-def until(happened: Callable[[], object], child: subprocess.Popen[Any]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not happened():
-        assert child.poll() is None, f"the runs ended with {child.returncode} before it happened"
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
-
-
-def kill_rank(run: Path) -> None:
-    """SIGKILL for the rank that holds the run's lock."""
-    os.kill(int((run / "run.lock").read_text().split()[1]), signal.SIGKILL)
-
-
 def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
     prepared: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -114,19 +79,20 @@ def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
         # When a save has just ended, or is about to.
         (saved / "checkpoint-10" / "trainer_state.json").exists,
     )
-    with started(several(prepared, *[(1, run, ())] * 4), tmp_path / "said") as child:
-        for attempt, moment in enumerate(moments):
-            until(moment, child)
-            kill_rank(run)
-            if attempt == 0:
-                assert not (saved / "checkpoint-5" / "manifest.json").exists()
-            until(lambda number=attempt: (run / "attempts" / f"{number}.json").exists(), child)
-        assert child.wait(SECONDS) == 0
+    argv = [*TINY, "--dataset_path", prepared, *FLAGS, "--outputdir", run]
+    for attempt, moment in enumerate(moments):
+        (rank,) = fork_server().begin(argv, 1, tmp_path / f"said-{attempt}")
+        until(moment, SECONDS, pause=0.001)
+        rank.send_signal(signal.SIGKILL)
+        rank.communicate(SECONDS)
+        if attempt == 0:
+            assert not (saved / "checkpoint-5" / "manifest.json").exists()
+    fork_server().train(argv, 1, tmp_path / "said")
     assert read_record(run).attempt == 3
     first = read_record(run).ranks[0].first_step
     assert first in (5, 10)
     assert_same_losses(run, undisturbed / "none", first)
-    assert "checkpoint-5: passed over: no manifest.json: its save did not end" in (tmp_path / "said").read_text()
+    assert "checkpoint-5: passed over: no manifest.json: its save did not end" in (tmp_path / "said-1.0").read_text()
     assert sorted(os.listdir(saved)) == ["checkpoint-10", "checkpoint-15", "checkpoint-5", "latest.json"]
 
 
@@ -232,11 +198,12 @@ def test_a_full_disk_and_a_read_only_folder_end_a_run_in_one_line_and_spare_the_
         cp -r "$full/run" "$kept"
         exit $status
     """
-    runs = several(prepared, (1, full / "run", ()), (1, locked, ()))
-    said = said_by(["unshare", "-m", "sh", "-c", script, "sh", *map(str, (full, locked, kept)), *runs], tmp_path, 1)
-    lines = [line for line in said.splitlines() if line.startswith("zeropods: ")]
+    twice = [sys.executable, "-c", TWICE, full / "run", locked, *TINY, "--dataset_path", prepared, *FLAGS]
+    command = ["unshare", "-m", "sh", "-c", script, "sh", full, locked, kept, *twice]
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("zeropods: ")]
     remedy = "free or repair the disk, then run again: it resumes from the checkpoint before"
-    assert len(lines) == 2, said
+    assert (done.returncode, len(lines)) == (1, 2), done.stderr
     assert lines[0].startswith(f"zeropods: {full}/run/checkpoints")
     assert "(No space left on device); free or repair the disk" in lines[0]
     assert lines[1] == (

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.clusters import SECONDS, await_that, listens, ports_of, processes_of, program, ssh, zeropods
+from tests.full.clusters import SECONDS, listens, ports_of, processes_of, program, ssh, zeropods
 from tests.full.cml_double import CmlDouble
+from tests.full.launches import until
 from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods import processes, start
@@ -154,14 +155,14 @@ def test_pods_end_with_the_process_that_holds_their_lease(home: Path) -> None:
     assert cluster.is_ready()
     holder.kill()
     holder.communicate()
-    await_that(lambda: not processes_of(home), 15.0)
+    until(lambda: not processes_of(home), 15.0)
 
     def is_swept() -> bool:
         sweep()
         return not list(home.iterdir())
 
     # A process that is about to end shows no environment any more, and still counts as running.
-    await_that(is_swept, 5.0)
+    until(is_swept, 5.0)
 
 
 def test_a_program_that_ends_takes_its_pods_down(home: Path) -> None:
@@ -175,7 +176,7 @@ def test_up_that_is_interrupted_leaves_nothing(home: Path, worker: Path, number:
     starter = starting(
         worker, "import sys; from zeropods.cli import main; sys.exit(main(['pods', 'up', '--count', '3']))"
     )
-    await_that(lambda: len(list(home.glob("pods/workers/*.json"))) == 3)
+    until(lambda: len(list(home.glob("pods/workers/*.json"))) == 3)
     time.sleep(0.5)
     starter.send_signal(number)
     starter.communicate(timeout=SECONDS)
@@ -187,7 +188,7 @@ def test_up_that_was_killed_is_cleared_by_down_though_its_workers_ignore_sigterm
 ) -> None:
     worker.write_text(DEAF)
     starter = starting(worker, "from zeropods import pods; pods.up(2, name='dead')")
-    await_that(lambda: len(list(home.glob("dead/workers/*.json"))) == 2)
+    until(lambda: len(list(home.glob("dead/workers/*.json"))) == 2)
     time.sleep(0.5)
     starter.kill()
     starter.communicate()

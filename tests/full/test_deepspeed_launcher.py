@@ -22,8 +22,8 @@ ODD = """it's $5; 50% "off" `id` * \\ äö"""
 
 @pytest.fixture(scope="module")
 def up(shared_home: Path) -> Iterator[dict[str, Any]]:
-    """What `pods up` says of three pods."""
-    yield json.loads(zeropods("pods", "up", "--count", 3, "--json").stdout)
+    """What `pods up` says of two pods."""
+    yield json.loads(zeropods("pods", "up", "--count", 2, "--json").stdout)
     zeropods("pods", "down")
 
 
@@ -42,7 +42,7 @@ def test_a_launch_over_deepspeed_is_recorded_and_printed_as_one_document(up: dic
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == record(tmp_path / "run")["status"] == "ok"
     assert json.loads(done.stdout)["argv"] == [ODD]
-    assert len(record(tmp_path / "run")["ranks"]) == 3 and not left(tmp_path / "run")
+    assert len(record(tmp_path / "run")["ranks"]) == 2 and not left(tmp_path / "run")
 
 
 def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "run" / "ranks").glob("*.json"))) == 3
+    assert len(list((tmp_path / "run" / "ranks").glob("*.json"))) == 2
 
 
 def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_deepspeeds_name(
@@ -70,7 +70,7 @@ def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_d
             until(lambda: stranger.pid in processes(sought))
             killed, interrupted = (
                 subprocess.Popen(
-                    command("launch", "--", RANK, "--outputdir", tmp_path / name, "--seconds", 600),
+                    command("launch", "--num-pods", 1, "--", RANK, "--outputdir", tmp_path / name, "--seconds", 600),
                     cwd=ROOT,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -78,7 +78,7 @@ def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_d
                 for name in ("killed", "interrupted")
             )
             for name in ("killed", "interrupted"):
-                train(tmp_path / name)
+                train(tmp_path / name, ranks=1)
             (runner,) = processes("deepspeed.launcher.runner", tmp_path / "killed")
             os.kill(runner, signal.SIGKILL)
             interrupted.send_signal(signal.SIGINT)

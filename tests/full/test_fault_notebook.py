@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,10 +52,10 @@ class Executed:
 
 
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
+def executed(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
     folder = tmp_path_factory.mktemp("faults")
     workshop = Workshop(runs=folder / "runs", limit=64)
-    workshop.get_data()
+    shutil.copytree(sample, workshop.data)
     prepare(workshop.preparation, workshop.prepared)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")} | {
         "ZEROPODS_RUNS": str(folder / "runs"),

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.full.launches import until
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.workshop import Workshop
@@ -49,37 +50,23 @@ def test_a_notebook_that_fails_ends_the_demo_with_its_reason(tmp_path: Path) -> 
     assert process.returncode == 1 and "no trained model" in errors.splitlines()[-1]
 
 
-def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_leaves_no_process(tmp_path: Path) -> None:
+def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_leaves_no_process(
+    sample: Path, tmp_path: Path
+) -> None:
     workshop = Workshop(runs=tmp_path / "runs", limit=int(SMALL["ZEROPODS_LIMIT"]))
-    workshop.get_data()
+    shutil.copytree(sample, workshop.data)
     prepare(workshop.preparation, workshop.prepared)
     process = demo(tmp_path, "02_train_single_pod", **{**SMALL, "ZEROPODS_STEPS": "100000"})
-    lock = wait_for_lock(tmp_path / "runs")
+    until(lambda: [lock for lock in (tmp_path / "runs").glob("*/run.lock") if lock.read_text()], 90)
+    (lock,) = (tmp_path / "runs").glob("*/run.lock")
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
     assert all(re.match(r"02_train_single_pod: \d+ s, cell \d+ of \d+", line) for line in lines[1:]), lines
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     trainer = int(lock.read_text().split()[1])
-    assert process.returncode == 130 and not is_alive(trainer)
-
-
-def wait_for_lock(runs: Path) -> Path:
-    """The lock of the run, once a process has written itself into it."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        for lock in runs.glob("*/run.lock"):
-            if lock.read_text():
-                return lock
-        time.sleep(0.2)
-    raise AssertionError("no run began in time")
-
-
-def is_alive(pid: int) -> bool:
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return Path(f"/proc/{pid}").exists()
+    assert process.returncode == 130
+    until(lambda: not Path(f"/proc/{trainer}").exists(), 30)
 
 
 def test_papermill_sets_what_a_notebook_trains(tmp_path: Path) -> None:
@@ -114,10 +101,10 @@ def test_the_notebooks_run_on_wikisql(tmp_path: Path, shared_data: Path) -> None
         "ZEROPODS_MODEL": "t5-small",
         "ZEROPODS_INIT": "random",
         "ZEROPODS_TOKENIZER": str(shared_data / "t5" / "spiece.model"),
-        "ZEROPODS_STEPS": "6",
-        "ZEROPODS_BATCH_SIZE": "4",
+        "ZEROPODS_STEPS": "2",
+        "ZEROPODS_BATCH_SIZE": "2",
         "ZEROPODS_LIMIT": "24",
-        "ZEROPODS_QUESTIONS": "4",
+        "ZEROPODS_QUESTIONS": "2",
     }
     finished(demo(tmp_path, "01_prepare_dataset", "02_train_single_pod", "05_inference", **settings))
     (score,) = (tmp_path / "runs").glob("*/score.dev.json")

@@ -30,8 +30,8 @@ PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else FEW
 
 
 @pytest.fixture(scope="module")
-def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    sources = {TEXT_TO_SQL: prepared, CAUSAL: prepare_text(tmp_path_factory.mktemp("text"))}
+def runs(prepared: Path, text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    sources = {TEXT_TO_SQL: prepared, CAUSAL: prepare_text(text_sample, tmp_path_factory.mktemp("text"))}
     return Runs(sources, tmp_path_factory.mktemp("runs"))
 
 

@@ -18,7 +18,6 @@ import pytest
 
 from tests.full.clusters import (
     SECONDS,
-    await_that,
     listens,
     plain_sshd,
     ports_of,
@@ -26,6 +25,7 @@ from tests.full.clusters import (
     ssh,
     zeropods,
 )
+from tests.full.launches import until
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
@@ -120,7 +120,7 @@ def test_pods_come_up_in_the_hostfile_s_order_serve_and_leave_nothing(hosts: Own
     ports = ports_of([cluster])
     cluster.down()
     assert not any(listens(*port) for port in ports) and not processes_of(home) and not list(home.iterdir())
-    await_that(lambda: not any(hosts.sessions(name) for name in NAMES))
+    until(lambda: not any(hosts.sessions(name) for name in NAMES))
 
 
 def test_the_secret_stands_in_no_argument_list_or_log_nor_in_ssh_s_environment(hosts: Own, home: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_pod_ends_when_what_started_it_here_is_killed(hosts: Own, home: Path, 
     cluster = up(hosts, count=1, lease="idle")
     (killed,) = [pid for pid in processes_of(home) if is_local(pid, what)]
     os.kill(killed, signal.SIGKILL)
-    await_that(lambda: not processes_of(home), 20.0)
+    until(lambda: not processes_of(home), 20.0)
     assert not any(listens(*port) for port in ports_of([cluster]))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import Forked, fork_server
+from tests.full.launches import until
 from zeropods.measure.record import compose_record, read_record
 from zeropods.programs import child_environment, free_port
 
@@ -57,13 +58,6 @@ def measurement(folder: Path, rank: int) -> dict[str, Any]:
     return json.loads((folder / "ranks" / f"{rank}.json").read_text())
 
 
-def wait_until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {SECONDS} s: {what}"
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def flags(prepared: Path, tmp_path: Path) -> list[object]:
     return ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--eval_steps", "0", "--precision", "fp32"]
@@ -90,11 +84,11 @@ def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(
     run = tmp_path / "run"
     with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"], ZEROPODS_RUN="r1") as ranks:
         log = run / "train.log"
-        wait_until(lambda: log.is_file() and "step 5 " in log.read_text(), "five steps")
+        until(lambda: log.is_file() and "step 5 " in log.read_text(), SECONDS)
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(1)
         ranks[0].send_signal(signal.SIGTERM)
-        wait_until((run / "ranks" / "0.json").is_file, "the measurement of the waiting rank")
+        until((run / "ranks" / "0.json").is_file, SECONDS)
         left = measurement(run, 0)
     assert (left["status"], left["reason"]) == ("interrupted", "SIGTERM while waiting for other ranks")
     assert len(left["losses"]) >= 5
@@ -109,7 +103,7 @@ def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
     run = tmp_path / "run"
     with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"]) as ranks:
         log = run / "train.log"
-        wait_until(lambda: log.is_file() and "step 3 " in log.read_text(), "three steps")
+        until(lambda: log.is_file() and "step 3 " in log.read_text(), SECONDS)
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
         for rank in ranks:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.full.conftest import ROOT, TINY, script
+from tests.full.conftest import TINY, script
+from tests.full.forks import fork_server
+from tests.full.launches import until
 from zeropods.errors import guarded
 from zeropods.measure.record import Record, read_record
 from zeropods.measure.run_folder import locked
@@ -97,24 +96,17 @@ def test_two_processes_of_torchs_launcher_train_as_one(trained: Path, prepared: 
 def test_an_interrupted_run_says_so_and_has_measured_what_it_did(prepared: Path, tmp_path: Path) -> None:
     steps = ("--max_steps", "10000", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--save_steps", "2")
     folder = tmp_path / "interrupted"
-    arguments = [*TINY, *steps, "--dataset_path", str(prepared), "--outputdir", str(folder)]
-    child = subprocess.Popen([sys.executable, str(ROOT / "textsql_train.py"), *arguments], stderr=subprocess.DEVNULL)
-    wait_for(folder / "checkpoints" / "checkpoint-4" / "manifest.json", child)
+    argv = [*TINY, *steps, "--dataset_path", prepared, "--outputdir", folder]
+    (child,) = fork_server().begin(argv, 1, tmp_path / "said")
+    until((folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists)
     child.send_signal(signal.SIGTERM)
-    assert child.wait(timeout=60) == 130
+    child.communicate(60)
+    assert child.returncode == 130
     record = read_record(folder)
     assert (record.status, record.reason) == ("interrupted", "SIGTERM")
     left = record.ranks[0]
     assert left.live_bytes is not None and left.phases["steady"].seconds > 0
     assert left.padded_tokens >= left.source_tokens + left.target_tokens > 0
-
-
-def wait_for(path: Path, child: subprocess.Popen[bytes], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert child.poll() is None, f"the run ended with {child.returncode} before {path} was there"
-        assert time.monotonic() < deadline, f"{path} was not there within {seconds} s"
-        time.sleep(0.05)
 
 
 def test_a_run_whose_loss_is_no_number_fails_and_says_at_which_step(

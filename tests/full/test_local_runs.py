@@ -1,7 +1,8 @@
-"""A training script as a real child process of this one: its result, its failure, its end."""
+"""A training script as a real child process of this one: its result, its failure, its end, and who records it."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -14,11 +15,15 @@ import pytest
 
 from tests.made import a_config, a_rank, a_record, as_record
 from zeropods.errors import UserError
-from zeropods.launch.local import run_here
-from zeropods.launch.outcome import TrainLog, planned_steps
-from zeropods.measure.record import read_record
+from zeropods.launch.command import Launch
+from zeropods.launch.local import run_here, run_one
+from zeropods.launch.notebook import train
+from zeropods.launch.outcome import TrainLog, UnopenedError, planned_steps
+from zeropods.measure.record import Record, read_record
+from zeropods.measure.run_folder import open_run
+from zeropods.pods.hostfile import Host
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS, LIMIT_SECONDS = 20.0, 1.5
 OPENING = f"""
 import json, os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[sys.argv.index("--outputdir") + 1])
@@ -29,6 +34,11 @@ def rank(status, reason):
     config()
     (folder / "ranks").mkdir(exist_ok=True)
     (folder / "ranks" / "0.json").write_text(json.dumps({a_rank()!r} | {{"status": status, "reason": reason}}))
+def until_told(status, reason):
+    config()
+    signal.signal(signal.SIGTERM, lambda *_: (rank(status, reason), os._exit(1)))
+    print("waits", flush=True)
+    time.sleep(60)
 def last():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / "pids").write_text(f"{{os.getpid()}} {{child.pid}}")
@@ -55,8 +65,17 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def train(script: Path, folder: Path) -> None:
+def run(script: Path, folder: Path) -> None:
     run_here([sys.executable, str(script), "--outputdir", str(folder)], folder)
+
+
+def one(script: Path, folder: Path, timeout_seconds: float | None = None) -> Record:
+    """What a sweep makes of a run in one process."""
+    launch = Launch(
+        script=script, arguments=("--outputdir", str(folder)), folder=folder, hosts=(Host("here", 1),), master_port=0,
+        launcher="none",
+    )  # fmt: skip
+    return run_one(launch, timeout_seconds)
 
 
 def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal.SIGINT) -> list[int]:
@@ -80,10 +99,10 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
 def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(
     script: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(script("rank('ok', None); print('a word')"), tmp_path / "run")
+    run(script("rank('ok', None); print('a word')"), tmp_path / "run")
     assert read_record(tmp_path / "run").status == "ok"
     assert (tmp_path / "run" / "launch.log").read_text() == "a word\n"
-    train(script("print('nothing to do')"), tmp_path / "run")
+    run(script("print('nothing to do')"), tmp_path / "run")
     assert capsys.readouterr().err == "nothing to do\n"
 
 
@@ -96,14 +115,14 @@ def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(
 )
 def test_a_failure_names_its_reason(body: str, said: str, script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        train(script(body), tmp_path / "run")
+        run(script(body), tmp_path / "run")
 
 
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="failed: long ago"):
-        train(script("rank('failed', 'long ago'); sys.exit(1)"), tmp_path / "run")
+        run(script("rank('failed', 'long ago'); sys.exit(1)"), tmp_path / "run")
     with pytest.raises(UserError, match="without a record"):
-        train(script("print('in use'); sys.exit(1)"), tmp_path / "run")
+        run(script("print('in use'); sys.exit(1)"), tmp_path / "run")
 
 
 def test_an_interrupted_run_has_time_to_say_so_and_nothing_is_left(
@@ -148,6 +167,58 @@ def test_a_run_of_this_machine_is_started_again_after_sigkill(
     else:
         run_here(argv, folder, restarts=restarts)
     assert len((folder / "marks").read_text()) == attempts
+
+
+def test_a_run_that_was_killed_can_be_resumed(script: Callable[[str], Path], tmp_path: Path) -> None:
+    record = one(script("config(); os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "run")
+    assert (record.status, record.reason) == ("failed", "rank 0 left no measurement: killed by SIGKILL")
+    assert read_record(tmp_path / "run") == record
+    opening = open_run(tmp_path / "run", a_config()["identity"], again=False)
+    assert (opening.attempt, opening.resume, opening.finished) == (1, True, False)
+    assert "SIGKILL" in json.loads((tmp_path / "run" / "attempts" / "0.json").read_text())["reason"]
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (("interrupted", "SIGTERM"), ("timeout", "took longer than 1.5 s")),
+        (("oom", "no memory left"), ("oom", "no memory left")),
+    ],
+)
+def test_a_run_that_takes_too_long_is_recorded_with_what_it_measured(
+    script: Callable[[str], Path], tmp_path: Path, told: tuple[str, str], found: tuple[str, str]
+) -> None:
+    record = one(script(f"until_told{told}"), tmp_path / "run", LIMIT_SECONDS)
+    assert (record.status, record.reason) == found
+    assert record.samples_per_second == pytest.approx(32 / 0.8)
+    assert record.last_lines == ["waits"] and read_record(tmp_path / "run") == record
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ("print('bad flag'); sys.exit(3)", "failed", "ended with status 3; its last word: bad flag"),
+        ("time.sleep(60)", "timeout", "took longer than 1.5 s"),
+    ],
+)
+def test_a_run_that_never_began_has_no_record(
+    script: Callable[[str], Path], tmp_path: Path, body: str, status: str, reason: str
+) -> None:
+    with pytest.raises(UnopenedError) as caught:
+        one(script(body), tmp_path / "run", LIMIT_SECONDS)
+    assert (caught.value.status, caught.value.reason) == (status, reason)
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_a_notebook_s_run_is_ended_too_and_not_by_a_time_that_ends_nothing(
+    script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    told = script("until_told('interrupted', 'SIGTERM')")
+    with pytest.raises(UserError, match=r"timeout: took longer than 1.5 s; last lines of launch.log:\nwaits"):
+        train(told, outputdir=tmp_path / "run", timeout_seconds=LIMIT_SECONDS)
+    for seconds in (0.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"timeout of .* seconds; expected more than 0"):
+            train(told, outputdir=tmp_path / "other", timeout_seconds=seconds)
 
 
 @pytest.mark.parametrize(
