@@ -8,16 +8,16 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 DEAREST = (
-    "test_notebooks", "test_same_numbers", "test_fault_notebook", "test_supervise", "test_train", "test_agent",
-    "test_sweep", "test_causal_notebooks", "test_hangs", "test_restarts", "test_other_ranks",
-    "test_demo_page", "test_deepspeed_launcher", "test_checkpoint_training", "test_cluster",
-    "test_own_hosts", "test_cut_network", "test_sbatch_files", "test_slurm",
+    "browser/test_notebooks", "full/test_causal_notebooks", "full/test_fault_notebook", "full/test_supervise",
+    "full/test_train", "full/test_same_numbers", "full/test_other_ranks", "full/test_agent", "full/test_sweep",
+    "full/test_notebooks", "full/test_hangs", "full/test_restarts", "full/test_deepspeed_launcher",
+    "full/test_checkpoint_training", "full/test_cluster", "full/test_sbatch_files", "full/test_slurm",
 )  # fmt: skip
-"""Files of the full lane that take longest: whoever got one of them last would be waited for."""
+"""Files that take longest: whoever got one of them last would be waited for."""
 
 INTERFACES = (
-    "test_notebooks", "test_demo_page", "test_lab", "test_curves", "test_gallery", "test_cut_network",
-    "test_own_hosts",
+    "browser/test_notebooks", "browser/test_lab", "browser/test_curves", "full/test_demo_page", "full/test_gallery",
+    "full/test_cut_network", "full/test_own_hosts",
 )  # fmt: skip
 """Files that drive chromium, and those that make network interfaces: whenever one comes or goes, it drops requests."""
 
@@ -27,11 +27,16 @@ class FilesTogether(LoadFileScheduling):
     are lost with pytest 9 (pytest-xdist 3.8, remote.py: it sets an attribute that pytest does not read any more)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(nodeid.partition("::")[0])
-        return "interfaces" if file.stem in INTERFACES and file.parent.name != "fast" else str(file)
+        file = nodeid.partition("::")[0]
+        return "interfaces" if name_of(Path(file)) in INTERFACES else file
+
+
+def name_of(file: Path) -> str:
+    """A file of tests by its lane and its name."""
+    return f"{file.parent.name}/{file.stem}"
 
 
 def dearest_first(item: pytest.Item) -> tuple[bool, int]:
     """The fast lane, which must not find torch loaded; then the dearest files; then the others."""
-    name = item.path.stem
+    name = name_of(item.path)
     return item.path.parent.name != "fast", DEAREST.index(name) if name in DEAREST else len(DEAREST)

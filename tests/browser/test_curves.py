@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,9 @@ from tensorboard.summary import Writer
 
 from tests.browser.lab import ROOT
 from tests.browser.processes import processes_naming
+from tests.full.clusters import listens
 from tests.full.launches import until
+from zeropods.programs import free_port
 
 SECONDS = 60
 CURVES = """() => [...document.querySelectorAll('line-chart svg path, line-chart canvas')]
@@ -52,11 +53,11 @@ def write_run(folder: Path) -> None:
 def shown(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     runs = tmp_path_factory.mktemp("runs")
     write_run(runs / "first")
-    port = free_port()
+    port = free_port("127.0.0.1")
     command = [sys.executable, str(ROOT / "cml" / "run_tensorboard.py"), "--runs", str(runs), "--port", str(port)]
     application = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        until(lambda: listens(port))
+        until(lambda: listens("127.0.0.1", port))
         page = chromium.new_page(viewport={"width": 1280, "height": 900})
         page.goto(f"http://127.0.0.1:{port}/#timeseries")
         page.get_by_text("first/tensorboard/train").first.wait_for(timeout=SECONDS * 1000)
@@ -82,17 +83,6 @@ def has_come(page: Page) -> bool:
     return "second/tensorboard/train" in page.inner_text("body")
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_a_loss_curve_is_drawn(shown: Shown) -> None:
     assert shown.curves and re.search(r"\bloss\b", shown.first)
 
@@ -106,4 +96,4 @@ def test_ctrl_c_ends_it_with_status_0_and_no_traceback(shown: Shown) -> None:
 
 
 def test_its_port_is_free_and_no_process_is_left(shown: Shown) -> None:
-    assert not listens(shown.port) and not shown.left
+    assert not listens("127.0.0.1", shown.port) and not shown.left

@@ -20,11 +20,16 @@ from tests.browser.lab import ROOT, lab
 from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
 from tests.browser.processes import processes_naming
 from tests.browser.screenshots import keep
+from tests.full.forks import fork_server
+from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.figures import figures
+from zeropods.sweep.trial import trials
+from zeropods.workshop import Workshop
+from zeropods.workshop.text2sql import STATES_EXAMPLES
 
 SMALL = {
-    "ZEROPODS_STEPS": "10", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "24", "ZEROPODS_REPEATS": "1",
+    "ZEROPODS_STEPS": "10", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "12", "ZEROPODS_REPEATS": "1",
     "ZEROPODS_PODS": "2", "ZEROPODS_STATES_MODEL": "t5-tiny",
 }  # fmt: skip
 LIMIT_SECONDS = 600
@@ -73,6 +78,8 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iter
         page.on("request", lambda request: requests.add(request.url))
         open_lab(page, server.address)
         for name in NOTEBOOKS:
+            if name == "03_train_pods":
+                train_states(folder)
             open_notebook(page, name)
             seen[name] = run_all(page, folder / "notebooks" / f"{name}.ipynb")
             keep(page, name)
@@ -80,6 +87,16 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iter
         page.close()
     hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}
     yield Sequence(folder, seen, hosts, (folder / "runs" / "summary" / "summary.md").read_text())
+
+
+def train_states(folder: Path) -> None:
+    """Train what 03 shows of ZeRO's stages, by forks: over pods it takes minutes, and the matrix has shown those."""
+    workshop = Workshop(
+        runs=folder / "runs", limit=STATES_EXAMPLES, pods=2, states_model=SMALL["ZEROPODS_STATES_MODEL"]
+    )
+    prepare(workshop.preparation, workshop.prepared)
+    for trial in trials(workshop.states_matrix, workshop.states_folder):
+        fork_server().train(trial.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 
 
 @pytest.fixture(scope="module")

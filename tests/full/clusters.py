@@ -90,10 +90,14 @@ def plain_sshd(
             daemon.terminate()
 
 
-def zeropods(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line, in a process of its own."""
-    command = [sys.executable, "-m", "zeropods", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def command(*arguments: object) -> list[str]:
+    """The words of a call of the command line."""
+    return [sys.executable, "-m", "zeropods", *map(str, arguments)]
+
+
+def zeropods(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What such a call came to."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120, check=False)
 
 
 def program(code: str) -> subprocess.Popen[str]:

@@ -36,14 +36,6 @@ TINY = [
 """A processor that multiplies BF16 would be asked to: numbers are compared here."""
 
 
-@pytest.fixture(scope="session", autouse=True)
-def forks_end() -> Iterator[None]:
-    """Leave no server of forks behind, where any test had one."""
-    yield
-    if fork_server.cache_info().currsize:
-        fork_server().end()
-
-
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded data set."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.full.clusters import command, zeropods
 from tests.full.launches import RANK, ROOT, left, processes, record, train, until
 from zeropods.programs import child_environment
 
@@ -25,16 +26,6 @@ def up(shared_home: Path) -> Iterator[dict[str, Any]]:
     """What `pods up` says of two pods."""
     yield json.loads(zeropods("pods", "up", "--count", 2, "--json").stdout)
     zeropods("pods", "down")
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "zeropods", *map(str, arguments)]
-
-
-def zeropods(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
 
 
 def test_a_launch_over_deepspeed_is_recorded_and_printed_as_one_document(up: dict[str, Any], tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.full.clusters import listens
 from tests.full.conftest import ROOT, TINY, run_several
+from tests.full.launches import until
 from zeropods.measure.record import read_record
 from zeropods.programs import free_port
 
@@ -105,16 +107,8 @@ def test_the_application_shows_the_runs_and_leaves_nothing(
     assert {"tiny/tensorboard/train", "tiny/tensorboard/validation"} <= set(runs)
     application.send_signal(end)
     assert application.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
-    deadline = time.monotonic() + 10
-    while listens(port) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not listens(port)
+    until(lambda: not listens("127.0.0.1", port), 10)
     assert application.stderr is not None and b"Traceback" not in application.stderr.read()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def said(*arguments: object, **environment: str) -> str:
