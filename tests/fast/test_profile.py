@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.made import a_rank, a_record, as_record, write_run
-from tests.made_profile import Model, printed
 from zeropods.cli import parser
 from zeropods.errors import UserError
 from zeropods.measure.profile import Report, amount, parse_report
@@ -28,18 +29,41 @@ T5_TINY_MACS = 568_328_192 + 33_947_648
 458,752 x 832, decoder 458,752 x 320, output layer 131,072 x 304; 2 layers x 2 x 16 rows x 128 x (52 x 52 + 20 x 20 +
 20 x 52) of attention."""
 SUMMARY_ALONE = ["world size", "data parallel size", "model parallel size", "batch size per GPU", "samples/second"]
+SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"))
 NO_ENGINE = dict.fromkeys(SUMMARY_ALONE, "")
 real = cache(ProfileReport.read)
 """A committed report, read once."""
+
+
+def made(kind: str = "plain", lines: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A report in the form of deepspeed 0.19.8, of a small language model whose figures are known.
+
+    Args:
+        kind: `plain`, 2 rows of 4 tokens and a width of 8; `wide`, 16 tokens and 64; `wide-twice`, whose linear layers
+            are counted twice, as under ZeRO-3; `sharded`, whose embedding lies on other ranks; `clockless`, whose
+            root's latency is no time of day.
+        lines: figures of the summary to change, by their label; left out where empty.
+    """
+    text = (DATA / f"made-{kind}.txt").read_text()
+    for label, figure in lines.items():
+        line = f"{label}: {figure}\n" if figure else ""
+        text, changed = re.subn(rf"^{re.escape(label)}: .*\n", line, text, flags=re.MULTILINE)
+        assert changed == 1, label
+    return text
+
+
+def printed(number: float) -> str:
+    """`number_to_string` of DeepSpeed's profiler: two decimals and a prefix."""
+    size, prefix = next((each for each in SCALES if number >= each[0]), SCALES[-1])
+    return f"{round(number / size, 2):g} {prefix}"
 
 
 def read(text: str) -> Report:
     return parse_report(PATH, text)
 
 
-def found(model: Model | str, record: dict[str, Any] | None = None) -> dict[str, Fault]:
-    report = read(model if isinstance(model, str) else model.report())
-    return {fault.name: fault for fault in check_report(report, as_record(record) if record else None).faults}
+def found(text: str, record: dict[str, Any] | None = None) -> dict[str, Fault]:
+    return {fault.name: fault for fault in check_report(read(text), as_record(record) if record else None).faults}
 
 
 def profile(*arguments: str | Path) -> tuple[dict[str, Any], str]:
@@ -96,7 +120,7 @@ def test_depths_and_modules_have_their_figures_and_sizes() -> None:
 
 
 def test_the_last_report_of_a_log_of_pdsh_is_read_without_the_pods_name() -> None:
-    lines = [f"pod1: {line}" for line in (Model(layers=2).report() + Model().report()).splitlines()]
+    lines = [f"pod1: {line}" for line in (made("wide") + made()).splitlines()]
     lines[-30:-30] = ["pod2: loss 3.1"]
     report = read("\n".join(lines))
     assert (report.reports, report.summary["forward_macs"], report.missing) == (2, 7_680.0, "")
@@ -104,7 +128,7 @@ def test_the_last_report_of_a_log_of_pdsh_is_read_without_the_pods_name() -> Non
 
 def test_a_report_of_a_version_before_0_10_is_read() -> None:
     """As deepspeed 0.8 printed it: commas for equals signs, one behind the last figure, no unit of the MACs."""
-    now = Model(lines={"fwd MACs per GPU": "7.68 K"}).report().replace("per GPU: ", "per gpu: ")
+    now = made(lines={"fwd MACs per GPU": "7.68 K"}).replace("per GPU: ", "per gpu: ")
     commas = re.sub(r" = ([\d.]+%)", r", \1", now.replace("Top 1 modules", "Top modules"))
     older = read(re.sub(r"(% latency, \S+ \w+)(\)?)$", r"\1, \2", commas, flags=re.MULTILINE))
     assert "% latency, 1.14 MFLOPS, \n" in older.text
@@ -125,7 +149,7 @@ FLOPS, )
   )
 )
 """
-    whole = Model().report()
+    whole = made()
     report = read(whole[: whole.index("TinyLM(\n")] + tree + whole[whole.rindex("-" * 78) :])
     assert (report.missing, report.tree_is_whole) == ("", True) and report.root is not None
     modules = dict(report.root.walk())
@@ -143,7 +167,7 @@ def test_what_is_pasted_from_a_page_is_read_and_what_is_missing_is_said_in_one_l
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": "6.38 TFLOPS", "bwd latency": "287.7 ms",
         "step latency": "139.91 ms", "iter latency": "487.61 ms", "samples/second": "196.88",
     }  # fmt: skip
-    whole = Model(lines=published).report().replace("{'TinyLM': '912'}", "{'T5Stack': '76.96 M'}")
+    whole = made(lines=published).replace("{'TinyLM': '912'}", "{'T5Stack': '76.96 M'}")
     page = tmp_path / "README.md"
     page.write_text(f"# Results\n```\n{whole[: whole.index('--- Detailed') - 24]}```\n\n- Time by worker:\n0%| | 0/9\n")
     result, text = profile(page)
@@ -158,7 +182,7 @@ def test_what_is_pasted_from_a_page_is_read_and_what_is_missing_is_said_in_one_l
 
 @pytest.mark.parametrize("cut", range(12, 62))
 def test_a_report_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(cut: int) -> None:
-    whole = Model().report().splitlines()
+    whole = made().splitlines()
     report = read("\n".join(whole[:cut]))
     assert "the closing line of dashes" in report.missing
     checked = check_report(report)
@@ -183,7 +207,7 @@ def test_a_report_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(cut: int) -
     ],
 )  # fmt: skip
 def test_a_line_that_cannot_be_read_is_named_and_the_others_are_read(old: str, new: str, missing: str) -> None:
-    lines = Model().report().splitlines()
+    lines = made().splitlines()
     number = next(number for number, line in enumerate(lines) if old in line)
     lines[number] = lines[number].replace(old, new) if "..." not in new else f"          {new}"
     report = read("\n".join(lines))
@@ -192,7 +216,7 @@ def test_a_line_that_cannot_be_read_is_named_and_the_others_are_read(old: str, n
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "heading.txt").write_text(Model().report()[:110])
+    (tmp_path / "heading.txt").write_text(made()[:110])
     (tmp_path / "other.txt").write_text("hello\nworld\n")
     for name, message in (
         ("heading.txt", r"heading\.txt:2: a heading and no figure below it; give the report as DeepSpeed printed it"),
@@ -207,41 +231,41 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "said", "corrected"),
+    ("text", "name", "said", "corrected"),
     [
         # The time of day is no latency of the root: the summary's 20 ms are.
-        (Model(), "root_latency", 1.79e9, 0.02),
-        (Model(), "root_flops_per_second", None, 15_360 / 0.02),
+        (made(), "root_latency", 1.79e9, 0.02),
+        (made(), "root_flops_per_second", None, 15_360 / 0.02),
         # 1 ms + 9.5 ms + 1 ms inside the model.
-        (Model(lines={"fwd latency": "1.8 Gs", "iter latency": "", "samples/second": ""}),
+        (made(lines={"fwd latency": "1.8 Gs", "iter latency": "", "samples/second": ""}),
          "forward_latency", 1.8e9, 0.0115),
         # 32 tokens x (12 x 64 x 64 + 64 x 16) and attention's 2 x 2 x 16 x 16 x 64.
-        (Model(width=64, tokens=16, twice=True), "linear_counted_twice", 3_280_000.0, 1_605_632 + 65_536),
+        (made("wide-twice"), "linear_counted_twice", 3_280_000.0, 1_605_632 + 65_536),
         # sqrt(2 rows / 6) is no double count.
-        (Model(width=64, tokens=16, lines={"batch size per GPU": "6"}), "tokens_contradict", None, None),
-        (Model(lines={"fwd MACs per GPU": "8.45 KMACs"}), "differs_from_closed_form", 8_450.0, 7_680.0),
+        (made("wide", {"batch size per GPU": "6"}), "tokens_contradict", None, None),
+        (made(lines={"fwd MACs per GPU": "8.45 KMACs"}), "differs_from_closed_form", 8_450.0, 7_680.0),
         # 16 x 8 more: embedding and output layer are one matrix.
-        (Model(sharded=True), "sharded_parameters", 784.0, 912.0),
-        (Model(lines={"iter latency": "60 ms"}), "contradicts_itself", 0.06, 0.05),
-        (Model(), "profiled_step", 2, None),
+        (made("sharded"), "sharded_parameters", 784.0, 912.0),
+        (made(lines={"iter latency": "60 ms"}), "contradicts_itself", 0.06, 0.05),
+        (made(), "profiled_step", 2, None),
     ],
 )  # fmt: skip
-def test_a_fault_of_a_made_report(model: Model, name: str, said: float | None, corrected: float | None) -> None:
-    fault = found(model)[name]
+def test_a_fault_of_a_made_report(text: str, name: str, said: float | None, corrected: float | None) -> None:
+    fault = found(text)[name]
     assert said is None or fault.said == said
     assert fault.corrected == (None if corrected is None else pytest.approx(corrected, rel=0.01))
 
 
 def test_faults_say_where_and_why() -> None:
-    assert found(Model())["root_latency"].line == 42
-    assert "'profile_step: 1' asked for it" in found(Model())["profiled_step"].reason
-    assert "+10.0 %" in found(Model(lines={"fwd MACs per GPU": "8.45 KMACs"}))["differs_from_closed_form"].reason
-    assert found(Model().report() * 3)["several_reports"].said == 3
+    assert found(made())["root_latency"].line == 42
+    assert "'profile_step: 1' asked for it" in found(made())["profiled_step"].reason
+    assert "+10.0 %" in found(made(lines={"fwd MACs per GPU": "8.45 KMACs"}))["differs_from_closed_form"].reason
+    assert found(made() * 3)["several_reports"].said == 3
 
 
 def test_a_report_without_faults_has_only_the_step_to_be_known_and_without_an_engine_not_even_that() -> None:
-    assert set(found(Model(clock=False))) == {"profiled_step"}
-    assert not found(Model(clock=False, lines=NO_ENGINE))
+    assert set(found(made("clockless"))) == {"profiled_step"}
+    assert not found(made("clockless", NO_ENGINE))
 
 
 def test_a_real_zero3_report_is_mended_to_what_zero1_says_and_arithmetic_by_hand() -> None:
@@ -260,14 +284,14 @@ def test_a_matrix_in_several_modules_is_said_to_be_counted_in_each() -> None:
 
 
 def test_a_run_shows_the_profilers_own_cost_another_run_and_recomputation() -> None:
-    fault = found(Model(), a_profiled_record())["profiler_overhead"]
+    fault = found(made(), a_profiled_record())["profiler_overhead"]
     # 2 rows / 0.08 s, the median of the steps after warm-up; the report says 2 / 0.05 s.
     assert (fault.where, fault.said, fault.corrected) == ("samples/second", 40.0, pytest.approx(25.0))
     record = a_profiled_record(effective_batch_size=8, gradient_accumulation_steps=4)
-    assert "one pass of 4" in found(Model(), record)["profiler_overhead"].reason
-    fault = found(Model(), a_profiled_record(per_device_train_batch_size=3))["another_run"]
+    assert "one pass of 4" in found(made(), record)["profiler_overhead"].reason
+    fault = found(made(), a_profiled_record(per_device_train_batch_size=3))["another_run"]
     assert (fault.where, fault.said, fault.corrected) == ("batch_size_per_gpu", 2, 3)
-    fault = found(Model(), a_profiled_record(gradient_checkpointing=True))["recomputation_left_out"]
+    fault = found(made(), a_profiled_record(gradient_checkpointing=True))["recomputation_left_out"]
     assert fault.corrected == pytest.approx(3 * 15_360 / 0.02)
 
 
@@ -279,7 +303,7 @@ def test_the_record_beside_a_report_is_found_and_an_old_one_does_no_harm(
     tmp_path: Path, record: dict[str, Any], run: str
 ) -> None:
     folder = write_run(tmp_path / "run", record)
-    (folder / "profile.txt").write_text(Model().report())
+    (folder / "profile.txt").write_text(made())
     result, text = profile(folder)
     assert run in result["run"] and run in text
     assert ("profiler_overhead" in {fault["name"] for fault in result["faults"]}) == ("ranks" in record)
@@ -301,8 +325,9 @@ def test_plots_say_in_words_what_they_show() -> None:
     assert all(plot.png.startswith(b"\x89PNG") for plot in (tree, alone, pair))
     assert "MACs: encoder 58 %, decoder 35 %, lm_head 7 %; latency: encoder 46 %" in tree.text
     assert "forward 364.2 ms" in pair.text and pair.text.startswith("profile-zero1.txt: ")
+    without_tree = re.sub(r"^-+ Detailed Profile(?s:.*)^\)$", "", made(), flags=re.MULTILINE)
     with pytest.raises(UserError, match=r'profile\.txt: no module tree; profile with "detailed": true'):
-        ProfileReport(check_report(read(Model().report(detailed=False))), "made").icicle()
+        ProfileReport(check_report(read(without_tree)), "made").icicle()
 
 
 def test_the_verb_answers_plain_numbers_and_names_each_fault() -> None:
@@ -319,7 +344,7 @@ def test_two_reports_have_ratios_of_corrected_figures_where_they_are_of_one_sett
     assert ratios["forward_macs"] == pytest.approx(1, rel=1e-4)
     assert ratios["iteration_seconds"] == pytest.approx(714.12 / 151.45, rel=0.001)
     assert (result["against"]["differences"], "| ratio |" in text) == ([], True)
-    (tmp_path / "other.txt").write_text(Model().report())
+    (tmp_path / "other.txt").write_text(made())
     result, text = profile(ZERO1, "--against", tmp_path / "other.txt")
     assert {line["ratio"] for line in result["against"]["compared"]} == {None}
     assert "no ratios: world_size 3, 1; batch_size_per_gpu 16, 2" in text
