@@ -15,8 +15,7 @@ from playwright.sync_api import Browser, Page
 from tensorboard.summary import Writer
 
 from tests.browser.lab import ROOT
-from tests.browser.processes import processes_naming
-from tests.full.clusters import listens
+from tests.full.clusters import listens, processes_naming
 from tests.full.launches import until
 from zeropods.programs import free_port
 

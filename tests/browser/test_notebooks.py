@@ -18,8 +18,7 @@ from playwright.sync_api import Browser
 
 from tests.browser.lab import ROOT, lab
 from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
-from tests.browser.processes import processes_naming
-from tests.browser.screenshots import keep
+from tests.full.clusters import processes_naming
 from tests.full.forks import fork_server
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
@@ -82,7 +81,6 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 train_states(folder)
             open_notebook(page, name)
             seen[name] = run_all(page, folder / "notebooks" / f"{name}.ipynb")
-            keep(page, name)
             close(page)
         page.close()
     hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}

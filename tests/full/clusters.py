@@ -36,6 +36,12 @@ def processes_of(home: Path) -> list[int]:
     return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if mark in _read(path)]
 
 
+def processes_naming(folder: Path) -> list[int]:
+    """Processes of this machine that name a folder in their environment or among their arguments."""
+    name, places = str(folder).encode(), Path("/proc").glob("[0-9]*")
+    return [int(path.name) for path in places if name in _read(path / "environ") + _read(path / "cmdline")]
+
+
 def ssh(cluster: Cluster, address: str, *command: str) -> str:
     """What a command prints on a pod."""
     argv = ssh_argv(cluster.ssh_config, address, command)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.full.clusters import processes_naming
 from zeropods.measure.record import Record, read_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,8 @@ def executed(folder: Path, *notebooks: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs and copies of the five notebooks."""
     folder = tmp_path_factory.mktemp("causal")
-    executed(folder, *NOTEBOOKS)
+    # The baseline is trained with the techniques: what forks the ranks has imported torch already.
+    executed(folder, NOTEBOOKS[1], NOTEBOOKS[0], *NOTEBOOKS[2:])
     return folder
 
 
@@ -130,14 +132,7 @@ def test_text_is_generated_before_and_after(folder: Path, text: Path) -> None:
 
 
 def test_no_pod_outlives_its_notebook(folder: Path) -> None:
-    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(folder) in read(path)]
-
-
-def read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    assert not processes_naming(folder)
 
 
 def test_a_second_call_trains_nothing(folder: Path, squad: Path) -> None:

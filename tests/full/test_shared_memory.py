@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.full.conftest import ROOT, TINY
+from tests.full.forks import fork_server
 
 BUFFERS = "deepspeed_allreduce_buffer_*"
 MEMORY = Path("/dev/shm")
@@ -15,13 +14,10 @@ TRAINING = [*TINY, "--max_steps", 1, "--eval_steps", 1, "--deepspeed", ROOT / "d
 
 
 def test_training_without_offload_compiles_nothing_and_leaves_no_buffer(prepared: Path, tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "textsql_train.py", *TRAINING, "--dataset_path", prepared]
-    done = subprocess.run(
-        [*map(str, command), "--outputdir", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=280, check=False,
-        env={**os.environ, "MASTER_ADDR": "127.0.0.1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "built successfully" not in done.stdout + done.stderr
+    argv = [*TRAINING, "--dataset_path", prepared, "--outputdir", tmp_path / "run"]
+    own = {"MASTER_ADDR": "127.0.0.1", "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    (rank,) = fork_server().begin(argv, 1, tmp_path / "said", **own)
+    said = rank.communicate(280)
+    assert rank.returncode == 0, said[-4000:]
     assert not list((tmp_path / "extensions").glob("*/*.so"))
     assert not [file for file in MEMORY.glob(BUFFERS) if file.stat().st_uid == os.getuid()]
