@@ -23,6 +23,7 @@ from tests.full.forks import fork_server
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.figures import figures
+from zeropods.sweep.run import LOCK
 from zeropods.sweep.trial import trials
 from zeropods.workshop import Workshop
 from zeropods.workshop.text2sql import STATES_EXAMPLES
@@ -93,6 +94,9 @@ def train_states(folder: Path) -> None:
         runs=folder / "runs", limit=STATES_EXAMPLES, pods=2, states_model=SMALL["ZEROPODS_STATES_MODEL"]
     )
     prepare(workshop.preparation, workshop.prepared)
+    workshop.states_folder.mkdir(parents=True)
+    # As a sweep that was killed leaves it.
+    (workshop.states_folder / LOCK).touch()
     for trial in trials(workshop.states_matrix, workshop.states_folder):
         fork_server().train(trial.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 
