@@ -23,8 +23,7 @@ from tests.full.forks import fork_server
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.figures import figures
-from zeropods.sweep.run import LOCK
-from zeropods.sweep.trial import trials
+from zeropods.sweep.run import LOCK, trials
 from zeropods.workshop import Workshop
 from zeropods.workshop.text2sql import STATES_EXAMPLES
 
