@@ -83,7 +83,8 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(run / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize(("name", "pods"), ON_PODS)
+@pytest.mark.skipif(not ON_PODS, reason="`make soak` launches them over pods")
+@pytest.mark.parametrize(("name", "pods"), ON_PODS or ALL[:1])
 def test_a_technique_on_pods_gives_the_numbers_of_one_process(
     name: str, pods: int, cluster: Cluster, alone: Path, prepared: Path, tmp_path: Path
 ) -> None:
