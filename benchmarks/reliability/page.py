@@ -37,7 +37,7 @@ REMARKS = f"""\
   run's lease of {LEASE_SECONDS:.0f} s has run out, ranks that hang by `--step-timeout {STEP_TIMEOUT}`
 * to resume (asked for: {RESUME_SECONDS}): from then, or from the second call, to the end of the first step
 * left over: processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later
-* goodput: of a run that was broken once (`--alone`): share of its wall time, both starts included, in steps that count
+* goodput: of a run broken once (`--alone`), share of its wall time in steps that count, starts included
 """
 
 

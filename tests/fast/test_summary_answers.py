@@ -129,10 +129,12 @@ def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
 
 def test_each_model_has_an_answer_of_its_own(tmp_path: Path) -> None:
     for name in ("t5-small", "t5-large"):
-        a_run(tmp_path / name, model_id=f"google-t5/{name}")
-    assert [line.split(":")[0] for line in read_runs([tmp_path]).answers().texts[0].splitlines()] == [
-        "t5-large",
-        "t5-small",
+        a_run(tmp_path / name, model_id=f"google-t5/{name}", score=a_score())
+    answers = read_runs([tmp_path]).answers()
+    assert [line.split(":")[0] for line in answers.texts[0].splitlines()] == ["t5-large", "t5-small"]
+    assert [line.split(" reaches")[0] for line in answers.texts[3].splitlines()] == [
+        "t5-large: A none x1",
+        "t5-small: B none x1",
     ]
 
 

@@ -57,7 +57,8 @@ def answers(lines: Sequence[Values]) -> Answers:
     for line in lines:
         if line["technique"] is not None:
             models.setdefault((line["model_id"], line["task"]), []).append(line)
-    subjects = [Subject(model, rows) for (model, _), rows in models.items()]
+    named = len({model for model, _ in models}) > 1
+    subjects = [Subject(model, _without_model(model, rows) if named else rows) for (model, _), rows in models.items()]
     if not subjects:
         unknown = "No run left a record, so nothing is known yet."
         return Answers((unknown, unknown, unknown, unknown))
@@ -78,6 +79,11 @@ def answers(lines: Sequence[Values]) -> Answers:
             joined(also, Subject.accuracy),
         )
     )
+
+
+def _without_model(model: str, rows: Sequence[Values]) -> list[Values]:
+    """The rows of one model of several, whose name need not be said again in each label."""
+    return [{**row, "label": row["label"].replace(f"{model.rsplit('/', 1)[-1]} ", "", 1)} for row in rows]
 
 
 def _subject_names(models: Iterable[tuple[str, str]]) -> list[str]:
