@@ -12,13 +12,13 @@ import re
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.programs import variable_set
 
 # Files and folders that appear whole or not at all.
 
@@ -180,40 +180,6 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
         yield
 
 
-# Where a pod's keys lie, or what visitors of a page upload: a folder that is held as long as its process lives.
-
-POD, DEMO = "zeropods-pod-", "zeropods-demo-"
-"""How their names begin."""
-FRESH_SECONDS = 60.0
-"""A folder so young may be about to be held."""
-
-
-def make_private_folder(prefix: str) -> Path:
-    """A new folder that only this user can read; it is held by this process and its forks until they end.
-
-    What those that were killed have left under this prefix is removed first: nobody holds it.
-    """
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        _remove_if_left(left)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    # Never closed: the kernel lets go of it when the last of the processes has ended.
-    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return folder
-
-
-def _remove_if_left(folder: Path) -> None:
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    about = os.fstat(handle)
-    with contextlib.suppress(BlockingIOError):
-        if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    os.close(handle)
-
-
 # Weights are read from safetensors files only: any other format may run a program when it is read.
 
 SUFFIX = ".safetensors"
@@ -269,15 +235,8 @@ def plain_values_only() -> Iterator[None]:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-    before = os.environ.get(STRICT)
-    os.environ[STRICT] = "1"
-    try:
-        with torch.serialization.safe_globals(allowed):
-            yield
-    finally:
-        os.environ.pop(STRICT)
-        if before is not None:
-            os.environ[STRICT] = before
+    with variable_set(STRICT, "1"), torch.serialization.safe_globals(allowed):
+        yield
 
 
 def foreign_object(error: pickle.UnpicklingError) -> str:

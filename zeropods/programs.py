@@ -15,7 +15,8 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def end_with_parent(parent: int, signum: int) -> None:
     prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """An environment variable that has this value inside, and after that the one that it had before, or none."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def prctl(option: int, value: int) -> None:

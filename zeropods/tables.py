@@ -23,6 +23,8 @@ CELL_STYLE = "text-align: left; white-space: pre-line"
 """JupyterLab would set text to the right."""
 
 INTERVAL = re.compile(r"\[[\d., ]+\]")
+"""Such as `[0.78, 1.02]`: no line ends within it."""
+WHOLE = r"<span style='white-space: nowrap'>\g<0></span>"
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,13 @@ class Table:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         title = f"## {self.title}\n\n" if self.title else ""
-        return title + "".join(_markdown_line(line, widths) for line in lines)
+        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+        return title + "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
     def _html_row(self, row: Sequence[str]) -> str:
-        pairs = zip(self.header, row, strict=True)
+        pairs = zip(self.header, (INTERVAL.sub(WHOLE, html.escape(text)) for text in row), strict=True)
         cells = (
-            f"<td data-heading='{html.escape(heading)}' style='{CELL_STYLE}'>{_whole_intervals(html.escape(text))}</td>"
-            for heading, text in pairs
+            f"<td data-heading='{html.escape(heading)}' style='{CELL_STYLE}'>{shown}</td>" for heading, shown in pairs
         )
         return f"<tr>{''.join(cells)}</tr>"
 
@@ -76,19 +78,9 @@ class Table:
         return self.to_markdown()
 
 
-def _whole_intervals(text: str) -> str:
-    """The text, in which no line ends within an interval such as `[0.78, 1.02]`."""
-    return INTERVAL.sub(r"<span style='white-space: nowrap'>\g<0></span>", text)
-
-
 def markdown_text(text: str) -> str:
     """Text that stays on its line and in its cell, and is no markup."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
-
-
-def _markdown_line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return f"| {' | '.join(padded)} |\n"
 
 
 # One progress bar, on a terminal and in a notebook; nothing elsewhere.

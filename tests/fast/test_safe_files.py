@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.files import DEMO, FRESH_SECONDS, POD, has_weights, make_private_folder, refuse_other_weights
+from zeropods.files import has_weights, refuse_other_weights
+from zeropods.pods.processes import DEMO, FRESH_SECONDS, POD, make_private_folder
 
-MAKE = "from zeropods.files import POD, make_private_folder as make; print(make(POD), flush=True); input()"
+MAKE = "from zeropods.pods.processes import POD, make_private_folder as make; print(make(POD), flush=True); input()"
 
 
 @pytest.mark.parametrize(

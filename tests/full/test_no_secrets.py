@@ -14,8 +14,8 @@ import pytest
 
 from tests.full.launches import ROOT, ended, record, started, train
 from zeropods import pods
-from zeropods.files import POD
 from zeropods.pods.cluster import KEY, SECRET, Cluster
+from zeropods.pods.processes import POD
 
 PAUSE_SECONDS = 0.02
 

@@ -31,7 +31,7 @@ from zeropods.demo.answering import (
     uploaded,
 )
 from zeropods.errors import UserError
-from zeropods.files import DEMO, make_private_folder
+from zeropods.pods.processes import DEMO, make_private_folder
 from zeropods.programs import free_port
 from zeropods.sql.query import AGGREGATES, OPERATORS, Query, cells_text
 

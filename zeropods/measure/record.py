@@ -311,16 +311,11 @@ def _faults(document: dict[str, Any]) -> Iterator[str]:
         if value is not None and not isinstance(value, kind):
             yield f"{place}.{name} is {value!r:.60}; expected {kind.__name__}"
     for rank in document.get("ranks", ()):
-        for name in sorted(_rank_keys() - rank.keys()):
+        for name in sorted({each.name for each in fields(RankMeasurement)} - rank.keys()):
             yield f"ranks.{rank['rank']}.{name}: missing"
         for name, value in (rank["shape"] or {}).items():
             if type(value) is not NO_NUMBERS.get(name, int):
                 yield f"ranks.{rank['rank']}.shape.{name} is {value!r:.60}"
-
-
-@cache
-def _rank_keys() -> frozenset[str]:
-    return frozenset(each.name for each in fields(RankMeasurement))
 
 
 @cache

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.files import POD, make_private_folder
 from zeropods.pods.hostfile import own_address
 from zeropods.pods.leases import Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
+    POD,
     become_subreaper,
     descendants,
     end,
     end_descendants,
+    make_private_folder,
     oom_kills,
     reap,
 )

@@ -33,6 +33,8 @@ SEND_SECONDS = 10.0
 PROOF_SECONDS = 5.0
 """A peer proves itself to a server within this time."""
 CLOSE_SECONDS = 1.0
+SILENT_SECONDS = 120.0
+"""A connection on which nothing is asked for so long is closed."""
 QUEUE = 4_096
 """Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
 
@@ -208,7 +210,6 @@ class Server:
         answer: takes a request and the peer's address; what it returns is sent.
         unproven: number of connections that may be unproven at a time. One more costs the oldest its place, not
             itself: an honest peer needs it for milliseconds, so that those who sit there silently keep nobody out.
-        silent_seconds: a connection on which nothing is asked for so long is closed.
     """
 
     def __init__(
@@ -218,13 +219,11 @@ class Server:
         answer: Callable[[Message, str], Awaitable[Message]],
         *,
         unproven: int = 64,
-        silent_seconds: float = 120.0,
     ) -> None:
         self._secret = secret
         self._purpose = purpose
         self._answer = answer
         self._limit = unproven
-        self._silent_seconds = silent_seconds
         self._unproven: list[Channel] = []
         """Oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -262,7 +261,7 @@ class Server:
                 request = await self._first_message(channel)
                 while True:
                     await channel.send(await self._answer(request, channel.peer))
-                    request = await channel.receive(self._silent_seconds)
+                    request = await channel.receive(SILENT_SECONDS)
         except (ChannelError, asyncio.CancelledError):
             pass  # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
         finally:

@@ -76,11 +76,11 @@ class RunArguments:
     script: ClassVar[str]
     """The file's name, at the top of the project."""
     description: ClassVar[str]
-    model_flag: ClassVar[str]
-    data_flag: ClassVar[str]
-    epochs_flag: ClassVar[str]
-    steps_flag: ClassVar[str]
-    warmup_flag: ClassVar[str]
+    model_flag: ClassVar[str] = "model_id"
+    data_flag: ClassVar[str] = "dataset_path"
+    epochs_flag: ClassVar[str] = "epochs"
+    steps_flag: ClassVar[str] = "max_steps"
+    warmup_flag: ClassVar[str] = "warmup_steps"
     """What the script calls its model, its data, its passes over them, its optimizer steps and those of the warm-up."""
     prompts: ClassVar[tuple[str, ...]]
     """What a row's text may be made by; the first one is usual."""
@@ -187,11 +187,6 @@ class TextToSQLArguments(RunArguments):
 
     script: ClassVar[str] = "textsql_train.py"
     description: ClassVar[str] = "Fine-tune T5 on text-to-SQL."
-    model_flag: ClassVar[str] = "model_id"
-    data_flag: ClassVar[str] = "dataset_path"
-    epochs_flag: ClassVar[str] = "epochs"
-    steps_flag: ClassVar[str] = "max_steps"
-    warmup_flag: ClassVar[str] = "warmup_steps"
     prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
     fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16, the loss becomes NaN"
 
@@ -297,7 +292,9 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         parser.add_argument(f"--{each.name}", default=each.default, type=_reader(read), help=text, **alone)
     values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
-        raise UserError(_unknown_flag(kind, unknown[0].partition("=")[0]))
+        word = unknown[0].partition("=")[0]
+        near = get_close_matches(word.removeprefix("--"), [each.name for each in fields(kind)], 1)
+        raise UserError(f"{word}: no flag of {kind.script}; {f'--{near[0]}?' if near else '--help lists them'}")
     return kind(**vars(values))
 
 
@@ -321,11 +318,6 @@ def _underscored(word: str) -> str:
     """A flag's name may be written with dashes."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
-
-
-def _unknown_flag(kind: type[RunArguments], word: str) -> str:
-    near = get_close_matches(word.removeprefix("--"), [each.name for each in fields(kind)], 1)
-    return f"{word}: no flag of {kind.script}; {f'--{near[0]}?' if near else '--help lists them'}"
 
 
 # The batch of N ranks: what each contributes to an optimizer step, so that the effective batch is the same for any N.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.programs import variable_set
 
 Config = dict[str, Any]
 
@@ -291,17 +291,9 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() == "muon":
         return
-    before = os.environ.get(DISABLE)
-    os.environ[DISABLE] = "1"
-    try:
-        # One of another version of DeepSpeed may have none.
-        with suppress(ImportError):
-            import_module(MUON)
-    finally:
-        if before is None:
-            del os.environ[DISABLE]
-        else:
-            os.environ[DISABLE] = before
+    # One of another version of DeepSpeed may have none.
+    with variable_set(DISABLE, "1"), suppress(ImportError):
+        import_module(MUON)
 
 
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.

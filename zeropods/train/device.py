@@ -100,12 +100,6 @@ def check_tf32(asked: bool) -> None:
         raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
 
 
-def choose_tf32(asked: bool) -> None:
-    """Let FP32 products be taken in TF32; without that, PyTorch's own default stays: it takes none."""
-    if asked:
-        torch.set_float32_matmul_precision("high")
-
-
 def resolve_precision(asked: str, fp16_fault: str | None, model_id: str) -> str:
     """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it and the model gains by it.
 

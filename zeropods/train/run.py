@@ -25,7 +25,7 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.cpu import suit_cpu
-from zeropods.train.device import choose_tf32, compile_model, matmul_flops_per_second
+from zeropods.train.device import compile_model, matmul_flops_per_second
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
@@ -47,7 +47,8 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
         job = check_call(task)
-        choose_tf32(arguments.tf32)
+        if arguments.tf32:
+            torch.set_float32_matmul_precision("high")
         settings = training_arguments(job)
         try:
             with contextlib.ExitStack() as stack, terminable(saving=save_signal.number):

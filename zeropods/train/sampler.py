@@ -54,16 +54,12 @@ class LengthGroupedSampler(Sampler[int]):
         """(steps, effective batch size) row indices of the epoch."""
         generator = np.random.default_rng((self.seed, self.epoch))
         shuffled = np.resize(generator.permutation(len(self.lengths)), len(self))
-        batches = np.concatenate([self._grouped(pool) for pool in self._pools(shuffled)])
-        return batches[generator.permutation(len(batches))]
-
-    def _pools(self, shuffled: np.ndarray) -> list[np.ndarray]:
         size = POOL * self.effective_batch_size
-        return [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-
-    def _grouped(self, pool: np.ndarray) -> np.ndarray:
-        source, target = self.lengths[pool].T
-        return pool[np.lexsort((target, source))].reshape(-1, self.effective_batch_size)
+        pools = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        # By source, and where those are equal by target.
+        grouped = [pool[np.lexsort(self.lengths[pool].T[::-1])] for pool in pools]
+        batches = np.concatenate(grouped).reshape(-1, self.effective_batch_size)
+        return batches[generator.permutation(len(batches))]
 
 
 # A prepared split in memory, and batches of it.
@@ -105,7 +101,7 @@ def load_split(folder: Path, split: str) -> TokenizedSplit | None:
         raise UserError(f"{folder / split}: cannot be read ({error}); prepare the data set again") from None
 
 
-def collate(rows: list[Row], pad: int = 0, multiple: int = 1) -> dict[str, Tensor]:
+def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:
     """Pad rows to the longest of the batch, or to the next multiple of a length.
 
     Returns:
@@ -113,7 +109,7 @@ def collate(rows: list[Row], pad: int = 0, multiple: int = 1) -> dict[str, Tenso
         labels: (rows, target tokens) int64, -100 where there is no label.
         label_positions: (n,) int64, flat positions of the labels.
     """
-    sources, mask = padded([row[0] for row in rows], pad, multiple)
+    sources, mask = padded([row[0] for row in rows], 0, multiple)
     labels, labelled = padded([row[1] for row in rows], -100, multiple)
     return {
         "input_ids": torch.from_numpy(sources),
