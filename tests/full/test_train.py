@@ -93,6 +93,17 @@ def test_two_processes_of_torchs_launcher_train_as_one(trained: Path, prepared: 
     assert_same_losses(record, read_record(trained))
 
 
+def test_a_run_imports_neither_torchs_compiler_nor_what_only_transformers_asks_for(
+    prepared: Path, tmp_path: Path
+) -> None:
+    flags = ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", 1, "--eval_steps", 0]
+    said = script([*TINY, *flags, "--deepspeed", ROOT / "dsconfig" / "zero1.json"], launcher=("-X", "importtime"))
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
+    assert {"torch", "deepspeed", "transformers.trainer"} <= imported
+    unused = {"torch._dynamo.convert_frame", "torch._inductor", "torch.utils.cpp_extension"}
+    assert not imported & (unused | {"datasets", "pandas", "scipy", "sklearn"})
+
+
 def test_an_interrupted_run_says_so_and_has_measured_what_it_did(prepared: Path, tmp_path: Path) -> None:
     steps = ("--max_steps", "10000", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--save_steps", "2")
     folder = tmp_path / "interrupted"

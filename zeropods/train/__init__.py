@@ -26,8 +26,11 @@ def run_script(task: Callable[[], type[Task]]) -> int:
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     from zeropods.measure.environment import process_age_seconds
+    from zeropods.train.imports import quick_imports
 
-    return run_parsed(task(), sys.argv, process_age_seconds)
+    with quick_imports(sys.argv):
+        kind = task()
+    return run_parsed(kind, sys.argv, process_age_seconds)
 
 
 def run_parsed(task: type[Task], argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.programs import variable_set
 
 Config = dict[str, Any]
 
@@ -278,7 +277,6 @@ def _total_steps(arguments: Mapping[str, Any]) -> tuple[Any, str] | None:
 # torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.
 
 MUON = "deepspeed.runtime.zero.muon.original_muon"
-DISABLE = "TORCHDYNAMO_DISABLE"
 
 
 def spare_compiler(config: Mapping[str, Any]) -> None:
@@ -286,14 +284,21 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
 
     DeepSpeed imports it to ask whether the optimizer of a run is one, and decorates it to be compiled: loading the
     compiler takes each rank more than a second and 40 MB. Nothing is compiled for another optimizer: its numbers stay.
-    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`; torch/_dynamo/eval_frame.py, `_optimize`.
+    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`.
     """
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() == "muon":
         return
-    # One of another version of DeepSpeed may have none.
-    with variable_set(DISABLE, "1"), suppress(ImportError):
-        import_module(MUON)
+    import torch
+
+    before = torch.compile
+    setattr(torch, "compile", lambda function: function)  # noqa: B010 (a type that mypy does not let us replace)
+    try:
+        # One of another version of DeepSpeed may have none.
+        with suppress(ImportError):
+            import_module(MUON)
+    finally:
+        setattr(torch, "compile", before)  # noqa: B010
 
 
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
