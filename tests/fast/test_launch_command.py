@@ -11,7 +11,9 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import (
+    LIGHT,
     PROJECT,
+    RUNNER,
     Launch,
     check_plain,
     exported_variables,
@@ -41,7 +43,7 @@ LAUNCH = Launch(
 
 def test_the_command_is_deepspeeds_own_over_pdsh() -> None:
     argv = runner_argv(LAUNCH, Path("/tmp/hostfile"))
-    assert argv[1:3] == ["-m", "deepspeed.launcher.runner"]
+    assert argv[1:4] == ["-m", LIGHT, RUNNER]
     flags = dict(pairwise(argv))
     assert (flags["--hostfile"], flags["--launcher"], flags["--num_nodes"]) == ("/tmp/hostfile", "pdsh", "2")
     assert (flags["--master_addr"], flags["--master_port"], flags["--ssh_port"]) == ("10.0.0.1", "29511", "2222")
@@ -58,7 +60,7 @@ def test_the_command_can_be_pasted_into_a_shell() -> None:
     )
     words = said.stdout.decode().split("\0")[:-1]
     assert words[:2] == ["PDSH_RCMD_TYPE=ssh", "PDSH_SSH_ARGS_APPEND=-F /project/.zeropods/pods/ssh_config"]
-    assert Path(words[2]).name == "deepspeed" and words[3:] == argv[3:]
+    assert Path(words[2]).name == "deepspeed" and words[3:] == argv[4:]
     assert "\n    --launcher pdsh \\\n" in line
 
 

@@ -36,6 +36,16 @@ def test_a_launch_over_deepspeed_is_recorded_and_printed_as_one_document(up: dic
     assert len(record(tmp_path / "run")["ranks"]) == 2 and not left(tmp_path / "run")
 
 
+def test_the_launcher_imports_no_torch_here_nor_on_any_pod(
+    up: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    done = zeropods("launch", "--", RANK, "--outputdir", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    imported = [line.rpartition("|")[2].strip() for line in (tmp_path / "run" / "launch.log").read_text().splitlines()]
+    assert imported.count("deepspeed.constants") == 4 and "torch" not in imported
+
+
 def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_path: Path) -> None:
     done = subprocess.run(
         [*up["command"], str(RANK), "--outputdir", str(tmp_path / "run")],

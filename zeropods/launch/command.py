@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 PROJECT = Path(__file__).resolve().parents[2]
+LIGHT = "zeropods.launch.light"
+"""Runs a module of DeepSpeed's launcher with less imported."""
+RUNNER = "deepspeed.launcher.runner"
 LAUNCH = "launch.json"
 """In the run folder: what was launched last."""
 RUN = "ZEROPODS_RUN"
@@ -251,7 +254,7 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
     if launch.launcher == "none":
         return _local_argv(launch)
     return [
-        *(sys.executable, "-m", "deepspeed.launcher.runner"),
+        *(sys.executable, "-m", LIGHT, RUNNER),
         *("--hostfile", str(hostfile)),
         *("--launcher", "pdsh"),
         *("--num_nodes", str(len(launch.hosts))),
@@ -270,8 +273,8 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
 def shell_line(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
     """A command with variables of its environment as somebody pastes it into a shell, a flag per line."""
     program = Path(argv[0]).with_name("deepspeed")
-    if list(argv[1:3]) == ["-m", "deepspeed.launcher.runner"] and program.is_file():
-        argv = [str(program), *argv[3:]]
+    if list(argv[1:4]) == ["-m", LIGHT, RUNNER] and program.is_file():
+        argv = [str(program), *argv[4:]]
     lines = [[f"{name}={shlex.quote(value)}" for name, value in (variables or {}).items()]]
     for word in argv:
         if word.startswith("--"):
@@ -291,7 +294,7 @@ def _local_argv(launch: Launch) -> list[str]:
     places = {"localhost": list(range(launch.world_size))}
     world_info = base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
     return [
-        *(sys.executable, "-u", "-m", "deepspeed.launcher.launch"),
+        *(sys.executable, "-u", "-m", LIGHT, "deepspeed.launcher.launch"),
         f"--world_info={world_info}",
         "--master_addr=127.0.0.1",
         f"--master_port={launch.master_port}",

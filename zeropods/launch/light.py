@@ -1,0 +1,81 @@
+"""DeepSpeed's launcher without DeepSpeed's engine and without torch: it needs four of their names.
+
+    python -m zeropods.launch.light deepspeed.launcher.runner ARGUMENT ...
+
+It is DeepSpeed's own code that runs, here and on each pod. Importing the rest of it takes seconds, one after the other
+here and on a pod, before a rank so much as starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import sys
+from collections.abc import MutableMapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+LAUNCH = "deepspeed.launcher.launch"
+"""What DeepSpeed's runner lets each pod run."""
+FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
+"""Of the lines of DeepSpeed's logger."""
+
+
+class Devices:
+    """What launchers ask DeepSpeed's accelerators for; those of CPUs and of CUDA say the same.
+
+    Source: deepspeed/accelerator/cpu_accelerator.py and cuda_accelerator.py (0.19.8).
+    """
+
+    def visible_devices_envs(self) -> list[str]:
+        """Names of the variables that choose a process's devices."""
+        return ["CUDA_VISIBLE_DEVICES"]
+
+    def set_visible_devices_envs(self, environment: MutableMapping[str, str], chosen: Sequence[int]) -> None:
+        """Let a process see these devices."""
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, chosen))
+
+    def export_envs(self) -> list[str]:
+        """Beginnings of the names of variables that ranks need."""
+        return ["NCCL"]
+
+
+def stand_in(name: str, **names: object) -> ModuleType:
+    """Put a package in the place of one of DeepSpeed's: with these names, and with the modules that its folder has."""
+    spec = find_spec(name)
+    assert spec is not None and spec.submodule_search_locations is not None
+    package = ModuleType(name)
+    package.__spec__, package.__path__ = spec, spec.submodule_search_locations
+    vars(package).update(names)
+    sys.modules[name] = package
+    return package
+
+
+def lighten() -> None:
+    """Let DeepSpeed's launcher be imported without the rest of DeepSpeed, and each pod's as well."""
+    logging.basicConfig(format=FORM, stream=sys.stdout)
+    logger = logging.getLogger("DeepSpeed")
+    stand_in("deepspeed")
+    stand_in("deepspeed.accelerator", get_accelerator=Devices)
+    stand_in("deepspeed.autotuning", Autotuner=None)
+    utils = stand_in(
+        "deepspeed.utils", logger=logger, set_log_level_from_string=lambda name: logger.setLevel(name.upper())
+    )
+    vars(utils)["get_numactl_cmd"] = import_module("deepspeed.utils.numa").get_numactl_cmd
+    pdsh = import_module("deepspeed.launcher.multinode_runner").PDSHRunner
+    command = pdsh.get_cmd
+
+    def light_command(self: Any, *given: Any) -> Any:
+        words, *rest = command(self, *given)
+        at = words.index(LAUNCH)
+        return [*words[:at], __spec__.name, *words[at:]], *rest
+
+    pdsh.get_cmd = light_command
+
+
+if __name__ == "__main__":
+    lighten()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
