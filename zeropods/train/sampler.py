@@ -139,8 +139,9 @@ def _arrow_table(folder: Path) -> pyarrow.Table:
 
 def _rows(table: pyarrow.Table, column: str) -> list[np.ndarray]:
     array = table[column].combine_chunks()
-    values = array.values.to_numpy().astype(np.int32, copy=False)
-    return np.split(values, array.offsets.to_numpy()[1:-1]) if len(array) else []
+    # pyarrow's own `to_numpy` imports pandas.
+    values = np.from_dlpack(array.values).astype(np.int32, copy=False)
+    return np.split(values, np.from_dlpack(array.offsets)[1:-1]) if len(array) else []
 
 
 # Which rows each rank evaluates.
