@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.conftest import TINY, script
+from tests.full.conftest import ROOT, TINY, script
 from tests.full.forks import fork_server
 from tests.full.launches import until
 from zeropods.errors import guarded
