@@ -45,7 +45,7 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_notebook_that_fails_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
-    process = demo(tmp_path, "05_inference", **SMALL)
+    process = demo(tmp_path, "04_read_profiler", **SMALL)
     _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 1 and "no trained model" in errors.splitlines()[-1]
 
@@ -69,9 +69,9 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
     until(lambda: not Path(f"/proc/{trainer}").exists(), 30)
 
 
-def test_papermill_sets_what_a_notebook_trains(tmp_path: Path) -> None:
+def test_papermill_sets_what_a_notebook_trains(sample: Path, tmp_path: Path) -> None:
     workshop = Workshop(runs=tmp_path / "runs", limit=24, steps=2)
-    workshop.get_data()
+    shutil.copytree(sample, workshop.data)
     prepare(workshop.preparation, workshop.prepared)
     settings = {"ZEROPODS_RUNS": str(workshop.runs), "ZEROPODS_LIMIT": "24", "ZEROPODS_MODEL": "t5-small"}
     papermill = [str(Path(sys.executable).with_name("papermill")), "02_train_single_pod.ipynb"]
@@ -82,9 +82,9 @@ def test_papermill_sets_what_a_notebook_trains(tmp_path: Path) -> None:
     assert "'status': 'ok'" in (tmp_path / "out.ipynb").read_text()
 
 
-def test_two_models_have_one_summary(tmp_path: Path) -> None:
+def test_two_models_have_one_summary(sample: Path, tmp_path: Path) -> None:
     workshop = Workshop(runs=tmp_path / "runs", limit=24, models="t5-tiny,t5-large-tiny")
-    workshop.get_data()
+    shutil.copytree(sample, workshop.data)
     for each in workshop.each:
         prepare(each.preparation, each.prepared)
     settings = {"ZEROPODS_LIMIT": "24", "ZEROPODS_STEPS": "2", "ZEROPODS_MODELS": "t5-tiny,t5-large-tiny"}
