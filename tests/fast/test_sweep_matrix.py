@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.command import flag_values
-from zeropods.sweep.matrix import Matrix, matrix_of, read_matrix, write_matrix
+from zeropods.plan.published import published
+from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
 from zeropods.sweep.run import order_of, trials
 from zeropods.techniques import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = ROOT / "matrices" / "published.yaml"
 FLAGS = {"init": "random", "max_steps": 30, "effective_batch_size": 48}
 PLAIN = {"model": "t5-tiny", "technique": "zero1", "pods": 2, "data": "raw", "flags": FLAGS}
 CAUSAL_FLAGS = {"init": "random", "max_train_steps": 3, "max_seq_length": 32, "effective_batch_size": 8}
@@ -68,6 +71,66 @@ def test_the_matrices_of_the_project_can_be_read(path: Path) -> None:
     assert read_matrix(path).cells
 
 
+def test_flags_of_a_cell_win_over_the_common_ones(tmp_path: Path) -> None:
+    cells = [{"technique": "zero1"}, {"technique": "zero2", "flags": {"max_steps": 7, "effective_batch_size": 6}}]
+    first, second = (flag_values(trial.arguments) for trial in trials(read(technique=None, cells=cells), tmp_path))
+    assert (first["max_steps"], first["per_device_train_batch_size"], first["init"]) == ("30", "24", "random")
+    assert (second["max_steps"], second["per_device_train_batch_size"], second["init"]) == ("7", "3", "random")
+
+
+def test_the_published_matrix_has_the_published_runs_and_t5_3b() -> None:
+    matrix = read_matrix(PUBLISHED)
+    runs = {}
+    for cell in matrix.cells:
+        flags = matrix.flags_of(cell)
+        key = Path(cell.model).name, cell.technique, cell.pods
+        runs[key] = flags[ROWS] * cell.pods, flags["gradient_checkpointing"]
+        assert (cell.prompt, flags["precision"], flags["epochs"]) == ("question", "fp32", 3)
+    assert runs.pop(("t5-3b", "zero3_offload", 3)) == (3, True)
+    rows = {(r.model, r.technique, r.pods): (r.effective_batch_size, r.gradient_checkpointing) for r in published()}
+    assert runs == rows and matrix.questions
+
+
+def test_a_matrix_at_tiny_scale_has_the_same_cells_of_tiny_models(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = read_matrix(PUBLISHED)
+    tiny = at_tiny_scale(whole, "m.yaml")
+    assert [(cell.technique, cell.pods) for cell in tiny.cells] == [(cell.technique, cell.pods) for cell in whole.cells]
+    assert {cell.model for cell in tiny.cells} == {"t5-tiny", "t5-large-tiny", "t5-3b-tiny"}
+    assert main(["sweep", str(PUBLISHED), "--scale", "tiny", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 and all("-tiny --" in line and "--init random --max_steps 3" in line for line in lines)
+    assert "runs/published-tiny/prepared/sample-t5-3b-tiny-question" in lines[2]
+    assert "--per_device_train_batch_size 1 " in lines[2]
+
+
+def test_tiny_scale_takes_the_place_of_what_a_cell_asks_for_and_of_its_data() -> None:
+    cells = [{"technique": "zero1", "flags": {"max_steps": 900, "dropout": 0}}]
+    given = {"technique": None, "data": None, "dataset_path": "p", "questions": 4, "model": "google-t5/t5-base"}
+    tiny = at_tiny_scale(read(cells=cells, **given), "m.yaml")
+    (cell,) = tiny.cells
+    assert (cell.model, tiny.flags_of(cell)["max_steps"], tiny.flags_of(cell)["dropout"]) == ("t5-tiny", 3, 0)
+    assert (tiny.data, tiny.limit, tiny.dataset_path, tiny.questions) == ("sample", 300, {}, 4)
+    causal = {**CAUSAL, "model": ["mistral-7b", "distilgpt2", "bigscience/bloom-560m"]}
+    assert {cell.model for cell in at_tiny_scale(read(causal), "m.yaml").cells} == {
+        "llama-tiny",
+        "gpt-tiny",
+        "bloom-tiny",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"script": "mine.py"}, "script mine.py: --scale is for textsql_train.py, causal_train.py"),
+        ({"model": "runs/mine", "flags": {}}, "model 'runs/mine' has no shape known here"),
+        ({"model": ["t5-small", "t5-base"]}, "m.yaml --scale tiny: model: .*'t5-tiny' is there twice"),
+    ],
+)
+def test_what_has_no_tiny_scale_is_refused_in_a_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        at_tiny_scale(read(**changes), "m.yaml")
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -76,6 +139,7 @@ def test_the_matrices_of_the_project_can_be_read(path: Path) -> None:
         {"tokenizer": {"t5-tiny": "t5-tiny"}, "slots": 2},
         {"data": None, "dataset_path": {"schema": "prepared/a b", "question": "q"}, "prompt": ["schema", "question"]},
         {"technique": None, "cells": [{"technique": list(NAMES), "pods": 4}], "script": "mine.py"},
+        {"technique": None, "cells": [{"technique": "zero1", "flags": {"max_steps": 3}}, {"technique": "zero2"}]},
         CAUSAL,
     ],
 )
@@ -104,6 +168,10 @@ def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], 
         ({"flags": {"max_steps": 3}}, "model: t5-tiny has no pretrained weights"),
         ({"flags": {**FLAGS, "max_step": 3}}, "flags: --max_step: no flag of textsql_train.py; --max_steps"),
         ({"flags": {**FLAGS, "learning_rate": "fast"}}, "flags: --learning_rate: 'fast'; expected a number"),
+        ({"cells": [{"pods": 2, "flags": {"max_step": 3}}]}, r"cells\[1\].flags: --max_step: no flag of textsql_train"),
+        ({"cells": [{"pods": 2, "flags": {"effective_batch_size": 7}}]}, "7 rows do not divide over 2 processes"),
+        ({"cells": [{"pods": 2, "flags": {"task": "a"}}]}, r"cells\[1\].flags.task: is the prompt axis"),
+        ({"exclude": [{"pods": 2, "flags": {}}]}, r"exclude\[1\].flags: no such key"),
         ({"flags": {**FLAGS, "deepspeed": "a.json"}}, "flags.deepspeed: follows from the technique axis"),
         ({"flags": {**FLAGS, "effective_batch_size": 7}}, "7 rows do not divide over 2 processes"),
         ({"flags": {**FLAGS, "effective_batch_size": "many"}}, "effective_batch_size: 'many'; expected a whole number"),
@@ -115,6 +183,7 @@ def test_a_matrix_that_was_written_is_read_as_the_same(changes: dict[str, Any], 
         ({"dataset_path": "p"}, "dataset_path: contradicts data 'raw'"),
         ({"data": None, "dataset_path": {"question": "p"}}, "dataset_path.question: no cell of this matrix"),
         ({"data": None, "dataset_path": "p", "prompt": ["schema", "question"]}, "one set for prompts question, schema"),
+        ({"data": None, "dataset_path": "p", "limit": 5}, "limit: is for data that is to be prepared"),
         ({"tokenizer": {"t5-small": "a"}}, "tokenizer.t5-small: no cell of this matrix"),
         ({"questions": 0}, "questions: 0; expected greater than or equal to 1"),
         ({**CAUSAL, "questions": 5}, "questions: 5; runs with prompt lm answer none, so nothing can be scored"),

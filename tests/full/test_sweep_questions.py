@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.full.over_pdsh import pdsh_argv
 from zeropods.cli import main
+from zeropods.evaluate.score_file import score_of
+from zeropods.measure.record import read_record
+from zeropods.pods.cluster import Cluster
 from zeropods.report.summary import read_runs
-from zeropods.sweep.matrix import matrix_of
+from zeropods.sweep.matrix import at_tiny_scale, matrix_of, read_matrix
 from zeropods.sweep.run import run_sweep
 
+ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = 8
 FLAGS = {"init": "random", "max_steps": 2, "threads": 1, "save_steps": 0, "eval_steps": 0, "memory_interval": 0}
 
@@ -42,6 +47,26 @@ def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_name
     capsys.readouterr()
     assert run_sweep(matrix, tmp_path / "out").is_measured
     assert f"not scored: {score.parent}: the raw data of {tmp_path} are not near it" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(900)
+def test_the_published_runs_have_their_results_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:
+    file = ROOT / "matrices" / "published.yaml"
+    sweep = run_sweep(at_tiny_scale(read_matrix(file), str(file)), tmp_path / "out", cluster, argv=pdsh_argv)
+    assert [row.status for row in sweep.rows] == ["ok"] * 7
+    assert {score_of(sweep.out / row.folder) is not None for row in sweep.rows} == {True}
+    records = [read_record(sweep.out / row.folder) for row in sweep.rows]
+    batches = {(r.model_id, r.technique, r.pods): (r.effective_batch_size, r.gradient_checkpointing) for r in records}
+    assert batches == {
+        ("t5-tiny", "none", 1): (32, True),
+        ("t5-tiny", "zero1", 3): (96, False),
+        ("t5-large-tiny", "none", 1): (32, True),
+        ("t5-large-tiny", "zero1", 2): (64, True),
+        ("t5-large-tiny", "zero1", 3): (96, True),
+        ("t5-large-tiny", "zero3_offload", 3): (96, True),
+        ("t5-3b-tiny", "zero3_offload", 3): (3, True),
+    }
+    assert all(record.eval_losses and record.steps == 3 for record in records)
 
 
 def test_a_launch_is_scored(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

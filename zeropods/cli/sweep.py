@@ -17,7 +17,17 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "sweep", "run a matrix of models, techniques, pods and prompts, with repeats", run)
     verb.add_argument("matrix", type=Path, metavar="MATRIX.yaml")
-    verb.add_argument("--out", type=Path, help="folder of the runs; runs/NAME of the matrix's file if not given")
+    verb.add_argument(
+        "--out",
+        type=Path,
+        help="folder of the runs; runs/NAME of the matrix's file if not given, at tiny scale runs/NAME-tiny",
+    )
+    verb.add_argument(
+        "--scale",
+        choices=("tiny",),
+        help="tiny: a trial of the same cells in minutes, on any machine: tiny models with random weights, "
+        "generated data, a few steps and questions",
+    )
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="a cluster that is up; pods of the sweep's own if not given")
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own for the pods")
@@ -28,10 +38,12 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Run the matrix and return all of its results."""
-    from zeropods.sweep.matrix import read_matrix
+    from zeropods.sweep.matrix import at_tiny_scale, read_matrix
 
-    matrix = read_matrix(arguments.matrix)
-    out = (arguments.out or Path("runs") / arguments.matrix.stem).resolve()
+    matrix, name = read_matrix(arguments.matrix), arguments.matrix.stem
+    if arguments.scale:
+        matrix, name = at_tiny_scale(matrix, str(arguments.matrix)), f"{name}-{arguments.scale}"
+    out = (arguments.out or Path("runs") / name).resolve()
     if arguments.dry_run:
         from zeropods.sweep.run import trials
 

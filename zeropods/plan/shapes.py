@@ -379,6 +379,14 @@ def shape_named(name: str) -> Shape:
     return _known(name, {**T5_SHAPES, **CAUSAL_SHAPES})
 
 
+def tiny_name(name: str) -> str:
+    """The tiny model of ours that stands for a known one in a trial; `UserError` where none is known."""
+    shape, last = shape_named(name), name.rsplit("/", 1)[-1].lower()
+    if isinstance(shape, CausalShape):
+        return {"gpt2": "gpt-tiny", "mistral": "llama-tiny"}.get(shape.family, f"{shape.family}-tiny")
+    return next((tiny for tiny in (last, f"{last}-tiny") if tiny in T5_TINY), "t5-tiny")
+
+
 def t5_shape(name: str) -> T5Shape:
     """The same of a T5."""
     return _known(name, T5_SHAPES)

@@ -25,13 +25,17 @@ from pydantic import (
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM
-from zeropods.plan.shapes import CAUSAL_TINY, T5_TINY, causal_shape, t5_shape
+from zeropods.plan.shapes import CAUSAL_TINY, T5_TINY, causal_shape, t5_shape, tiny_name
 from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, batch_on, parse_flags
 
 AXES = ("model", "technique", "pods", "prompt")
 SCRIPT = TextToSQLArguments.script
 EACH = "*"
 """Stands for every model or prompt that is not named."""
+SAMPLE = "sample"
+"""Raw data of this name are generated."""
+TINY_STEPS, TINY_EXAMPLES, TINY_QUESTIONS = 3, 300, 8
+"""At tiny scale: optimizer steps of each run, examples of each split, and questions at most."""
 EFFECTIVE, ROWS, PASSES = "effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"
 SET_BY = {
     "model_id": "is the model axis",
@@ -112,6 +116,7 @@ Axis = Annotated[
     Field(min_length=1),
     AfterValidator(_different),
 ]
+Flags = Annotated[Mapping[str, Any], BeforeValidator(_flags)]
 Texts = Annotated[Mapping[Text, Text], BeforeValidator(lambda v: {EACH: v} if isinstance(v, str) else v)]
 
 
@@ -135,10 +140,17 @@ class Axes(BaseModel):
         return all(getattr(cell, axis) in values for axis, values in self.values.items())
 
 
+class Entry(Axes):
+    """A part of a matrix with flags of its own."""
+
+    flags: Flags = {}
+    """They win over the common ones."""
+
+
 class Matrix(Axes):
     """What a file says, read and checked. Paths are relative to the working folder, as in the script's flags."""
 
-    entries: tuple[Axes, ...] = Field(default=(), alias="cells", min_length=1)
+    entries: tuple[Entry, ...] = Field(default=(), alias="cells", min_length=1)
     """`cells` of the file: each is a matrix of its own, whose axes win over the common ones."""
     exclude: tuple[Axes, ...] = ()
     """Cells that have these values are left out."""
@@ -149,7 +161,9 @@ class Matrix(Axes):
     """Processes per pod."""
     script: Text = SCRIPT
     data: Text | None = None
-    """Raw data, prepared for each model and prompt."""
+    """Raw data, prepared for each model and prompt: a folder, or `sample`, which is generated."""
+    limit: Count | None = None
+    """Only the first N examples of each split of `data`."""
     tokenizer: Texts = {}
     """Tokenizer by model, for `data`; the model's own where it is not named."""
     dataset_path: Texts = {}
@@ -158,8 +172,8 @@ class Matrix(Axes):
     """A run that takes longer is ended."""
     questions: Count | None = None
     """How many test questions the model of each finished run answers, to be scored; none if not given."""
-    flags: Annotated[Mapping[str, Any], BeforeValidator(_flags)] = {}
-    """Flags of the script, the same for all cells. `effective_batch_size` is divided over the processes of a cell."""
+    flags: Flags = {}
+    """Flags of the script, for all cells. `effective_batch_size` is divided over the processes of a cell."""
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -182,7 +196,13 @@ class Matrix(Axes):
 
     def spreads(self) -> list[dict[str, tuple[Any, ...]]]:
         """The values by axis of each entry."""
-        return [{**self.values, **entry.values} for entry in self.entries or (Axes(),)]
+        return [{**self.values, **entry.values} for entry in self.entries or (Entry(),)]
+
+    def flags_of(self, cell: Cell) -> dict[str, Any]:
+        """The common flags, and those of the cell's entry."""
+        spreads = zip(self.entries, self.spreads(), strict=False)
+        of_cell = (e.flags for e, values in spreads if all(getattr(cell, axis) in values[axis] for axis in values))
+        return {**self.flags, **next(of_cell, {})}
 
     def processes(self, cell: Cell) -> int:
         """Number of ranks of a run of a cell."""
@@ -194,10 +214,11 @@ class Matrix(Axes):
         Raises:
             UserError: it does not divide.
         """
-        effective = self.flags.get(EFFECTIVE)
+        flags = self.flags_of(cell)
+        effective = flags.get(EFFECTIVE)
         if effective is None:
             return None
-        passes, processes = int(self.flags.get(PASSES, 1)), self.processes(cell)
+        passes, processes = int(flags.get(PASSES, 1)), self.processes(cell)
         same = batch_on(passes * processes, effective, effective)
         if same is None:
             raise UserError(
@@ -254,6 +275,34 @@ def write_matrix(matrix: Matrix, path: Path) -> None:
     files.write_text(path, yaml.safe_dump(matrix.to_json(), sort_keys=False, allow_unicode=True))
 
 
+def at_tiny_scale(matrix: Matrix, place: str) -> Matrix:
+    """The same cells as a trial that takes minutes on any machine; `place` is where the matrix came from.
+
+    Tiny models of ours with random weights stand for the models, and `TINY_EXAMPLES` generated examples for the data;
+    runs have `TINY_STEPS` steps and answer `TINY_QUESTIONS` questions at most. Everything else stays.
+
+    Raises:
+        UserError: a script of somebody else's, a model of no known shape, or two for which the same one stands.
+    """
+    kind = arguments_of(matrix.script)
+    if kind is None:
+        raise UserError(f"{place}: script {matrix.script}: --scale is for {', '.join(SCRIPTS)}")
+    fewer = {"init": "random", kind.steps_flag: TINY_STEPS, "logging_steps": 1, "threads": 1}
+    document: dict[str, Any] = {**matrix.to_json()}
+    document.pop("dataset_path", None)
+    document.pop("tokenizer", None)
+    for part in (document, *document.get("cells", ()), *document.get("exclude", ())):
+        if "model" in part:
+            part["model"] = [tiny_name(model) for model in part["model"]]
+    for part in document.get("cells", ()):
+        if "flags" in part:
+            part["flags"] |= {name: value for name, value in fewer.items() if name in part["flags"]}
+    if matrix.questions is not None:
+        document["questions"] = min(matrix.questions, TINY_QUESTIONS)
+    document |= {"data": SAMPLE, "limit": TINY_EXAMPLES, "flags": {**matrix.flags, **fewer}}
+    return matrix_of(document, f"{place} --scale tiny")
+
+
 class _StrictLoader(yaml.SafeLoader):
     """YAML's own reader would take the last of several equal keys without a word."""
 
@@ -305,16 +354,18 @@ def _faults(matrix: Matrix) -> Iterator[str]:
     yield from _cell_faults(matrix)
     if matrix.seeds and len(matrix.seeds) != matrix.repeats:
         yield f"seeds: {len(matrix.seeds)} for {matrix.repeats} repeats; give one for each"
-    if matrix.seeds and "seed" in matrix.flags:
-        yield "flags.seed: contradicts seeds; leave one of them out"
-    yield from _batch_faults(matrix)
-    for name in matrix.flags:
-        if name in SET_BY:
-            yield f"flags.{name}: {SET_BY[name]}; leave it out"
     kind = arguments_of(matrix.script)
-    # The flags of a foreign script are its own business.
+    own = {f"cells[{n}].flags": {**matrix.flags, **e.flags} for n, e in enumerate(matrix.entries, 1) if e.flags}
+    for place, flags in {"flags": matrix.flags, **own}.items():
+        if matrix.seeds and "seed" in flags:
+            yield f"{place}.seed: contradicts seeds; leave one of them out"
+        yield from _batch_faults(place, flags)
+        yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
+        # The flags of a foreign script are its own business.
+        if kind is not None:
+            yield from _flag_faults(place, flags, kind, max(map(matrix.processes, matrix.cells)))
+    yield from _row_faults(matrix)
     if kind is not None:
-        yield from _flag_faults(matrix, kind)
         yield from _model_faults(matrix, kind)
         if matrix.data is None and not matrix.dataset_path:
             yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
@@ -340,13 +391,16 @@ def _cell_faults(matrix: Matrix) -> Iterator[str]:
             yield f"cells: {name} is there twice; leave one of them out"
 
 
-def _batch_faults(matrix: Matrix) -> Iterator[str]:
+def _batch_faults(place: str, flags: Mapping[str, Any]) -> Iterator[str]:
     for name in (EFFECTIVE, PASSES):
-        value = matrix.flags.get(name, 1)
+        value = flags.get(name, 1)
         if type(value) is not int or value < 1:
-            yield f"flags.{name}: {value!r}; expected a whole number, at least 1"
-    if EFFECTIVE in matrix.flags and ROWS in matrix.flags:
-        yield f"flags.{ROWS}: follows from {EFFECTIVE}; leave one of them out"
+            yield f"{place}.{name}: {value!r}; expected a whole number, at least 1"
+    if EFFECTIVE in flags and ROWS in flags:
+        yield f"{place}.{ROWS}: follows from {EFFECTIVE}; leave one of them out"
+
+
+def _row_faults(matrix: Matrix) -> Iterator[str]:
     try:
         for cell in matrix.cells:
             matrix.rows(cell)
@@ -354,34 +408,36 @@ def _batch_faults(matrix: Matrix) -> Iterator[str]:
         yield str(error)
 
 
-def _flag_faults(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
-    words = [word for name, value in matrix.flags.items() if name != EFFECTIVE for word in (f"--{name}", str(value))]
+def _flag_faults(place: str, given: Mapping[str, Any], kind: type[RunArguments], processes: int) -> Iterator[str]:
+    words = [word for name, value in given.items() if name != EFFECTIVE for word in (f"--{name}", str(value))]
     try:
         flags = parse_flags(kind, words)
     except UserError as error:
-        yield f"flags: {error}"
+        yield f"{place}: {error}"
         return
-    if flags.max_train_seconds and any(matrix.processes(cell) > 1 for cell in matrix.cells):
-        yield f"flags.max_train_seconds: {flags.max_train_seconds:g}; clocks of processes differ; give max_steps"
+    if flags.max_train_seconds and processes > 1:
+        yield f"{place}.max_train_seconds: {flags.max_train_seconds:g}; clocks of processes differ; give max_steps"
 
 
 def _model_faults(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
     shape_of = t5_shape if kind is TextToSQLArguments else causal_shape
-    for model in dict.fromkeys(cell.model for cell in matrix.cells):
-        if matrix.flags.get("init") == "random":
+    inits = {(cell.model, matrix.flags_of(cell).get("init", "pretrained")): None for cell in matrix.cells}
+    for model, init in inits:
+        if init == "random":
             try:
                 shape_of(model)
             except UserError as error:
                 yield f"model: {error}"
-        elif model in (*T5_TINY, *CAUSAL_TINY) and matrix.flags.get("init", "pretrained") == "pretrained":
+        elif model in (*T5_TINY, *CAUSAL_TINY) and init == "pretrained":
             yield f"model: {model} has no pretrained weights; write flags: {{init: random}}"
 
 
 def _data_faults(matrix: Matrix) -> Iterator[str]:
     if matrix.data is not None and matrix.dataset_path:
         yield f"dataset_path: contradicts data {matrix.data!r}; leave one of them out"
-    if matrix.tokenizer and matrix.data is None:
-        yield "tokenizer: is for data that is to be prepared; give data, or leave it out"
+    for key in ("tokenizer", "limit"):
+        if getattr(matrix, key) and matrix.data is None:
+            yield f"{key}: is for data that is to be prepared; give data, or leave it out"
     models, prompts = {cell.model for cell in matrix.cells}, {cell.prompt for cell in matrix.cells}
     for key, given, known in (("tokenizer", matrix.tokenizer, models), ("dataset_path", matrix.dataset_path, prompts)):
         for name in given:

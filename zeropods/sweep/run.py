@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, Preparation, prepare
+from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.evaluate.after_run import answer_runs
+from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.files import folder_locked
 from zeropods.launch import command
 from zeropods.launch.command import Launch, find_script, flag_values, runner_argv, train_arguments
@@ -28,7 +30,7 @@ from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.plan.shapes import CAUSAL_TINY
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
-from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, Cell, Matrix, write_matrix
+from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, Row, Sweep, earlier_rows
 from zeropods.tables import progress
 from zeropods.techniques import technique_named
@@ -199,14 +201,17 @@ def _difference(before: Mapping[str, object], now: Mapping[str, object], key: st
 
 def provide_datasets(matrix: Matrix, out: Path) -> None:
     """Make the set of each model and prompt that is not there yet, or look at those that the matrix names."""
-    kind = arguments_of(matrix.script)
+    kind, raw = arguments_of(matrix.script), matrix.data
     for cell in {(cell.model, cell.prompt): cell for cell in matrix.cells}.values():
         folder = dataset_of(matrix, cell, out)
         if folder is None:
             continue
-        if matrix.data is not None:
+        if raw is not None:
+            if matrix.data == SAMPLE:
+                task = cell.prompt if kind is CausalArguments else TEXT2SQL
+                raw = str(write_sample(out / f"{SAMPLE}-{task}", task=task).folder)
             with progress("prepare", "rows") as bar:
-                _, made = prepare(_preparation(matrix, matrix.data, cell), folder, bar.update)
+                _, made = prepare(_preparation(matrix, raw, cell), folder, bar.update)
             if made:
                 _say(f"prepared {folder}")
         elif kind is not None and read_manifest(folder).prompt != cell.prompt:
@@ -220,15 +225,16 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation | CausalP
     """What is made of the raw data for a cell; for a causal one what its run would make itself."""
     tokenizer = matrix.tokenizer.get(cell.model, matrix.tokenizer.get(EACH, cell.model))
     if arguments_of(matrix.script) is not CausalArguments:
-        return Preparation(data=Path(data), tokenizer=tokenizer, prompt=cell.prompt)
-    given = {name: matrix.flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in matrix.flags}
-    tiny = matrix.flags.get("init") == "random" and tokenizer in CAUSAL_TINY
+        return Preparation(data=Path(data), tokenizer=tokenizer, prompt=cell.prompt, limit=matrix.limit)
+    flags = matrix.flags_of(cell)
+    given = {name: flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in flags}
+    tiny = flags.get("init") == "random" and tokenizer in CAUSAL_TINY
     return CausalPreparation(
         task=cell.prompt,
         data=Path(data),
         tokenizer=GPT_TINY if tiny else tokenizer,
-        max_seq_length=int(matrix.flags.get("max_seq_length", MAX_SEQ_LENGTH)),
-        limit=matrix.flags.get("subset"),
+        max_seq_length=int(flags.get("max_seq_length", MAX_SEQ_LENGTH)),
+        limit=matrix.limit or flags.get("subset"),
         **given,
     )
 
@@ -384,7 +390,7 @@ def _arguments(matrix: Matrix, cell: Cell, repeat: int, out: Path) -> list[str]:
         kind.model_flag: cell.model,
         "deepspeed": technique_named(cell.technique).file,
         kind.data_flag: dataset_of(matrix, cell, out),
-        **{name: value for name, value in matrix.flags.items() if name not in left_out},
+        **{name: value for name, value in matrix.flags_of(cell).items() if name not in left_out},
     }
     rows = matrix.rows(cell)
     if rows is not None:
