@@ -1,4 +1,4 @@
-"""Pods from nothing, and what supervision adds to DeepSpeed's own launcher; with ranks that train nothing."""
+"""Pods from nothing, what supervision adds to a launch of ranks that train nothing, and how ranks that train start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.figure import Figure
 from zeropods import pods
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.sample import write_sample
+from zeropods.launch.notebook import launch, train
 from zeropods.pods.cluster import Cluster, deepspeed_argv, deepspeed_environment
 from zeropods.programs import child_environment
+from zeropods.report.run import Run
+from zeropods.workshop import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = ROOT / "tests" / "full" / "rank.py"
@@ -24,6 +30,8 @@ LIMIT_SECONDS = 300
 def measure(work: Path) -> list[Figure]:
     """Rounds alternate between what is compared, so that other load of the machine meets both."""
     os.environ["ZEROPODS_HOME"] = str(work / "home")
+    write_sample(work / "sample")
+    prepare(Preparation(data=work / "sample", tokenizer=TINY), work / "tiny")
     one, three = _alternating(STARTS, lambda round_: _start_seconds(1), lambda round_: _start_seconds(3))
     cluster = pods.up(3, name="bench")
     try:
@@ -31,6 +39,12 @@ def measure(work: Path) -> list[Figure]:
             ROUNDS,
             lambda round_: _deepspeed_seconds(cluster, work / f"bare-{round_}"),
             lambda round_: _launch_seconds(cluster, work / f"launch-{round_}"),
+        )
+        over_pods = partial(launch, cluster, deepspeed=ROOT / "dsconfig" / "zero1.json")
+        alone, together = _alternating(
+            STARTS,
+            lambda round_: _first_step_seconds(train, work / "tiny", work / f"alone-{round_}"),
+            lambda round_: _first_step_seconds(over_pods, work / "tiny", work / f"together-{round_}"),
         )
     finally:
         cluster.down()
@@ -51,6 +65,16 @@ def measure(work: Path) -> list[Figure]:
             unit="s",
             asked="at most 2",
             note=f"bare {statistics.median(bare):.1f} s on 3 pods; medians of {ROUNDS}, alternating",
+        ),
+        *(
+            Figure(
+                name=f"t5-tiny: from the call to the first step, {said}",
+                value=statistics.median(seconds),
+                unit="s",
+                asked="-",
+                note=f"median of {STARTS}, alternating",
+            )
+            for said, seconds in (("1 pod", alone), ("3 pods, zero1", together))
         ),
     ]
 
@@ -79,6 +103,17 @@ def _deepspeed_seconds(cluster: Cluster, folder: Path) -> float:
 def _launch_seconds(cluster: Cluster, folder: Path) -> float:
     verb = ["launch", "--name", cluster.name, "--", str(RANK), "--outputdir", str(folder)]
     return _seconds([sys.executable, "-m", "zeropods", *verb], child_environment())
+
+
+def _first_step_seconds(start: Callable[..., Run], data: Path, folder: Path) -> float:
+    """From a call that trains one step until rank 0 begins with it."""
+    began = time.time()
+    run = start(
+        outputdir=folder, model_id=TINY, init="random", dataset_path=data, max_steps=1, eval_steps=0, save_steps=0
+    )
+    rank = run.record.ranks[0]
+    assert rank.ended_unix_seconds and rank.wall_seconds and rank.start_seconds
+    return rank.ended_unix_seconds - rank.wall_seconds + rank.start_seconds - began
 
 
 def _seconds(argv: list[str], environment: dict[str, str]) -> float:

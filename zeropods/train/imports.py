@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -63,6 +64,9 @@ class DeferredCompiler(ModuleType):
         self.eval_frame = SimpleNamespace(OptimizedModule=type("OptimizedModule", (), {}))
         self.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
         sys.modules[COMPILER] = torch._dynamo = self
+        import_module(f"{COMPILER}._trace_wrapped_higher_order_op")
+        # From now on this object finds the compiler's modules.
+        sys.meta_path.insert(0, self)
 
     @staticmethod
     def disable(function: Any = None, *_: Any, **__: Any) -> Any:
@@ -75,6 +79,24 @@ class DeferredCompiler(ModuleType):
         """What else the compiler has; it is loaded now."""
         if name.startswith("__"):
             raise AttributeError(name)
+        return getattr(self._compiler(), name)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find a module of the compiler, which is loaded first, and as a rule has loaded that module too."""
+        if path is not self.__path__:
+            return None
+        self._compiler()
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module that the compiler has loaded."""
+        return import_module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: it is loaded."""
+
+    def _compiler(self) -> ModuleType:
         if sys.modules[COMPILER] is self:
             del sys.modules[COMPILER]
-        return getattr(import_module(COMPILER), name)
+            sys.meta_path.remove(self)
+        return import_module(COMPILER)
