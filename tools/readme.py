@@ -17,7 +17,7 @@ from zeropods.files import write_text
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = "Results"
 """Section of the demo's summary that the README shows."""
-COLUMNS = ("row", "technique", "pods", "duration (s)", "memory of each pod (GiB)", "inference result")
+COLUMNS = ("row", "throughput (samples/s)", "speed-up", "states of each pod (MiB)", "inference result")
 """Its columns there, so that the table fits a page; `results/demo/summary.md` has all."""
 
 
