@@ -116,8 +116,7 @@ def test_the_compiler_is_loaded_once_it_is_asked_for(asked: str) -> None:
         "assert torch._dynamo is place and 'torch._dynamo.convert_frame' not in sys.modules\n"
         f"{asked}\n"
         "assert torch._dynamo is not place and torch._dynamo.utils is sys.modules['torch._dynamo.utils']\n"
-        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2\n"
-        "assert place not in sys.meta_path"
+        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
 

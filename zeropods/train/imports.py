@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
@@ -65,8 +66,7 @@ class DeferredCompiler(ModuleType):
         self.trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
         sys.modules[COMPILER] = torch._dynamo = self
         import_module(f"{COMPILER}._trace_wrapped_higher_order_op")
-        # From now on this object finds the compiler's modules.
-        sys.meta_path.insert(0, self)
+        sys.meta_path.insert(0, CompilerFinder(self))
 
     @staticmethod
     def disable(function: Any = None, *_: Any, **__: Any) -> Any:
@@ -79,24 +79,31 @@ class DeferredCompiler(ModuleType):
         """What else the compiler has; it is loaded now."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._compiler(), name)
+        return getattr(self.load(), name)
+
+    def load(self) -> ModuleType:
+        """The compiler itself, which takes its place again."""
+        if sys.modules[COMPILER] is self:
+            del sys.modules[COMPILER]
+        return import_module(COMPILER)
+
+
+class CompilerFinder(MetaPathFinder, Loader):
+    """Finds the modules of a deferred compiler: it is loaded first, and as a rule has loaded the module too."""
+
+    def __init__(self, deferred: DeferredCompiler) -> None:
+        self._deferred = deferred
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find a module of the compiler, which is loaded first, and as a rule has loaded that module too."""
-        if path is not self.__path__:
+        """Where a module of the deferred compiler is; None for any other."""
+        if path is not self._deferred.__path__:
             return None
-        self._compiler()
-        return ModuleSpec(name, self)  # type: ignore[arg-type]
+        self._deferred.load()
+        return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module that the compiler has loaded."""
+        """The module as the compiler has loaded it."""
         return import_module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing: it is loaded."""
-
-    def _compiler(self) -> ModuleType:
-        if sys.modules[COMPILER] is self:
-            del sys.modules[COMPILER]
-            sys.meta_path.remove(self)
-        return import_module(COMPILER)
