@@ -120,7 +120,6 @@ def test_a_key_that_a_rank_lacks_is_refused(tmp_path: Path, key: str) -> None:
         ("effective_batch_size", 32.0),
         ("gradient_checkpointing", 1),
         ("status", "fine"),
-        ("init", "none"),
         ("hosts", "pod1"),
         ("deepspeed", []),
         ("train_seconds", "16"),

@@ -14,8 +14,7 @@ from statistics import mean, stdev, variance
 from typing import Any
 
 from zeropods.evaluate.score_file import TEXT2SQL
-from zeropods.report.accuracy import accuracy
-from zeropods.report.entry import Entry
+from zeropods.report.entry import Entry, accuracy
 from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats, own_matmul
 from zeropods.report.settings import (
     BUCKETS,

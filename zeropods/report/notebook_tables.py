@@ -29,7 +29,7 @@ from zeropods.plan.memory import planned
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report import rows
-from zeropods.report.accuracy import score_lines
+from zeropods.report.entry import score_lines
 from zeropods.report.figures import (
     DEVICE_USED,
     LIVE_STATES,

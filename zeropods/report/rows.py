@@ -8,8 +8,7 @@ from typing import Any
 
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 from zeropods.measure.record import PHASES
-from zeropods.report.accuracy import OWN, ROUGE, accuracy_lines
-from zeropods.report.entry import Entry
+from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.figures import Values
 from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, compared_rows, row_letters
 from zeropods.tables import GIB, MIB, Table

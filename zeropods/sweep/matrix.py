@@ -140,7 +140,7 @@ class Axes(BaseModel):
         return all(getattr(cell, axis) in values for axis, values in self.values.items())
 
 
-class Entry(Axes):
+class MatrixEntry(Axes):
     """A part of a matrix with flags of its own."""
 
     flags: Flags = {}
@@ -150,7 +150,7 @@ class Entry(Axes):
 class Matrix(Axes):
     """What a file says, read and checked. Paths are relative to the working folder, as in the script's flags."""
 
-    entries: tuple[Entry, ...] = Field(default=(), alias="cells", min_length=1)
+    entries: tuple[MatrixEntry, ...] = Field(default=(), alias="cells", min_length=1)
     """`cells` of the file: each is a matrix of its own, whose axes win over the common ones."""
     exclude: tuple[Axes, ...] = ()
     """Cells that have these values are left out."""
@@ -196,7 +196,7 @@ class Matrix(Axes):
 
     def spreads(self) -> list[dict[str, tuple[Any, ...]]]:
         """The values by axis of each entry."""
-        return [{**self.values, **entry.values} for entry in self.entries or (Entry(),)]
+        return [{**self.values, **entry.values} for entry in self.entries or (MatrixEntry(),)]
 
     def flags_of(self, cell: Cell) -> dict[str, Any]:
         """The common flags, and those of the cell's entry."""
