@@ -43,7 +43,8 @@ def test_the_launcher_imports_no_torch_here_nor_on_any_pod(
     done = zeropods("launch", "--", RANK, "--outputdir", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     imported = [line.rpartition("|")[2].strip() for line in (tmp_path / "run" / "launch.log").read_text().splitlines()]
-    assert imported.count("deepspeed.constants") == 4 and "torch" not in imported
+    # By the runner, and by the launcher of each of the two pods.
+    assert imported.count("deepspeed.constants") == 3 and "torch" not in imported
 
 
 def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -95,30 +93,12 @@ def test_two_processes_of_torchs_launcher_train_as_one(trained: Path, prepared: 
     assert_same_losses(record, read_record(trained))
 
 
-def test_a_run_imports_neither_torchs_compiler_nor_what_only_transformers_asks_for(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_a_run_does_not_import_what_only_transformers_asks_for(prepared: Path, tmp_path: Path) -> None:
     flags = ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", 1, "--eval_steps", 0]
     said = script([*TINY, *flags, "--deepspeed", ROOT / "dsconfig" / "zero1.json"], launcher=("-X", "importtime"))
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
     assert {"torch", "deepspeed.runtime.engine", "transformers.modeling_utils"} <= imported
-    unused = {"torch._dynamo.convert_frame", "torch._inductor", "setuptools", "datasets", "pandas", "scipy.optimize"}
-    assert not imported & unused
-
-
-@pytest.mark.parametrize("asked", ["torch.compile(lambda x: x + 1, backend='eager')", "import torch._dynamo.utils"])
-def test_the_compiler_is_loaded_once_it_is_asked_for(asked: str) -> None:
-    code = (
-        "import sys, torch\n"
-        "from zeropods.train.imports import DeferredCompiler\n"
-        "place = DeferredCompiler()\n"
-        "torch.optim.AdamW([torch.ones(1, requires_grad=True)]).step()\n"
-        "assert torch._dynamo is place and 'torch._dynamo.convert_frame' not in sys.modules\n"
-        f"{asked}\n"
-        "assert torch._dynamo is not place and torch._dynamo.utils is sys.modules['torch._dynamo.utils']\n"
-        "assert torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)) == 2"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
+    assert not imported & {"datasets", "pandas", "scipy.optimize"}
 
 
 def test_an_interrupted_run_says_so_and_has_measured_what_it_did(prepared: Path, tmp_path: Path) -> None:

@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from zeropods.programs import own_programs_first, use_own_cache, wait_passively
 
 if TYPE_CHECKING:
     from zeropods.train.tasks import Task
+
+UNUSED = ("datasets", "scipy", "sklearn")
+"""Packages that no training here calls."""
 
 
 def run_script(task: Callable[[], type[Task]]) -> int:
@@ -26,11 +32,33 @@ def run_script(task: Callable[[], type[Task]]) -> int:
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     from zeropods.measure.environment import process_age_seconds
-    from zeropods.train.imports import quick_imports
 
-    with quick_imports(sys.argv):
+    with quick_imports():
         kind = task()
+        import_module("zeropods.train.run")
+        if "--deepspeed" in {word.partition("=")[0] for word in sys.argv}:
+            import_module("deepspeed")
     return run_parsed(kind, sys.argv, process_age_seconds)
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import what a run needs within this block, without what transformers imports wherever it is installed.
+
+    Importing is most of the time that a small run takes, and pods on one machine share its cores for it. Modules come
+    by the thousand and none of them is garbage: the collector shall not look at them, then or later.
+    """
+    hidden = [name for name in UNUSED if name not in sys.modules]
+    gc.disable()
+    # The import system finds no module whose entry is None.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+        gc.freeze()
+        gc.enable()
 
 
 def run_parsed(task: type[Task], argv: Sequence[str], age_seconds: Callable[[], float] = lambda: 0.0) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -277,6 +278,7 @@ def _total_steps(arguments: Mapping[str, Any]) -> tuple[Any, str] | None:
 # torch's compiler, which DeepSpeed would load for an optimizer that a run does not have.
 
 MUON = "deepspeed.runtime.zero.muon.original_muon"
+DISABLE = "TORCHDYNAMO_DISABLE"
 
 
 def spare_compiler(config: Mapping[str, Any]) -> None:
@@ -284,21 +286,22 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
 
     DeepSpeed imports it to ask whether the optimizer of a run is one, and decorates it to be compiled: loading the
     compiler takes each rank more than a second and 40 MB. Nothing is compiled for another optimizer: its numbers stay.
-    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`.
+    Source: deepspeed/runtime/zero/utils.py, `is_zero_supported_optimizer`; torch/_dynamo/eval_frame.py, `_optimize`.
     """
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() == "muon":
         return
-    import torch
-
-    before = torch.compile
-    setattr(torch, "compile", lambda function: function)  # noqa: B010 (a type that mypy does not let us replace)
+    before = os.environ.get(DISABLE)
+    os.environ[DISABLE] = "1"
     try:
         # One of another version of DeepSpeed may have none.
         with suppress(ImportError):
             import_module(MUON)
     finally:
-        setattr(torch, "compile", before)  # noqa: B010
+        if before is None:
+            del os.environ[DISABLE]
+        else:
+            os.environ[DISABLE] = before
 
 
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.
