@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -15,9 +14,6 @@ from zeropods.errors import UserError
 from zeropods.measure.environment import Cpu, Gpu, find_gpu
 from zeropods.measure.memory import Counters, Peaks, resident_bytes
 from zeropods.train.deepspeed import read_config
-
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of mallopt."""
 
 # What torch says of the device that this process trains on.
 
@@ -180,18 +176,6 @@ SECONDS = 0.06
 """Time for one size, after a multiplication that warms up."""
 SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 """Sides of the square matrices that are tried: small ones wait for memory, large ones take long."""
-
-
-def keep_freed_memory() -> None:
-    """Let glibc's allocator keep what a step frees on a CPU for the next one.
-
-    By default it maps every large tensor anew: 45,000 to 220,000 page faults in a step of T5. Source: mallopt(3); its
-    constants are in malloc.h.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and not torch.cuda.is_available():
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def matmul_flops_per_second(precision: str) -> float:

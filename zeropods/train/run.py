@@ -25,7 +25,7 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.cpu import suit_cpu
-from zeropods.train.device import compile_model, keep_freed_memory, matmul_flops_per_second
+from zeropods.train.device import compile_model, matmul_flops_per_second
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
@@ -42,7 +42,6 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
     """
     began, arguments = time.monotonic() - age_seconds, task.arguments
-    keep_freed_memory()
     save_signal = SaveSignal()
     with save_signal.listening():
         if arguments.threads:
