@@ -190,6 +190,15 @@ def has_weights(folder: Path) -> bool:
     return bool(list(folder.glob(f"*{SUFFIX}")))
 
 
+def check_weights(folder: Path) -> None:
+    """Refuse a model folder without weights; what is no folder is not looked at."""
+    if folder.is_dir() and not has_weights(folder):
+        raise UserError(
+            f"{folder}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
+        )
+    refuse_other_weights(folder)
+
+
 def refuse_other_weights(folder: Path) -> None:
     """Refuse a model folder whose index or configuration names a weight file of another format.
 

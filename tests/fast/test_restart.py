@@ -184,5 +184,5 @@ def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_pa
 def test_flags_without_a_meaning_are_refused_in_one_line(
     arguments: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["launch", *arguments, "--", "textsql_train.py"]) == 1
+    assert main(["launch", *arguments, "--", "causal_train.py", "--task", "lm", "--data", "allenai/c4"]) == 1
     assert fault in capsys.readouterr().err.strip().splitlines()[-1]

@@ -97,11 +97,12 @@ def test_without_slurm_a_launch_is_one_line_and_a_dry_run_needs_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert main(["launch", "--launcher", "slurm", "--", "textsql_train.py"]) == 1
+    script = ["causal_train.py", "--task", "lm", "--data", "allenai/c4"]
+    assert main(["launch", "--launcher", "slurm", "--", *script]) == 1
     said = capsys.readouterr().err
     assert "sinfo: not on PATH; run this where SLURM's commands are" in said and said.count("\n") == 1
     words = ["--launcher", "slurm", "--num-pods", "2", "--dry-run", "--json"]
-    assert main(["launch", *words, "--", "textsql_train.py"]) == 0
+    assert main(["launch", *words, "--", *script]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert "--nodes=2" in planned["argv"] and planned["exported"]["SLOTS"] == "1"
 

@@ -104,3 +104,12 @@ def test_the_defaults_that_runs_are_compared_with_are_deepspeeds_own() -> None:
     assert {name: value for name, value in ours.items() if value and name not in OURS} == {
         name: value for name, value in known.items() if value and name not in OURS
     }
+
+
+def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> None:
+    from transformers import SchedulerType
+
+    from zeropods.train.arguments import SCHEDULES
+
+    with_settings = {"cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"}
+    assert set(SCHEDULES) == {kind.value for kind in SchedulerType} - with_settings

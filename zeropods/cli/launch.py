@@ -58,9 +58,11 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
+    from zeropods.launch.command import check_inputs
     from zeropods.launch.supervisor import Supervision
 
     _check(arguments)
+    check_inputs(arguments.command[0], arguments.command[1:])
     supervision = Supervision(show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
     if arguments.launcher == "slurm":
         result = _as_job(arguments, supervision)

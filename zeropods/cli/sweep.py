@@ -45,11 +45,13 @@ def run(arguments: argparse.Namespace) -> Result:
         matrix, name = at_tiny_scale(matrix, str(arguments.matrix)), f"{name}-{arguments.scale}"
     out = (arguments.out or Path("runs") / name).resolve()
     if arguments.dry_run:
-        from zeropods.sweep.run import trials
+        from zeropods.sweep.run import check_trials, trials
 
+        planned = trials(matrix, out)
+        check_trials(planned)
         runs = [
             {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
-            for trial in trials(matrix, out)
+            for trial in planned
         ]
         left_out = [{"cell": left.cell.name, "reason": left.reason} for left in matrix.left_out]
         return {"out": str(out), "runs": runs, "left_out": left_out}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,7 +94,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a prepared set, strictly."""
     path = Path(folder) / FILE
     if not path.is_file():
-        raise UserError(f"{folder}: no prepared data set there; make one: zeropods prepare --out {folder}")
+        made = f"zeropods prepare --data DATA --tokenizer MODEL --out {shlex.quote(str(folder))}"
+        raise UserError(f"{folder}: no prepared data set there; make one: {made}")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["schema_version"] != SCHEMA_VERSION:

@@ -182,6 +182,15 @@ def check_arguments(planned: Launch) -> None:
         check_config(read_config(path), path, known, None if kind is None else kind.fp16_fault)
 
 
+def check_inputs(script: str | Path, arguments: Sequence[str]) -> None:
+    """Refuse flags of a script of ours, and a model and data that they name, before pods are asked for."""
+    from zeropods.train.arguments import arguments_of, parse_flags
+
+    kind = arguments_of(find_script(script, Path.cwd()))
+    if kind is not None:
+        parse_flags(kind, arguments).check_inputs()
+
+
 def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
     from zeropods.pods.checks import Expectation

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -74,6 +75,7 @@ def run_sweep(
     with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
         provide_datasets(matrix, out)
         planned = trials(matrix, out)
+        check_trials(planned)
         refuse_other_runs(planned)
         earlier = earlier_rows(out, matrix)
         write_matrix(matrix, out / MATRIX)
@@ -153,6 +155,17 @@ def _say(line: str) -> None:
 
 
 # What earlier calls have left, and what of it stays as it is.
+
+
+def check_trials(trials: Sequence[Trial]) -> None:
+    """Refuse what a run would refuse before its first step; a set that is still to be prepared is left out."""
+    for trial in {each.cell: each for each in trials}.values():
+        try:
+            command.check_arguments(trial.launch)
+            if trial.prepared is None or (trial.prepared / MANIFEST).is_file():
+                command.check_inputs(trial.script, trial.arguments)
+        except UserError as error:
+            raise UserError(f"{trial.cell.name}: {error}") from None
 
 
 def refuse_other_runs(trials: Sequence[Trial]) -> None:
@@ -304,6 +317,8 @@ class Trial:
     slots: int
     """Processes per pod."""
     arguments: tuple[str, ...]
+    prepared: Path | None = None
+    """The set that the sweep prepares for it; None where it is given one."""
 
     @property
     def name(self) -> str:
@@ -349,6 +364,7 @@ def trials(matrix: Matrix, out: Path) -> list[Trial]:
             folder=out / cell.name / str(repeat),
             slots=matrix.slots,
             arguments=tuple(_arguments(matrix, cell, repeat, out)),
+            prepared=None if matrix.data is None else dataset_of(matrix, cell, out),
         )
         for repeat, cell in balanced(matrix.cells, matrix.repeats)
     ]

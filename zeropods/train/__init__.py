@@ -11,8 +11,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeropods.errors import UserError
 from zeropods.programs import own_programs_first, use_own_cache, wait_passively
 
 if TYPE_CHECKING:
@@ -25,14 +27,27 @@ UNUSED = ("datasets", "scipy", "sklearn")
 def run_script(task: Callable[[], type[Task]]) -> int:
     """Run a script of the project with this process's arguments; returns the exit status.
 
+    Flags, and the files that they name, are checked first: imports take many seconds.
+
     Args:
         task: imports what the script's runs have of their own, once threads are set up.
     """
+    is_first = os.environ.get("RANK", "0") == "0"
     wait_passively()
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     from zeropods.measure.environment import process_age_seconds
+    from zeropods.train.arguments import SCRIPTS, parse_flags
 
+    try:
+        flags = parse_flags(SCRIPTS[Path(sys.argv[0]).name], sys.argv[1:])
+        if is_first:
+            flags.check_inputs()
+    except UserError as error:
+        # All ranks have the same flags: one of them says what is wrong.
+        if is_first:
+            raise
+        return error.exit_status
     with quick_imports():
         kind = task()
         import_module("zeropods.train.run")

@@ -1,27 +1,40 @@
 """The flags of the training scripts: fields of a dataclass with their help and bounds, read strictly.
 
-A launch and a sweep read them as well, before anything starts, so nothing here imports torch or transformers.
+A launch and a sweep read them as well, before anything starts, and look at the model and the data that they name; so
+nothing here imports torch or transformers.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar, get_args, get_type_hints
 
+from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import has_weights
+from zeropods.files import check_weights, has_weights, read_object
+from zeropods.measure.record import read_config
+from zeropods.plan.shapes import Shape, causal_shape, t5_shape
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 INITS = ("pretrained", "random")
 COMPILED = ("off", "blocks", "graphs")
 TASKS = ("squad", "lm")
+TEXT2SQL = "text2sql"
+OWN = "data"
+"""The set that a run makes of raw data, in its run folder."""
 LOSSES = ("answer", "all")
+SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "reduce_lr_on_plateau",
+)  # fmt: skip
+"""transformers' schedules that need no settings of their own, for which there is no flag."""
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 MAX_SEQ_LENGTH = 512
 """Tokens of a row of raw data, where nothing else is said: the workshop's."""
@@ -97,7 +110,7 @@ class RunArguments:
     precision: str = flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where it is faster, else fp32", PRECISIONS)
     dropout: float | None = flag(None, "dropout rate; the model's own if not given", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
-    lr_scheduler_type: str = flag("linear", "a schedule of transformers: linear, cosine, constant ...")
+    lr_scheduler_type: str = flag("linear", "a schedule of transformers: linear, cosine, constant ...", SCHEDULES)
     weight_decay: float = flag(0.0, "AdamW's weight decay", least=0)
     adam_beta2: float = flag(0.999, "AdamW's decay of squared gradients; 0.98 suits short runs", least=0, below=1)
     max_grad_norm: float = flag(1.0, "gradient norm above which gradients are scaled down", least=0)
@@ -175,6 +188,53 @@ class RunArguments:
         """Whether the run ends with its best checkpoint, not its last weights."""
         return self.load_best_model or self.early_stopping_patience > 0
 
+    # What the model and the data that the flags name show, before anything starts.
+
+    @property
+    def source(self) -> str:
+        """Where the weights lie: what the model flag names, or the model of the run that `--init` names.
+
+        Raises:
+            UserError: that run has trained another model than the call names.
+        """
+        if self.init in INITS:
+            return self.model_id
+        trained = read_config(Path(self.init)).model_id
+        if trained != self.model_id:
+            raise UserError(
+                f"--init {self.init}: its model is {trained}, not {self.model_id}; give --{self.model_flag} {trained}"
+            )
+        return str(Path(self.init) / "model")
+
+    def shape_named(self, name: str) -> Shape:
+        """The shape of a model of the script's kind; `UserError` where none is known."""
+        raise NotImplementedError
+
+    def manifest(self) -> Manifest | None:
+        """That of the prepared set, checked against the flags; None for raw data, which are looked for."""
+        raise NotImplementedError
+
+    def check_inputs(self) -> None:
+        """Refuse a model and data that are not there or do not fit each other. No hub is asked: a run will do that."""
+        manifest, rows = self.manifest(), None
+        if self.init == "random":
+            name, rows = self.model_id, self.shape_named(self.model_id).vocabulary
+        else:
+            name = self.source
+            check_weights(Path(name))
+            if (Path(name) / "config.json").is_file():
+                rows = read_object(Path(name) / "config.json", "save the model again").get("vocab_size")
+        if manifest is None:
+            return
+        if rows is not None:
+            check_vocabulary(self.dataset_path, name, manifest.vocabulary_size, rows)
+        own, prepared = (folder / "tokenizer.json" for folder in (Path(name), Path(self.dataset_path) / "tokenizer"))
+        if self.init != "random" and own.is_file() and prepared.is_file():
+            from tokenizers import Tokenizer
+
+            vocabularies = (Tokenizer.from_file(str(path)).get_vocab() for path in (own, prepared))
+            check_tokenizer(f"--{self.model_flag}", name, *vocabularies)
+
     def comparable(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run."""
         flags = {k: v for k, v in asdict(self).items() if k not in NO_SETTINGS}
@@ -216,6 +276,18 @@ class TextToSQLArguments(RunArguments):
         if self.deepspeed is not None or self.gradient_checkpointing:
             other = "--gradient_checkpointing True" if self.deepspeed is None else f"--deepspeed {self.deepspeed}"
             raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; take --compile blocks")
+
+    def shape_named(self, name: str) -> Shape:
+        """The shape of a T5."""
+        return t5_shape(name)
+
+    def manifest(self) -> Manifest:
+        """That of the set at `--dataset_path`."""
+        found = read_manifest(Path(self.dataset_path))
+        if found.task != TEXT2SQL:
+            place = f"--dataset_path {self.dataset_path}"
+            raise UserError(f"{place}: prepared for {found.task}; causal_train.py trains on it")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -262,6 +334,45 @@ class CausalArguments(RunArguments):
         super().__post_init__()
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
+
+    def shape_named(self, name: str) -> Shape:
+        """The shape of a causal model."""
+        return causal_shape(name)
+
+    def manifest(self) -> Manifest | None:
+        """That of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
+        given, place = Path(self.data), f"--data {self.data}"
+        if not (given / FILE).is_file():
+            self._check_raw(is_there=given.is_dir() or (self.run_folder / OWN / FILE).is_file())
+            return None
+        found = read_manifest(given)
+        if found.task not in TASKS:
+            raise UserError(f"{place}: prepared for {found.task}; textsql_train.py trains on it")
+        said: dict[str, int | str | None] = {
+            "task": found.task,
+            "max_seq_length": found.max_seq_length,
+            "loss_on": found.loss_on,
+            "tokenizer_name": found.tokenizer,
+            "dataset_config": None,
+            "text_field": None,
+        }
+        for name, value in said.items():
+            asked = getattr(self, name)
+            if asked is not None and asked != value:
+                shown = "is made already" if value is None else f"was prepared with {value}"
+                raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data anew")
+        return found
+
+    def _check_raw(self, *, is_there: bool) -> None:
+        """Refuse flags of plain text with questions, and questions that are neither there nor prepared by the run."""
+        if self.task == "lm":
+            return
+        for name in ("dataset_config", "text_field"):
+            if getattr(self, name) is not None:
+                raise UserError(f"--{name} {getattr(self, name)}: is for --task lm; leave it out")
+        if not is_there:
+            made = f"zeropods data get squad --out {shlex.quote(self.data)}"
+            raise UserError(f"--data {self.data}: no such folder; give a prepared set, or fetch raw data: {made}")
 
 
 SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToSQLArguments, CausalArguments)}
@@ -318,6 +429,28 @@ def _underscored(word: str) -> str:
     """A flag's name may be written with dashes."""
     name, equals, value = word.partition("=")
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if word.startswith("--") else word
+
+
+# A model and the tokenizer that its data were prepared with.
+
+
+def check_tokenizer(flag: str, name: str, own: Mapping[str, int], prepared: Mapping[str, int]) -> None:
+    """A model's own tokenizer must give the ids that the prepared set was made with; both are vocabularies."""
+    for token, index in own.items():
+        if prepared.get(token) != index:
+            raise UserError(
+                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's gives "
+                f"{prepared.get(token)}; prepare the data with --tokenizer {name}"
+            )
+
+
+def check_vocabulary(data: str, name: str, tokens: int, rows: int) -> None:
+    """A model needs an embedding row for each token of the prepared set."""
+    if tokens > rows:
+        raise UserError(
+            f"{data}: its tokenizer has {tokens} tokens, {name} has {rows} embedding rows; "
+            "prepare the data with the model's own tokenizer"
+        )
 
 
 # The batch of N ranks: what each contributes to an optimizer step, so that the effective batch is the same for any N.

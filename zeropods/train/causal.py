@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from zeropods import files
-from zeropods.data.manifest import FILE, Manifest, read_manifest
+from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CAUSAL_TINY, CausalShape
 from zeropods.tables import progress
 from zeropods.train import processes
-from zeropods.train.arguments import MAX_SEQ_LENGTH, TASKS, CausalArguments, RunArguments
+from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, RunArguments
 from zeropods.train.causal_models import check_attention, load_causal, positions_of, shape_of
 from zeropods.train.sampler import Row, load_split, padded
 from zeropods.train.tasks import Prepared
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from zeropods.train.trainer import MeasuredTrainer
 
-OWN = "data"
-"""The set of a run that was given raw data, in its run folder."""
 GENERATED = "generated.json"
 """What the trained model goes on with after `--generation_prompt`, in the run folder."""
 
@@ -45,12 +43,9 @@ class Causal:
         self.arguments = arguments
 
     def check(self, precision: str) -> None:
-        """Refuse an attention that cannot run, data that are not there, and flags that contradict a prepared set."""
+        """Refuse an attention that cannot run."""
         check_attention(self.arguments.attn_implementation, precision)
-        if self.is_prepared:
-            _check_flags(self.arguments, read_manifest(self._given))
-        elif self._wanted.task == "squad":
-            _check_questions(self.arguments, prepared=(self._folder / FILE).is_file())
+        self.arguments.check_inputs()
 
     @property
     def is_prepared(self) -> bool:
@@ -173,37 +168,6 @@ def collate_causal(rows: list[Row], pad: int) -> dict[str, Tensor]:
     if not is_token.all():
         batch["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
     return batch
-
-
-def _check_questions(arguments: CausalArguments, *, prepared: bool) -> None:
-    """Refuse flags of plain text, and a folder that is not there, unless the run has prepared its data already."""
-    for name in ("dataset_config", "text_field"):
-        if getattr(arguments, name) is not None:
-            raise UserError(f"--{name} {getattr(arguments, name)}: is for --task lm; leave it out")
-    if not prepared and not Path(arguments.data).is_dir():
-        raise UserError(
-            f"--data {arguments.data}: no such folder; give a prepared set, or make one: zeropods data get squad"
-        )
-
-
-def _check_flags(arguments: CausalArguments, manifest: Manifest) -> None:
-    """Refuse flags that say something else than a prepared set does, or that have no effect on one."""
-    place = f"--data {arguments.data}"
-    if manifest.task not in TASKS:
-        raise UserError(f"{place}: prepared for {manifest.task}; textsql_train.py trains on it")
-    said: dict[str, int | str | None] = {
-        "task": manifest.task,
-        "max_seq_length": manifest.max_seq_length,
-        "loss_on": manifest.loss_on,
-        "tokenizer_name": manifest.tokenizer,
-        "dataset_config": None,
-        "text_field": None,
-    }
-    for name, value in said.items():
-        given = getattr(arguments, name)
-        if given is not None and given != value:
-            shown = "is made already" if value is None else f"was prepared with {value}"
-            raise UserError(f"--{name} {given}: {place} {shown}; leave the flag out, or prepare the data anew")
 
 
 def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:

@@ -17,15 +17,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from zeropods.data.tokenizers import load_causal_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.shapes import CausalShape, causal_shape
+from zeropods.train.arguments import check_tokenizer, check_vocabulary
 from zeropods.train.device import AMPERE
-from zeropods.train.pretrained import (
-    check_tokenizer,
-    check_vocabulary,
-    load_weights,
-    loading,
-    source_of,
-    source_options,
-)
+from zeropods.train.pretrained import load_weights, loading, source_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,14 +66,14 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, 
         config = causal_config(causal_shape(name), arguments.dropout)
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     else:
-        name = source_of(arguments)
+        name = arguments.source
         options = source_options(name)
         with loading(name, FLAG):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
         if arguments.dropout is not None:
             set_dropout(config, arguments.dropout)
         if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-            check_tokenizer(FLAG, name, load_causal_tokenizer(name), tokenizer)
+            check_tokenizer(FLAG, name, load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab())
     model_class = _class_of(name, config)
     _check_sizes(arguments, config.get_text_config(), tokenizer)
     config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
@@ -129,7 +123,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def _check_sizes(arguments: CausalArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     name, length, positions = arguments.model_name_or_path, arguments.max_seq_length, positions_of(config)
-    check_vocabulary(arguments.data, name, tokenizer, config.vocab_size)
+    check_vocabulary(arguments.data, name, len(tokenizer), config.vocab_size)
     if positions is not None and length is not None and length > positions:
         raise UserError(f"--max_seq_length {length}: {name} has {positions} positions; give at most {positions}")
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from transformers import SchedulerType, TrainingArguments
+from transformers import TrainingArguments
 
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
@@ -34,8 +34,6 @@ from zeropods.train.tasks import Prepared, Task
 
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
 """Techniques that keep the same files."""
-WITH_SETTINGS = ("cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy")
-"""Schedules that need settings of their own, for which there is no flag."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +235,6 @@ def training_arguments(job: TrainingJob) -> TrainingArguments:
 
 def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
     arguments, on_gpu = job.arguments, torch.cuda.is_available()
-    schedules = [kind.value for kind in SchedulerType if kind.value not in WITH_SETTINGS]
-    if arguments.lr_scheduler_type not in schedules:
-        raise UserError(f"--lr_scheduler_type {arguments.lr_scheduler_type!r}; expected {', '.join(schedules)}")
     settings = TrainingArguments(
         output_dir=str(job.folder / "checkpoints"),
         num_train_epochs=arguments.epochs,

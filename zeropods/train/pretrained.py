@@ -10,33 +10,14 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
-from zeropods.files import has_weights, refuse_other_weights
-from zeropods.measure.record import read_config
+from zeropods.files import check_weights
 from zeropods.train import processes
-from zeropods.train.arguments import INITS, RunArguments
-
-
-def source_of(arguments: RunArguments) -> str:
-    """Where the weights of a call lie: what its model flag names, or the model of the run that `--init` names.
-
-    Raises:
-        UserError: that run has trained another model than the call names.
-    """
-    if arguments.init in INITS:
-        return arguments.model_id
-    trained = read_config(Path(arguments.init)).model_id
-    if trained != arguments.model_id:
-        named = f"--{arguments.model_flag}"
-        raise UserError(
-            f"--init {arguments.init}: its model is {trained}, not {arguments.model_id}; give {named} {trained}"
-        )
-    return str(Path(arguments.init) / "model")
 
 
 def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **options: Any) -> Any:
@@ -78,13 +59,8 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
 
 def source_options(name: str) -> dict[str, Any]:
     """How `from_pretrained` is to look for a model; a local folder needs weights, and none of another format."""
-    folder = Path(name)
-    if folder.is_dir() and not has_weights(folder):
-        raise UserError(
-            f"{name}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
-        )
-    refuse_other_weights(folder)
-    return {} if folder.is_dir() else hub_options(name)
+    check_weights(Path(name))
+    return {} if Path(name).is_dir() else hub_options(name)
 
 
 @contextlib.contextmanager
@@ -100,26 +76,6 @@ def loading(name: str, flag: str) -> Iterator[None]:
             f"{flag} {name!r}: cannot be loaded ({reason[:200]}); "
             "give a hub id that can be reached, a local folder, or --init random with a known shape"
         ) from None
-
-
-def check_tokenizer(flag: str, name: str, own: PreTrainedTokenizerBase, prepared: PreTrainedTokenizerBase) -> None:
-    """A model's own tokenizer must give the ids that the prepared set was made with."""
-    ids = prepared.get_vocab()
-    for token, index in own.get_vocab().items():
-        if ids.get(token) != index:
-            raise UserError(
-                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's gives "
-                f"{ids.get(token)}; prepare the data with --tokenizer {name}"
-            )
-
-
-def check_vocabulary(data: str, name: str, tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
-    """A model needs an embedding row for each token of the prepared set."""
-    if len(tokenizer) > rows:
-        raise UserError(
-            f"{data}: its tokenizer has {len(tokenizer)} tokens, {name} has {rows} embedding rows; "
-            "prepare the data with the model's own tokenizer"
-        )
 
 
 def _fault(found: dict[str, list[Any]]) -> str | None:

@@ -11,11 +11,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from zeropods.data.tokenizers import load_tokenizer
-from zeropods.errors import UserError
 from zeropods.plan.shapes import T5Shape, t5_shape
-from zeropods.train.arguments import RunArguments, TextToSQLArguments
+from zeropods.train.arguments import RunArguments, TextToSQLArguments, check_tokenizer, check_vocabulary
 from zeropods.train.device import check_compiled, check_tf32
-from zeropods.train.pretrained import check_tokenizer, check_vocabulary, load_weights, source_of, source_options
+from zeropods.train.pretrained import load_weights, source_options
 from zeropods.train.sampler import Row, collate
 from zeropods.train.tasks import Prepared
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from zeropods.train.trainer import MeasuredTrainer
 
-TASK = "text2sql"
 FLAG = "--model_id"
 
 
@@ -40,6 +38,7 @@ class TextToSQL:
 
     def check(self, precision: str) -> None:
         """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
+        self.arguments.check_inputs()
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         check_tf32(self.arguments.tf32)
 
@@ -48,11 +47,7 @@ class TextToSQL:
 
     def data(self) -> Prepared:
         """The set at `--dataset_path`."""
-        place = self.arguments.dataset_path
-        data = Prepared.read(Path(place))
-        if data.manifest.task != TASK:
-            raise UserError(f"--dataset_path {place}: prepared for {data.manifest.task}; causal_train.py trains on it")
-        return data
+        return Prepared.read(Path(self.arguments.dataset_path))
 
     def settings(self, data: Prepared) -> dict[str, object]:
         """The flags, with the data's content in the place of their path."""
@@ -160,14 +155,14 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
         rate = 0.1 if arguments.dropout is None else arguments.dropout
         model = random_t5(t5_shape(name), arguments.seed, rate)
     else:
-        name = source_of(arguments)
+        name = arguments.source
         options = source_options(name)
         if arguments.dropout is not None:
             options["dropout_rate"] = arguments.dropout
         model = load_weights(T5ForTextToSQL, name, flag=FLAG, **options)
         if any((Path(name) / file).is_file() for file in ("tokenizer.json", "spiece.model")):
-            check_tokenizer(FLAG, name, load_tokenizer(name, complete=False), tokenizer)
-    check_vocabulary(arguments.dataset_path, name, tokenizer, model.config.vocab_size)
+            check_tokenizer(FLAG, name, load_tokenizer(name, complete=False).get_vocab(), tokenizer.get_vocab())
+    check_vocabulary(arguments.dataset_path, name, len(tokenizer), model.config.vocab_size)
     model.config.prompt = prompt
     model.generation_config.max_length = None
     model.generation_config.max_new_tokens = arguments.generation_max_length

@@ -1,0 +1,129 @@
+"""A misspelled flag, a model or data that are not there: said in one line, before anything starts or is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from zeropods.cli import main, parser
+from zeropods.data.manifest import SCHEMA_VERSION, Manifest
+from zeropods.launch.command import PROJECT
+
+MANIFEST = Manifest(
+    schema_version=SCHEMA_VERSION,
+    content_key="0",
+    task="text2sql",
+    prompt="schema",
+    tokenizer="mine",
+    tokenizer_fingerprint="0",
+    vocabulary_size=2_000,
+    max_source_tokens=256,
+    max_target_tokens=96,
+    limit=None,
+    source_sha256={},
+    splits={},
+    versions={},
+)
+WORDS = "--init random --model_id t5-small --dataset_path set"
+
+
+def a_set(folder: Path, manifest: Manifest) -> None:
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(manifest.to_json()))
+    Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, "<unk>")).save(str(folder / "tokenizer" / "tokenizer.json"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: two sets, a model with another tokenizer, one without weights, a matrix."""
+    monkeypatch.chdir(tmp_path)
+    a_set(tmp_path / "set", MANIFEST)
+    a_set(tmp_path / "questions", replace(MANIFEST, task="squad", max_seq_length=64, loss_on="answer"))
+    for name, words in (("other", {"<unk>": 0, "b": 1}), ("small", {"<unk>": 0, "a": 1}), ("bare", {"<unk>": 0})):
+        (tmp_path / name).mkdir()
+        Tokenizer(models.WordLevel(words, "<unk>")).save(str(tmp_path / name / "tokenizer.json"))
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 2 if name == "small" else 4_000}))
+        if name != "bare":
+            (tmp_path / name / "model.safetensors").touch()
+    matrix = {"model": "other", "technique": "none", "pods": 1, "dataset_path": "set", "flags": {"max_steps": 3}}
+    (tmp_path / "m.yaml").write_text(json.dumps(matrix))
+    (tmp_path / "squad.yaml").write_text(json.dumps(matrix | {"dataset_path": "questions"}))
+    (tmp_path / "flag.yaml").write_text(json.dumps(matrix | {"flags": {"max_step": 3}}))
+    return tmp_path
+
+
+WRONG = [
+    (f"textsql_train.py {WORDS} --max_step 3", "--max_step: no flag of textsql_train.py; --max_steps?"),
+    (f"textsql_train.py {WORDS} --lr_scheduler_type lin", "--lr_scheduler_type 'lin'; expected linear, cosine"),
+    (f"textsql_train.py {WORDS} --model_id t5-huge", "model 't5-huge' has no shape known here"),
+    (f"textsql_train.py {WORDS} --dataset_path nowhere", "nowhere: no prepared data set there"),
+    (f"textsql_train.py {WORDS} --dataset_path questions", "prepared for squad; causal_train.py trains on it"),
+    (f"textsql_train.py {WORDS} --model_id t5-tiny", "its tokenizer has 2000 tokens, t5-tiny has 1024 embedding rows"),
+    ("textsql_train.py --model_id other --dataset_path set", "its tokenizer gives 'b' id 1, the prepared set's"),
+    ("textsql_train.py --model_id small --dataset_path set", "has 2000 tokens, small has 2 embedding rows"),
+    ("textsql_train.py --model_id bare --dataset_path set", "bare: no weights (*.safetensors) in this folder"),
+    ("causal_train.py --data set", "prepared for text2sql; textsql_train.py trains on it"),
+    ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
+    ("causal_train.py --data questions --loss_on all", "--loss_on all: --data questions was prepared with answer"),
+]
+
+
+@pytest.mark.parametrize("launcher", ["--launcher none", "--launcher none --dry-run", "--launcher slurm --dry-run"])
+@pytest.mark.parametrize(("script", "said"), WRONG)
+def test_a_launch_looks_before_anything_starts(
+    launcher: str, script: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(["launch", *launcher.split(), "--", *script.split()]) == 1
+    out, err = capsys.readouterr()
+    assert said in err and err.count("\n") == 1 and out == ""
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("matrix", "said"),
+    [
+        ("m.yaml", "other-none-1-pod-schema: --model_id other: its tokenizer gives 'b' id 1"),
+        ("squad.yaml", "prepared for squad; causal_train.py trains on it"),
+        ("flag.yaml", "--max_step: no flag of textsql_train.py; --max_steps?"),
+    ],
+)
+def test_a_dry_run_of_a_sweep_looks_too(matrix: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", matrix, "--dry-run"]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_a_script_says_it_once_and_before_it_imports_torch(rank: str | None, here: Path) -> None:
+    script = str(PROJECT / "textsql_train.py")
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{script!r}, '--modle_id', 'x']\n"
+        "try:\n"
+        f"    runpy.run_path({script!r}, run_name='__main__')\n"
+        "except SystemExit as ended:\n"
+        "    print(ended.code, 'torch' in sys.modules)\n"
+    )
+    environment = {**os.environ, **({} if rank is None else {"RANK": rank})}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "1 False\n"
+    said = "zeropods: --modle_id: no flag of textsql_train.py; --model_id?\n"
+    assert done.stderr == ("" if rank == "1" else said)
+
+
+@pytest.mark.parametrize(("script", "said"), [each for each in WRONG if ": no " in each[1]])
+def test_a_command_that_a_message_names_is_one(
+    script: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["launch", "--launcher", "none", "--dry-run", "--", *script.split()])
+    _, found, command = capsys.readouterr().err.partition("zeropods: ")[2].partition("zeropods ")
+    if found:
+        assert parser().parse_args(shlex.split(command)).run
