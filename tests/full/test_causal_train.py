@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.conftest import ROOT, cut_text, run_several
+from zeropods.cli import main
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
 from zeropods.errors import guarded
@@ -86,6 +89,16 @@ def test_a_run_on_raw_text_leaves_the_whole_folder(text_run: Path) -> None:
     files = ("config.json", "train.log", "data/manifest.json", "model/model.safetensors", "model/tokenizer.json")
     assert all((text_run / name).is_file() for name in files)
     assert [path.name for path in (text_run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-5"]
+
+
+def test_a_run_on_text_says_its_perplexity_and_a_command_that_works(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "a", text, *LM, "--max_train_steps", 2)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("ok: 2 steps, loss ") and re.search(r", perplexity [\d.]+ \(test\), ", last), last
+    assert main(shlex.split(last.partition("next: zeropods ")[2])) == 0
+    assert (tmp_path / "a-summary" / "index.html").is_file()
 
 
 def test_its_record_says_what_was_run(text_run: Path) -> None:

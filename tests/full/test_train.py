@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from tests.full.conftest import ROOT, TINY, script
 from tests.full.forks import fork_server
 from tests.full.launches import until
+from zeropods.cli import main
 from zeropods.errors import guarded
 from zeropods.measure.record import Record, read_record
 from zeropods.measure.run_folder import locked
@@ -82,6 +85,20 @@ def test_accumulation_gives_the_losses_of_one_large_batch_and_memory_need_not_be
     assert_same_losses(parts, read_record(trained))
     assert not (tmp_path / "parts" / "memory").exists()
     assert parts.ranks[0].sampled == {}
+
+
+def test_a_run_that_ends_well_says_so_in_a_line_whose_command_works(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a run"
+    record = train(folder, prepared, "--max_steps", 1, "--per_device_train_batch_size", 4)
+    last = capsys.readouterr().out.splitlines()[-1]
+    said = (
+        rf"ok: 1 step, loss {record.losses[-1].loss:.4g}, dev loss [\d.]+(, .* samples/s)?; {folder}; next: zeropods "
+    )
+    assert re.match(said, last), last
+    call = shlex.split(last.partition("next: zeropods ")[2])
+    assert main([*call, "--limit", "2"]) == 0 and (folder / "score.test.json").is_file()
 
 
 def test_two_processes_of_torchs_launcher_train_as_one(trained: Path, prepared: Path, tmp_path: Path) -> None:

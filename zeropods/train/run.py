@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 from zeropods import files
 from zeropods.errors import terminable
 from zeropods.measure import environment
-from zeropods.measure.record import RankMeasurement, compose_record, write_record
+from zeropods.measure.record import RankMeasurement, Record, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
 from zeropods.tables import GIB
 from zeropods.train import processes
@@ -124,7 +125,30 @@ def attempt(
             if together and processes.world_size() > 1:
                 torch.distributed.barrier()
             if processes.rank() == 0 and not os.environ.get("ZEROPODS_RUN"):
-                write_record(job.folder, compose_record(job.folder))
+                record = compose_record(job.folder)
+                write_record(job.folder, record)
+                if record.status == "ok":
+                    print(closing_line(job.folder, record))
+
+
+def closing_line(folder: Path, record: Record) -> str:
+    """What a run that ended well comes to, in one line, and what to call next."""
+    from zeropods.evaluate.score_file import TextScore, score_of
+
+    split, score = score_of(folder) or ("", None)
+    run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
+    said = [
+        f"{record.steps:,} step{'s' * (record.steps != 1)}",
+        *(f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found),
+    ]
+    if isinstance(score, TextScore):
+        said.append(f"perplexity {score.perplexity:.4g} ({split})")
+    if record.samples_per_second is not None:
+        said.append(f"{record.samples_per_second:,.4g} samples/s")
+    following = f"predict --model {run} --score"
+    if record.task == "lm":
+        following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
+    return f"{record.status}: {', '.join(said)}; {folder}; next: zeropods {following}"
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
