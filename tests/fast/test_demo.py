@@ -19,7 +19,6 @@ from zeropods.demo.answering import (
     MAX_ROWS,
     ModelAnswer,
     checked,
-    read_csv,
     run_query,
     tables_in,
     trained_models,
@@ -130,7 +129,7 @@ def test_tables_are_listed_by_title_and_columns_and_know_their_questions(tmp_pat
 def table(folder: Path, content: str | bytes) -> SQLTable:
     path = folder / "pets.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return read_csv(path)
+    return uploaded(path)
 
 
 def test_names_types_and_cells_are_read(tmp_path: Path) -> None:
@@ -147,7 +146,25 @@ def test_names_types_and_cells_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_columns_of_numbers_are_told_from_others(tmp_path: Path, cell: str, kind: str) -> None:
-    assert table(tmp_path, f'A;B\n"{cell}";x\n').types == (kind, "text")
+    assert table(tmp_path, f'A|B\n"{cell}"|x\n').types == (kind, "text")
+
+
+@pytest.mark.parametrize(
+    ("content", "header", "rows", "types"),
+    [
+        ("A;B\n3,5;1.234\n1.234,25;7\n", ("A", "B"), (("3.5", "1234"), ("1234.25", "7")), ("real", "real")),
+        ("A;B\n-3,5;x,5\n;2\n", ("A", "B"), (("-3.5", "x,5"), (None, "2")), ("real", "text")),
+        ("A;B\n1,234.5;3.5\n", ("A", "B"), (("1,234.5", "3.5"),), ("real", "real")),
+        ("sep=;\nA;B,C,D\n1;2\n", ("A", "B,C,D"), (("1", "2"),), ("real", "real")),
+        ('"sep=\t"\r\nA\tB\r\n1\t2\r\n', ("A", "B"), (("1", "2"),), ("real", "real")),
+        ("a, b and c;d\n1,5;2\n", ("a, b and c", "d"), (("1.5", "2"),), ("real", "real")),
+        ("a, b, c, d;e\nx, y;2\nz;3\n", ("a, b, c, d", "e"), (("x, y", "2"), ("z", "3")), ("text", "real")),
+    ],
+    ids=["thousands", "empty", "points", "sep", "sep tab", "one comma", "many commas"],
+)
+def test_what_spreadsheets_write_is_read(tmp_path: Path, content: str, header: Any, rows: Any, types: Any) -> None:
+    read = table(tmp_path, content)
+    assert (read.header, read.rows, read.types) == (header, rows, types)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -166,6 +183,7 @@ def test_delimiters_and_encodings_of_spreadsheets_are_told_apart(tmp_path: Path,
         ("A²,A2\n1,2\n".encode(), "two columns are named 'A²'"),
         ("Käse,B\n1,2\n".encode("latin-1"), "line 1 is not text in UTF-8"),
         (b'A,B\n"1,2\n', "line 2: unexpected end of data"),
+        (b"sep=;\nA;B\n1;2\n1;2;3\n", "line 4: 3 cells for 2 columns; put a cell that holds ';' in double quotes"),
         (b"A," + b"x" * 200_000 + b"\n1,2\n", "field larger"),
         (b"\n".join([b",".join(b"c%d" % n for n in range(MAX_COLUMNS + 1))] * 2), f"at most {MAX_COLUMNS}"),
         (b"A\n" + b"1\n" * (MAX_ROWS + 1), f"more than {MAX_ROWS:,} rows"),

@@ -66,11 +66,11 @@ def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
     train_tokenizer(texts).save_pretrained(folder)
 
 
-def start(command: list[object], log: Path, **environment: str) -> Served:
+def start(command: list[object], log: Path, cwd: Path = ROOT, **environment: str) -> Served:
     """A process with the page, as soon as it says where."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *map(str, command)], cwd=ROOT, env={**os.environ, **environment},
+            [sys.executable, *map(str, command)], cwd=cwd, env={**os.environ, **environment},
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
     deadline = time.monotonic() + SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,11 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
     verb.add_argument("--out", type=Path, required=True)
     verb.add_argument("--seed", type=int, default=0)
+
+    verb = add(kinds, "from-csv", "make a text-to-SQL data set of your own tables and questions", _run_data_from_csv)
+    verb.add_argument("--tables", type=Path, required=True, metavar="DIR", help="a CSV file for each table")
+    verb.add_argument("--questions", type=Path, required=True, metavar="FILE", help="CSV of the columns question, sql")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the data set to make")
     _prepare(verbs, add)
 
 
@@ -53,6 +59,16 @@ def _run_data_sample(arguments: argparse.Namespace) -> Result:
     from zeropods.data.sample import write_sample
 
     return write_sample(arguments.out, arguments.seed, arguments.task).to_json()
+
+
+def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
+    from zeropods.data.own_data import from_csv
+
+    made = from_csv(arguments.tables, arguments.questions, arguments.out)
+    for line in [*(f"left out: {line}" for line in made.left_out), *made.remarks]:
+        print(line, file=sys.stderr)
+    counts = {"left_out": len(made.left_out), "remarks": len(made.remarks)}
+    return asdict(made) if arguments.json else {**asdict(made), **counts}
 
 
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import itertools
 import math
-import re
 import tempfile
 import time
-import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import raw_data_of, read_manifest
+from zeropods.data.own_data import read_csv, shown
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import (
     MAX_SOURCE_TOKENS,
@@ -337,82 +334,22 @@ def _words(question: str) -> str:
 
 MAX_BYTES = 2 * 2**20
 MAX_ROWS, MAX_COLUMNS = 10_000, 40
-DELIMITERS = ",;\t|"
 KEPT = 8
 """Number of uploaded tables in memory, for all visitors: one of 2 MiB takes 30 MiB there."""
-NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?\d{1,2})?")
-"""A leading zero, as in a postcode, makes a name of it."""
 
 
 @lru_cache(maxsize=KEPT)
 def uploaded(path: Path) -> SQLTable:
     """A visitor's table, read again from the file where others came since; `UserError` as for `read_csv`."""
+    name = f"the file {shown(path.name)}"
     try:
-        return read_csv(path)
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{name}: larger than {MAX_BYTES >> 20} MiB; upload fewer rows")
+        table = read_csv(path)
     except FileNotFoundError:
-        raise UserError(f"the file {_shown(path.name)} is not kept any longer; upload it again") from None
-
-
-def read_csv(path: Path) -> SQLTable:
-    """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
-
-    Raises:
-        UserError: not text in UTF-8 (or UTF-16 with its mark), too large, no header, a name that is empty or is there
-            twice, a row of another length, no row.
-    """
-    name = f"the file {_shown(path.name)}"
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{name}: larger than {MAX_BYTES >> 20} MiB; upload fewer rows")
-    lines = _lines(name, path.read_bytes())
-    if len(lines) < 2:
-        raise UserError(f"{name}: has no row; expected a line of column names, then rows")
-    if len(lines) > MAX_ROWS + 1:
+        raise UserError(f"{name} is not kept any longer; upload it again") from None
+    if len(table.header) > MAX_COLUMNS:
+        raise UserError(f"{name}: {len(table.header)} columns; expected at most {MAX_COLUMNS}: leave some out")
+    if len(table.rows) > MAX_ROWS:
         raise UserError(f"{name}: more than {MAX_ROWS:,} rows; upload fewer")
-    (_, header), *rows = lines
-    _check_header(name, header)
-    for number, cells in rows:
-        if len(cells) != len(header):
-            raise UserError(f"{name}: line {number}: {len(cells)} cells for {len(header)} columns; correct the line")
-    columns = zip(*(cells for _, cells in rows), strict=True)
-    types = tuple("real" if _all_numbers(column) else "text" for column in columns)
-    return SQLTable("uploaded", tuple(header), types, tuple(tuple(cell or None for cell in cells) for _, cells in rows))
-
-
-def _shown(text: str, most: int = 60) -> str:
-    """A text of the visitor's, fit for a message: one line, letters that can be seen, not too long."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _lines(name: str, content: bytes) -> list[tuple[int, list[str]]]:
-    """Number and cells of each line that is not blank; the delimiter is the most frequent one in the first line."""
-    try:
-        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{name}: line {line} is not text in UTF-8; save the table as CSV in UTF-8") from None
-    first = text.lstrip().split("\n", 1)[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(DELIMITERS, key=first.count), strict=True)
-    try:
-        lines = [(reader.line_num, [" ".join(cell.split()) for cell in cells]) for cells in reader]
-    except csv.Error as error:
-        raise UserError(f"{name}: line {reader.line_num}: {error}; correct the quotes there") from None
-    return [(number, cells) for number, cells in lines if any(cells)]
-
-
-def _check_header(name: str, header: list[str]) -> None:
-    # To the model names are the same that differ in nothing but the form of their letters.
-    same = [unicodedata.normalize("NFKC", column).casefold() for column in header]
-    twice = next((column for column, form in zip(header, same, strict=True) if same.count(form) > 1), None)
-    if len(header) > MAX_COLUMNS:
-        raise UserError(f"{name}: {len(header)} columns; expected at most {MAX_COLUMNS}: leave some out")
-    for number, form in enumerate(same, 1):
-        if not any(letter.isalnum() for letter in form):
-            raise UserError(f"{name}: column {number} has no name; the first line names every column")
-    if twice is not None:
-        raise UserError(f"{name}: two columns are named {_shown(twice)!r}; rename one")
-
-
-def _all_numbers(column: tuple[str, ...]) -> bool:
-    cells = list(filter(None, column))
-    return bool(cells) and all(NUMBER.fullmatch(cell) for cell in cells)
+    return table

@@ -1,0 +1,158 @@
+"""A data set made of a user's own CSV files, by the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from zeropods.cli import main
+from zeropods.data.wikisql import read_split
+from zeropods.sql.query import format_query
+
+TABLES = {
+    "people": "Name;Home town;Weight (kg)\nAnn;Oslo;61,5\nBo;;72,25\n",
+    "Rivers": 'River,Length (km)\nNile,"6,650"\nRhine,1230\n',
+    "lakes": "Lake,Depth\nBaikal,1642\n",
+    "broken": "A,B\n1,2,3\n",
+}
+WHERE_IS_ANN = ("Where does Ann live?", "SELECT [Home town] FROM people WHERE Name = 'Ann'")
+
+
+def made(folder: Path, questions: Sequence[tuple[str, ...]], **tables: str) -> int:
+    """The exit status of the verb with these questions, on the tables above if no others are given."""
+    (folder / "tables").mkdir(exist_ok=True)
+    for name, content in (tables or TABLES).items():
+        (folder / "tables" / f"{name}.csv").write_text(content)
+    rows = [["question", "sql"], *questions]
+    quoted = (",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows)
+    (folder / "questions.csv").write_text("\n".join(quoted) + "\n")
+    places = {"--tables": "tables", "--questions": "questions.csv", "--out": "own"}
+    return main(
+        ["data", "from-csv", "--json", *(word for flag, name in places.items() for word in (flag, str(folder / name)))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sql", "query"),
+    [
+        ("SELECT [Home town] FROM people", "SELECT Home town FROM table"),
+        ("select \"home TOWN\" from People as p where p.name = 'Ann';", "SELECT Home town FROM table WHERE Name = Ann"),
+        (
+            "SELECT count(*) AS n FROM people WHERE [Home town] = 'Oslo'",
+            "SELECT COUNT Name FROM table WHERE Home town = Oslo",
+        ),
+        (
+            "SELECT MAX(`Length (km)`) FROM rivers WHERE (River = 'O''H' AND `Length (km)` > -3) AND [Length (km)] < 9",
+            "SELECT MAX Length (km) FROM table WHERE River = O'H AND Length (km) > -3 AND Length (km) < 9",
+        ),
+    ],
+)
+def test_a_plain_statement_is_the_same_query(tmp_path: Path, sql: str, query: str) -> None:
+    assert made(tmp_path, [("What?", sql)]) == 0
+    (example,) = read_split(tmp_path / "own", "train")
+    assert format_query(example.query, example.table.header) == query
+
+
+BEYOND = {
+    "SELECT River FROM rivers ORDER BY River": "ORDER BY: out of reach",
+    "SELECT River FROM rivers LIMIT 1": "LIMIT: out of reach",
+    "SELECT River FROM rivers GROUP BY River": "GROUP BY: out of reach",
+    "SELECT DISTINCT River FROM rivers": "DISTINCT: out of reach",
+    "WITH a AS (SELECT 1) SELECT River FROM rivers": "WITH: out of reach",
+    "SELECT River FROM rivers JOIN lakes ON 1 = 1": "a join: out of reach",
+    "SELECT River FROM rivers, lakes": "a join: out of reach",
+    "SELECT River FROM (SELECT * FROM rivers)": "no table of its own after FROM",
+    "SELECT 1": "no table of its own after FROM",
+    "SELECT River FROM rivers UNION SELECT Lake FROM lakes": "no single SELECT",
+    "SELECT River FROM rivers; DROP TABLE rivers": "no single SELECT",
+    "SHOW TABLES": "no single SELECT",
+    "SELECT River FROM rivers WHERE a b": "no SQL near 'b'",
+    "SELECT River FROM rivers WHERE River = 'x": "no SQL",
+    "SELECT * FROM rivers": "* is selected",
+    "SELECT COUNT(DISTINCT River) FROM rivers": "is selected",
+    "SELECT MAX(River, River) FROM rivers": "is selected",
+    "SELECT River, River FROM rivers": "2 columns are selected",
+    "SELECT Depth FROM rivers": "'Depth' is no column of rivers, which has River, Length (km)",
+    "SELECT a FROM seas": "no table 'seas'; there are",
+    "SELECT a FROM broken": "the file broken.csv: line 2: 3 cells for 2 columns",
+    "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': expected a column, one of =, >, <",
+    "SELECT River FROM rivers WHERE River >= 'a'": "expected a column, one of =, >, <",
+    "SELECT River FROM rivers WHERE 3 < River": "expected a column, one of =, >, <",
+    "SELECT River FROM rivers WHERE River = NULL": "expected a column, one of =, >, <",
+    'SELECT River FROM rivers WHERE River = "Nile"': "text stands in 'single quotes'",
+    "SELECT River FROM rivers WHERE River = ' '": "an empty value",
+    "SELECT River FROM rivers WHERE River = 'a AND River = b'": "can be read as another query",
+    "": "expected question and sql",
+}
+
+
+def test_each_row_that_cannot_be_taken_is_named_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert made(tmp_path, [WHERE_IS_ANN, *(("What?", sql) for sql in BEYOND), ("one cell",)]) == 0
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert (document["questions"], len(document["left_out"]), document["remarks"]) == (
+        {"train": 1},
+        len(BEYOND) + 1,
+        [],
+    )
+    for number, (line, said) in enumerate(
+        zip(document["left_out"], [*BEYOND.values(), "1 texts"], strict=True), start=3
+    ):
+        assert line.startswith(f"{tmp_path}/questions.csv:{number}: ") and said in line
+    assert printed.err.splitlines() == [f"left out: {line}" for line in document["left_out"]]
+
+
+def test_a_condition_that_matches_nothing_and_a_value_that_is_not_asked_for_are_remarked_upon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("Where does TIM live?", "SELECT Name FROM people WHERE Name = 'Tim'"), ("Who?", WHERE_IS_ANN[1])]
+    assert made(tmp_path, rows) == 0
+    err = capsys.readouterr().err
+    assert "questions.csv:2: no row of people has Name = Tim\n" in err
+    assert "questions.csv:3: 'Ann' is not in the question, where the model copies it from\n" in err
+    assert err.count("\n") == 2
+
+
+@pytest.mark.parametrize(("tables", "alike"), [(5, True), (2, False)])
+def test_tables_are_divided_where_there_are_enough_else_questions(tmp_path: Path, tables: int, alike: bool) -> None:
+    names = [f"t{number}" for number in range(tables)]
+    rows = [(f"{name} {n}?", f"SELECT A FROM {name} WHERE A = {n}") for name in names for n in range(10)]
+    assert made(tmp_path, rows, **dict.fromkeys(names, "A,B\n1,2\n")) == 0
+    splits = {split: list(read_split(tmp_path / "own", split)) for split in ("train", "dev", "test")}
+    assert sum(map(len, splits.values())) == len(rows) and min(map(len, splits.values())) >= len(rows) / 10
+    shared = {e.table.id for e in splits["train"]} & {e.table.id for e in splits["dev"] + splits["test"]}
+    assert len(splits["train"]) > len(rows) / 2 and (not shared) == alike
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"--tables": "none"}, "none: no such folder"),
+        ({"--tables": "own"}, "own: no .csv file there"),
+        (
+            {"--questions": "none.csv"},
+            "none.csv: No such file or directory; name a CSV file of the columns question, sql",
+        ),
+        ({"--questions": "tables/lakes.csv"}, "lakes.csv: columns lake, depth; expected question, sql"),
+        ({"--out": "tables"}, "tables: is there already; name a new folder"),
+        ({}, "questions.csv: no question can be taken ("),
+    ],
+)
+def test_what_is_wrong_with_a_place_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: dict[str, str], said: str
+) -> None:
+    assert made(tmp_path, [("What?", "SELECT * FROM lakes")]) == 1
+    capsys.readouterr()
+    (tmp_path / "own").mkdir()
+    flags = {"--tables": "tables", "--questions": "questions.csv", "--out": "own", **names}
+    assert (
+        main(["data", "from-csv", *(word for flag, name in flags.items() for word in (flag, str(tmp_path / name)))])
+        == 1
+    )
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1

@@ -1,0 +1,383 @@
+"""A user's own data: tables as CSV files, and questions with plain SQL, made into WikiSQL's layout."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeropods.data.tokenizers import folded
+from zeropods.data.wikisql import SQLTable
+from zeropods.errors import UserError
+from zeropods.files import first_line, new_folder
+from zeropods.sql.query import OPERATORS, Condition, Execution, Query, format_query, parse_query
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+# A CSV file, read as a table; what is wrong with one is said in a line.
+
+DELIMITERS = ";\t|,"
+"""Where two divide the lines equally well, the first: commas also stand in texts."""
+SEPARATOR = re.compile(r'\s*"?sep=([;\t|,])"?[ \t]*\r?(?=\n|$)', re.IGNORECASE)
+"""The line before the header in which spreadsheets name the delimiter."""
+NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?\d{1,2})?")
+"""A leading zero, as in a postcode, makes a name of it."""
+DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?")
+
+Line = tuple[int, list[str]]
+"""Number and cells of a line that is not blank."""
+
+
+def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
+    """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
+
+    Numbers with decimal commas, which only a file with semicolons has, are kept with a point.
+
+    Raises:
+        UserError: not text in UTF-8 (or UTF-16 with its mark), no header, a name that is empty or is there twice, a
+            row of another length, no row.
+    """
+    name = f"the file {shown(path.name)}"
+    lines, delimiter = _lines(name, path.read_bytes())
+    if len(lines) < 2:
+        raise UserError(f"{name}: has no row; expected a line of column names, then rows")
+    (_, header), *rows = lines
+    _check_header(name, header)
+    for number, cells in rows:
+        if len(cells) != len(header):
+            raise UserError(
+                f"{name}: line {number}: {len(cells)} cells for {len(header)} columns; put a cell that holds "
+                f"{delimiter!r} in double quotes"
+            )
+    columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
+    if delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns):
+        columns = [tuple(map(_with_point, c)) if _all(DECIMAL_COMMA, c) else c for c in columns]
+    types = tuple("real" if _all(NUMBER, column) else "text" for column in columns)
+    return SQLTable(
+        id_, tuple(header), types, tuple(tuple(c or None for c in row) for row in zip(*columns, strict=True))
+    )
+
+
+def shown(text: str, most: int = 60) -> str:
+    """A text of others, fit for a message: one line, letters that can be seen, not too long."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _lines(name: str, content: bytes) -> tuple[list[Line], str]:
+    """The lines of a CSV file, and its delimiter: the one that divides most of them as it divides the header."""
+    try:
+        text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{name}: line {line} is not text in UTF-8; save the table as CSV in UTF-8") from None
+    told = SEPARATOR.match(text)
+    first = text.lstrip().split("\n", 1)[0]
+    delimiters = told[1] if told else [each for each in DELIMITERS if each in first] or [","]
+    found = {each: _divided(text[told.end() :] if told else text, each) for each in delimiters}
+    best = max(found, key=lambda each: (_fit(found[each][0]), first.count(each)))
+    lines, fault = found[best]
+    if fault:
+        raise UserError(f"{name}: {fault}; correct the quotes there")
+    return lines, best
+
+
+def _divided(text: str, delimiter: str) -> tuple[list[Line], str | None]:
+    """The lines that are not blank, up to the first that cannot be read, and what is wrong with that."""
+    reader, lines, fault = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), [], None
+    try:
+        for cells in reader:
+            if any(map(str.strip, cells)):
+                lines.append((reader.line_num, [" ".join(cell.split()) for cell in cells]))
+    except csv.Error as error:
+        fault = f"line {reader.line_num}: {error}"
+    return lines, fault
+
+
+def _fit(lines: list[Line]) -> tuple[bool, float]:
+    """Whether there are columns, and the share of lines that have as many as the header."""
+    width = len(lines[0][1]) if lines else 0
+    return width > 1, sum(len(cells) == width for _, cells in lines) / max(1, len(lines))
+
+
+def _check_header(name: str, header: list[str]) -> None:
+    # To the model names are the same that differ in nothing but the form of their letters.
+    same = [folded(column).casefold() for column in header]
+    twice = next((column for column, form in zip(header, same, strict=True) if same.count(form) > 1), None)
+    for number, form in enumerate(same, 1):
+        if not any(letter.isalnum() for letter in form):
+            raise UserError(f"{name}: column {number} has no name; the first line names every column")
+    if twice is not None:
+        raise UserError(f"{name}: two columns are named {shown(twice)!r}; rename one")
+
+
+def _all(kind: re.Pattern[str], column: Sequence[str]) -> bool:
+    cells = list(filter(None, column))
+    return bool(cells) and all(kind.fullmatch(cell) for cell in cells)
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(".", "").replace(",", ".")
+
+
+# A plain SQL statement as a query: one table, one column, at most one aggregate, conditions joined by AND.
+
+REACH = "in reach: one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table WHERE conditions joined by AND"
+CLAUSES = {"joins": "a join", "group": "GROUP BY", "order": "ORDER BY", "with_": "WITH"}
+"""sqlglot's names of parts of a statement, where they are not the words of SQL."""
+QUOTES = "text stands in 'single quotes', a name with blanks in \"double quotes\" or [brackets]"
+
+
+def table_name(statement: exp.Select) -> str:
+    """The table that a statement asks; `ValueError` where it does not ask one table alone."""
+    from sqlglot import exp
+
+    beyond = [
+        key for key, part in statement.args.items() if part and key not in ("expressions", "from_", "where", "kind")
+    ]
+    if beyond:
+        raise ValueError(f"{CLAUSES.get(beyond[0], beyond[0].upper())}: out of reach; {REACH}")
+    source = statement.args.get("from_")
+    if source is None or not isinstance(source.this, exp.Table):
+        raise ValueError(f"no table of its own after FROM; {REACH}")
+    return str(source.this.name)
+
+
+def parsed(sql: str) -> exp.Select:
+    """A statement as sqlglot reads it; `ValueError` for what is none, or is no SELECT."""
+    import sqlglot
+    from sqlglot import exp
+
+    logging.getLogger("sqlglot").setLevel(logging.ERROR)
+    try:
+        statements = sqlglot.parse(sql, read="sqlite")
+    except (sqlglot.errors.SqlglotError, RecursionError) as error:
+        near = error.errors[0]["highlight"] if isinstance(error, sqlglot.errors.ParseError) and error.errors else ""
+        raise ValueError(
+            f"no SQL{near and f' near {near!r}'} ({first_line(error).partition(' Line ')[0]}); {QUOTES}"
+        ) from None
+    found = [each for each in statements if each is not None]
+    if len(found) != 1 or not isinstance(found[0], exp.Select):
+        raise ValueError(f"no single SELECT; {REACH}")
+    return found[0]
+
+
+def query_of(statement: exp.Select, table: SQLTable) -> Query:
+    """The query that a statement is on its table; `ValueError` says what is out of reach."""
+    if len(statement.expressions) != 1:
+        raise ValueError(f"{len(statement.expressions)} columns are selected; {REACH}")
+    agg, sel = _selected(statement.expressions[0].unalias(), table)
+    where = statement.args.get("where")
+    query = Query(sel, agg, tuple(_condition(each, table) for each in _conjuncts(where.this)) if where else ())
+    text = format_query(query, table.header)
+    if parse_query(text, table.header) != query:
+        raise ValueError(f"{text!r} can be read as another query; rename a column")
+    return query
+
+
+def _selected(node: exp.Expr, table: SQLTable) -> tuple[int, int]:
+    """Aggregate and column."""
+    from sqlglot import exp
+
+    aggregates = (exp.Max, exp.Min, exp.Count, exp.Sum, exp.Avg)
+    agg = next((number for number, kind in enumerate(aggregates, 1) if isinstance(node, kind)), 0)
+    if agg and not node.args.get("expressions"):
+        node = node.this
+    if isinstance(node, exp.Star) and agg == 3:
+        whole = [n for n, cells in enumerate(zip(*table.rows, strict=True)) if None not in cells]
+        if not whole:
+            raise ValueError(f"COUNT(*): every column of {table.id} has empty cells; count one of them")
+        return agg, whole[0]
+    if not isinstance(node, exp.Column):
+        raise ValueError(f"{shown(node.sql('sqlite'))} is selected; {REACH}")
+    return agg, _column(node, table)
+
+
+def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
+    from sqlglot import exp
+
+    node = node.unnest()
+    if isinstance(node, exp.And):
+        yield from _conjuncts(node.left)
+        yield from _conjuncts(node.right)
+    else:
+        yield node
+
+
+def _condition(node: exp.Expr, table: SQLTable) -> Condition:
+    from sqlglot import exp
+
+    operators = (exp.EQ, exp.GT, exp.LT)
+    value = node.args.get("expression")
+    negative = isinstance(value, exp.Neg)
+    literal = value.this if isinstance(value, exp.Neg) else value
+    if type(node) not in operators or not isinstance(node.this, exp.Column) or not isinstance(literal, exp.Literal):
+        said = shown(node.sql("sqlite"))
+        raise ValueError(f"{said}: expected a column, one of {', '.join(OPERATORS[:3])}, and a value; {QUOTES}")
+    text = " ".join(literal.name.split())
+    if not text:
+        raise ValueError(f"{shown(node.sql('sqlite'))}: an empty value; give one")
+    return Condition(_column(node.this, table), operators.index(type(node)), f"-{text}" if negative else text)
+
+
+def _column(node: exp.Column, table: SQLTable) -> int:
+    """Number of a column, by its name without letter case."""
+    names = [folded(name).casefold() for name in table.header]
+    wanted = folded(node.name).casefold()
+    if wanted not in names:
+        columns = shown(", ".join(table.header), 200)
+        raise ValueError(f"{node.name!r} is no column of {table.id}, which has {columns}; {QUOTES}")
+    return names.index(wanted)
+
+
+# Tables and questions as a data set.
+
+COLUMNS = ("question", "sql")
+FEWEST_TABLES = 3
+"""With fewer there is none to keep for dev and for test: questions are divided, not tables."""
+PART = 10
+"""One question in so many is for dev, and one for test."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that was taken."""
+
+    place: str
+    question: str
+    table: SQLTable
+    query: Query
+
+    def to_json(self) -> dict[str, object]:
+        """The question in WikiSQL's form."""
+        return {"table_id": self.table.id, "question": self.question, "sql": self.query.to_json()}
+
+    def remarks(self) -> list[str]:
+        """What is odd about it, in lines with their place."""
+        said, header = [], self.table.header
+        with closing(Execution(self.table)) as execution:
+            for condition in self.query.conds:
+                text = f"{header[condition.column]} {OPERATORS[condition.operator]} {condition.value}"
+                if not execution.execute(Query(0, 0, (condition,))):
+                    said.append(f"{self.place}: no row of {self.table.id} has {text}")
+                if folded(condition.value).casefold() not in folded(self.question).casefold():
+                    said.append(
+                        f"{self.place}: {condition.value!r} is not in the question, where the model copies it from"
+                    )
+        return said
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A data set that was made, and what was not taken into it."""
+
+    out: str
+    questions: dict[str, int]
+    """By split, as `tables`."""
+    tables: dict[str, int]
+    divided_by: str
+    """`tables`, or `questions` where there are too few tables."""
+    left_out: list[str]
+    """A line for each question that was not taken, with its place and the reason."""
+    remarks: list[str]
+
+
+def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
+    """Write a data set in WikiSQL's layout.
+
+    Args:
+        tables: a folder of CSV files, each named as its table.
+        questions: a CSV file of two columns, a question and its SQL statement.
+
+    Raises:
+        UserError: a place that cannot be read or written, or no question that can be taken.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: is there already; name a new folder")
+    taken, left_out = _taken(_files(tables), questions)
+    if not taken:
+        more = f" ({left_out[0]})" if left_out else ""
+        raise UserError(f"{questions}: no question can be taken{more}; docs/own_data.md has examples")
+    by_tables = len({asked.table.id for asked in taken}) >= FEWEST_TABLES
+    splits = _divided_by(taken, lambda asked: asked.table.id if by_tables else asked.question)
+    with new_folder(out) as folder:
+        for split, those in splits.items():
+            _write(folder / f"{split}.jsonl", [asked.to_json() for asked in those])
+            of_split = {asked.table.id: asked.table for asked in those}
+            _write(folder / f"{split}.tables.jsonl", [asdict(table) for table in of_split.values()])
+    return OwnData(
+        out=str(out),
+        questions={split: len(those) for split, those in splits.items()},
+        tables={split: len({asked.table.id for asked in those}) for split, those in splits.items()},
+        divided_by="tables" if by_tables else "questions",
+        left_out=left_out,
+        remarks=[remark for asked in taken for remark in asked.remarks()],
+    )
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The CSV files of a folder by their names in lower case, without `.csv`."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; expected one with a CSV file for each table")
+    files = {path.stem.casefold(): path for path in sorted(folder.iterdir()) if path.suffix.lower() == ".csv"}
+    if not files:
+        raise UserError(f"{folder}: no .csv file there; expected one for each table")
+    return files
+
+
+def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
+    """The questions that can be taken, and a line for each that cannot."""
+    try:
+        lines, _ = _lines(str(path), path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; name a CSV file of the columns {', '.join(COLUMNS)}") from None
+    header = [cell.casefold() for cell in lines[0][1]] if lines else []
+    if sorted(header) != sorted(COLUMNS):
+        raise UserError(f"{path}: columns {shown(', '.join(header)) or 'of no name'}; expected {', '.join(COLUMNS)}")
+    taken, left_out, read = [], [], cache(read_csv)
+    for number, cells in lines[1:]:
+        place = f"{path}:{number}"
+        try:
+            if len(cells) != len(header) or not all(cells):
+                raise ValueError(
+                    f"{len(list(filter(None, cells)))} texts; expected {' and '.join(COLUMNS)}, each in double quotes"
+                )
+            row = dict(zip(header, cells, strict=True))
+            statement = parsed(row["sql"])
+            name = table_name(statement)
+            if name.casefold() not in files:
+                raise ValueError(f"no table {name!r}; there are {shown(', '.join(files), 200)}")
+            table = read(files[name.casefold()], name.casefold())
+            taken.append(Asked(place, row["question"], table, query_of(statement, table)))
+        except (ValueError, UserError) as error:
+            left_out.append(f"{place}: {error}")
+    return taken, left_out
+
+
+def _divided_by(taken: list[Asked], key: Callable[[Asked], str]) -> dict[str, list[Asked]]:
+    """The splits: those of one key stay together, dev and test have at least a tenth, the largest group is in train."""
+    groups: dict[str, list[Asked]] = {}
+    for asked in taken:
+        groups.setdefault(key(asked), []).append(asked)
+    largest = max(groups, key=lambda name: len(groups[name]))
+    splits: dict[str, list[Asked]] = {"train": groups.pop(largest), "dev": [], "test": []}
+    # A group stays in its split when others come: the order goes by names alone.
+    for name in sorted(groups, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        split = next((each for each in ("test", "dev") if len(splits[each]) * PART < len(taken)), "train")
+        splits[split] += groups[name]
+    return {split: those for split, those in splits.items() if those}
+
+
+def _write(path: Path, documents: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents), encoding="utf-8")
