@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +26,8 @@ CELL_STYLE = "text-align: left; white-space: pre-line"
 
 INTERVAL = re.compile(r"\[[\d., ]+\]")
 """Such as `[0.78, 1.02]`: no line ends within it."""
+READABLE = 20
+"""Characters of a terminal's line that a wide column has at least."""
 WHOLE = r"<span style='white-space: nowrap'>\g<0></span>"
 
 
@@ -64,6 +68,42 @@ class Table:
         padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
         return title + "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
+    def to_text(self, width: int) -> str:
+        """The table in lines of at most so many characters: cells wrap between words.
+
+        Columns for which there is no room follow below, each time beside the first one.
+        """
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as Drawing
+        from rich.text import Text
+
+        cells = [max((len(line) for row in self.rows for line in row[n].splitlines()), default=0) for n in self._places]
+        words = [max(map(len, heading.split(" "))) for heading in self.header]
+        least = [max(word, min(cell, READABLE)) for word, cell in zip(words, cells, strict=True)]
+        parts: list[list[int]] = [[]]
+        for place in self._places:
+            # Blanks and a line at both sides.
+            if sum(least[n] + 3 for n in (*parts[-1], place)) >= width and place > 1:
+                parts.append([0])
+            parts[-1].append(place)
+        console = Console(width=width)
+        with console.capture() as said:
+            console.print(Text(self.title))
+            for part in parts:
+                drawing = Drawing(box=box.MARKDOWN)
+                for n in part:
+                    drawing.add_column(Text(textwrap.fill(self.header[n], max(words[n], cells[n], 1))), overflow="fold")
+                for row in self.rows:
+                    drawing.add_row(*(Text(row[n]) for n in part))
+                console.print(drawing)
+        lines = "".join(f"{line.rstrip()}\n" for line in said.get().strip("\n ").splitlines())
+        return re.sub(r"\n{3,}", "\n\n", lines)
+
+    @property
+    def _places(self) -> range:
+        return range(len(self.header))
+
     def _html_row(self, row: Sequence[str]) -> str:
         pairs = zip(self.header, (INTERVAL.sub(WHOLE, html.escape(text)) for text in row), strict=True)
         cells = (
@@ -75,7 +115,13 @@ class Table:
         return self.to_html()
 
     def __repr__(self) -> str:
-        return self.to_markdown()
+        """In a terminal no wider than that is; elsewhere Markdown."""
+        return self.to_text(shutil.get_terminal_size().columns) if sys.stdout.isatty() else self.to_markdown()
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of a terminal, cut between words; elsewhere one line."""
+    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def markdown_text(text: str) -> str:

@@ -62,6 +62,11 @@ def _readable(result: Result) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """A value for people; of values by name a list, of no value a dash."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value)) or "-"
+    if isinstance(value, bool) or value is None:
+        return "-" if value is None else ("no", "yes")[value]
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

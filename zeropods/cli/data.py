@@ -73,6 +73,7 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
 
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
+    verb.set_defaults(readable=readable_prepare)
     verb.add_argument("--task", choices=TASKS, default=TASKS[0])
     verb.add_argument(
         "--data",
@@ -115,6 +116,31 @@ def _run_prepare(arguments: argparse.Namespace) -> Result:
     with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
         manifest, made = prepare(wanted, arguments.out, bar.update)
     return {"out": str(arguments.out), "made": made, **manifest.to_json()}
+
+
+def readable_prepare(result: Result) -> str:
+    """What was made, a line for each split, and what was cut or cannot be read."""
+    done = "prepared" if result["made"] else "was prepared before, with the same data and settings; nothing was done"
+    prompt = "" if result["prompt"] == result["task"] else f", prompt {result['prompt']}"
+    lines = [
+        f"{result['out']}: {done}; task {result['task']}{prompt}, "
+        f"tokenizer {result['tokenizer']} of {result['vocabulary_size']:,} tokens"
+    ]
+    for name, split in result["splits"].items():
+        sides = [("source", "target"), ("source",)][result["task"] != "text2sql"]
+        said = [
+            f"{'' if len(sides) == 1 else f'{side} '}{split[side]['mean']:.1f} tokens in the mean, "
+            f"{split[side]['max']:,} at most"
+            for side in sides
+        ]
+        faults = {
+            "rows were cut": sum(split[side]["truncated_rows"] for side in sides),
+            "rows have a character that the tokenizer does not know": split["source"]["rows_with_unknown"],
+            "targets do not come back from their tokens": split["targets_lost"],
+        }
+        said += [f"{number:,} {what}" for what, number in faults.items() if number]
+        lines.append(f"{name}: {split['rows']:,} rows; {'; '.join(said)}")
+    return "\n".join(lines)
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:

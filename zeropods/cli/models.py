@@ -21,10 +21,22 @@ from zeropods.tables import progress
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
+MEASURES = {
+    "execution_accuracy": "execution",
+    "logical_form_accuracy": "logical form",
+    "exact_match": "exact match",
+    "f1": "F1",
+    "perplexity": "perplexity",
+    "loss": "loss",
+}
+"""Measures of scores in the order in which they are said, with what people call them."""
+
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
-    flag = add(verbs, "predict", "let a trained model answer a split", _predict).add_argument
+    verb = add(verbs, "predict", "let a trained model answer a split", _predict)
+    verb.set_defaults(readable=predict_text)
+    flag = verb.add_argument
     flag("--model", type=Path, required=True, help="run folder or model folder")
     flag("--out", type=Path, help="prediction file; predictions.SPLIT.jsonl of a run folder if not given")
     flag("--score", action="store_true", help="score the answers too; writes score.SPLIT.json beside FILE")
@@ -36,14 +48,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     _split_flags(flag, "WikiSQL's layout, or SQuAD's; those of a run, its test split, if not given", required=False)
     _model_flags(flag, "questions; 64 queries or 16 answers if not given", "examples")
 
-    flag = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score).add_argument
+    verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
+    verb.set_defaults(readable=score_text)
+    flag = verb.add_argument
     flag("predictions", type=Path, metavar="FILE")
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
     own = "a metric of your own, function(prediction, answers) -> float; may be given several times"
     flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)
     _split_flags(flag, "the data that the file was made from")
 
-    flag = add(verbs, "perplexity", "perplexity of a causal model on a text", _perplexity).add_argument
+    verb = add(verbs, "perplexity", "perplexity of a causal model on a text", _perplexity)
+    verb.set_defaults(readable=score_text)
+    flag = verb.add_argument
     flag("model", metavar="MODEL", help="run folder, model folder or hub id")
     flag("--dataset-config", help="configuration of a data set at the hub")
     flag("--text-field", default="text", help="field of JSON lines, Parquet or a hub data set; text")
@@ -116,6 +132,32 @@ def _score(arguments: argparse.Namespace) -> Result:
         found = score(*call, rouge=arguments.rouge, metrics=metrics)
         bar.update(found.examples)
     return found.to_json()
+
+
+def predict_text(result: Result) -> str:
+    """What was answered and how fast, in sentences, and its score."""
+    rate = result["questions_per_second"]
+    speed = "" if rate is None else f", {rate:,.1f} questions/s"
+    said = f"{result['out']}: {result['examples']:,} answers in {result['seconds']:,.1f} s{speed}"
+    return f"{said}\n{score_text(result['score'])}" if "score" in result else said
+
+
+def score_text(score: Result) -> str:
+    """A score in a sentence, and one for each group of tables: measures with their 95 % intervals."""
+    intervals = score.get("intervals", {})
+    measures = {name: score[name] for name in MEASURES if score.get(name) is not None}
+    measures |= {**(score.get("rouge") or {}), **score.get("own_metrics", {})}
+    said = []
+    for name, value in measures.items():
+        low_high = intervals.get(name)
+        interval = "" if low_high is None else f" [{low_high[0]:.3f}, {low_high[1]:.3f}]"
+        said.append(f"{MEASURES.get(name, name)} {value:,.3f}{interval}")
+    if score.get("unparseable"):
+        said.append(f"no query in {score['unparseable']:,}")
+    number = f"{score['tokens']:,} tokens" if "tokens" in score else f"{score['examples']:,} answers"
+    parts = (score.get("groups") or {}).items()
+    groups = [f"{name.replace('_', ' ')}: {score_text(group)}" for name, group in parts if group]
+    return "\n".join([f"{number}: {', '.join(said)}", *groups])
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:

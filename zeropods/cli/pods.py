@@ -133,7 +133,7 @@ def readable_list(result: Result) -> str:
     """A table for each cluster."""
     from zeropods.tables import Table
 
-    tables = [Table.of(map(_row, c["pods"]), f"{c['name']}: {c['hostfile']}").to_markdown() for c in result["clusters"]]
+    tables = [str(Table.of(map(_row, c["pods"]), f"{c['name']}: {c['hostfile']}")) for c in result["clusters"]]
     return "\n".join(tables) or "no cluster is up"
 
 

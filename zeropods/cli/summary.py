@@ -25,7 +25,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument(
         "--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked"
     )
-    verb.set_defaults(readable=readable, status=exit_status)
+    verb.set_defaults(status=exit_status)
 
 
 def run(arguments: argparse.Namespace) -> Result:
@@ -39,20 +39,21 @@ def run(arguments: argparse.Namespace) -> Result:
     old = None if arguments.against is None else read_rows(arguments.against)
     runs = arguments.runs or [Path("runs")]
     price, allow = arguments.price_per_hour, arguments.allow_differences
-    document = read_runs(runs, price_per_hour=price, allow_differences=allow).write(arguments.out)
+    summary = read_runs(runs, price_per_hour=price, allow_differences=allow)
+    document = summary.write(arguments.out)
+    arguments.readable = lambda result: f"{summary.to_text()}{readable(result)}"
     verdict = None if old is None else compare(old, read_rows(arguments.out / "summary.json"))
     return {"out": str(arguments.out), **document, "against": verdict and verdict.to_json()}
 
 
 def readable(result: Result) -> str:
-    """The report as Markdown, what the gate has found, where the page lies, and last what it all comes to."""
+    """What the gate has found, where the page lies, and last what it all comes to."""
     from zeropods.report.gate import gate_text
+    from zeropods.tables import wrapped
 
-    out = Path(result["out"])
     gate = "" if result["against"] is None else f"\n{gate_text(result['against'])}"
-    report = (out / "summary.md").read_text(encoding="utf-8").split("\n## ", 1)[-1]
-    answers = "\n".join(f"{each['question']} {each['answer']}" for each in result["answers"])
-    return f"## {report}{gate}\nreport: {out / 'index.html'}\n\n{answers}"
+    answers = "\n".join(wrapped(f"{each['question']} {each['answer']}") for each in result["answers"])
+    return f"{gate}\nreport: {Path(result['out']) / 'index.html'}\n\n{answers}"
 
 
 def exit_status(result: Result) -> int:

@@ -70,7 +70,7 @@ def readable(result: Result) -> str:
     from zeropods.sweep.results import FILE, read_sweep
 
     out = Path(result["out"])
-    return f"{read_sweep(out).table().to_markdown()}\nsweep: {out / FILE}"
+    return f"{read_sweep(out).table()}\nsweep: {out / FILE}"
 
 
 def exit_status(result: Result) -> int:

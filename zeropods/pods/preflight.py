@@ -104,9 +104,9 @@ class CheckTable(Table):
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.remedies)
         return super().to_html() + (f"<ul>{lines}</ul>" if lines else "")
 
-    def to_markdown(self) -> str:
+    def __repr__(self) -> str:
         """The table, then what is to be done."""
-        return "\n".join([super().to_markdown(), *self.remedies])
+        return "\n".join([super().__repr__(), *self.remedies])
 
 
 def preflight(

@@ -154,7 +154,7 @@ def gate_text(verdict: dict[str, Any]) -> str:
     lines = [f"{len(verdict['worse'])} figures got worse, of {verdict['judged']} rows compared"]
     if verdict["worse"]:
         shown = [{key: _shown(value) for key, value in one.items()} for one in verdict["worse"]]
-        lines += ["", Table.of(shown).to_markdown()]
+        lines += ["", str(Table.of(shown))]
     return "\n".join([*lines, *(f"not compared: {line}" for line in verdict["not_comparable"])])
 
 

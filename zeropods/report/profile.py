@@ -11,7 +11,7 @@ from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Figures, Module
 from zeropods.measure.profile_checks import Checked, by_class, check, shares
 from zeropods.report.plots import Plot, drawn, new_axes
-from zeropods.tables import Table
+from zeropods.tables import Table, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,8 +94,8 @@ class ProfileReport:
         return Table.of(
             {
                 "part of an iteration": part,
-                "seconds": written(self.figures[f"{part}_seconds"], "s"),
-                "share": f"{100 * share:.1f} %",
+                "time (ms)": f"{_milliseconds(self.figures, part):.5g}",
+                "share (%)": f"{100 * share:.1f}",
             }
             for part, share in (shares(self.figures) or {}).items()
         )
@@ -115,10 +115,10 @@ class ProfileReport:
             {
                 "class": share.class_name,
                 "modules": share.modules,
-                "own MACs": written(share.macs, "MACs"),
-                "% MACs": _percent(share.macs_percent),
-                "own latency": written(share.latency_seconds, "s"),
-                "% latency": _percent(share.latency_percent),
+                "own MACs (M)": _in(1e6, share.macs),
+                "MACs (%)": _percent(share.macs_percent),
+                "own latency (ms)": _in(1e-3, share.latency_seconds),
+                "latency (%)": _percent(share.latency_percent),
             }
             for place, share in enumerate(by_time)
             if place < top or share in by_macs[:top]
@@ -130,11 +130,11 @@ class ProfileReport:
             {
                 "module": path or "(root)",
                 "class": module.class_name,
-                "parameters": written(module.parameters, "parameters").removesuffix(" parameters"),
-                "MACs": written(module.macs, "MACs"),
-                "% MACs": _percent(module.macs_percent),
-                "latency": written(module.latency_seconds, "s"),
-                "% latency": _percent(module.latency_percent),
+                "parameters (k)": _in(1e3, module.parameters),
+                "MACs (M)": _in(1e6, module.macs),
+                "MACs (%)": _percent(module.macs_percent),
+                "latency (ms)": _in(1e-3, module.latency_seconds),
+                "latency (%)": _percent(module.latency_percent),
             }
             for path, module in (self.checked.root or self.checked.report.root or self._root()).walk()
             if len(path.split(".")) * bool(path) <= depth
@@ -170,7 +170,7 @@ class ProfileReport:
         tables += [self.tree(depth)] if depth is not None and report.root is not None else []
         tables += [pair.table()] if pair is not None else []
         faults = (
-            f"{number}. {name}, {where}: {f'{said}, right {right}' if right else said}: {why}"
+            wrapped(f"{number}. {name}, {where}: {f'{said}, right {right}' if right else said}: {why}")
             for number, (name, where, said, right, why) in enumerate(self.faults().rows, 1)
         )
         heading = f"{report.path}, line {report.number}; {self.checked.run}\n"
@@ -217,7 +217,7 @@ class ReportPair:
         first, second = self._names()
         lines = (
             {
-                "corrected figure": key.replace("_", " "),
+                "corrected figure": key.replace("_", " ").replace(" seconds", " time"),
                 first: written(one, OF_KEY[key].unit),
                 second: written(two, OF_KEY[key].unit),
                 "ratio": "" if ratio is None else f"{ratio:.3g}",
@@ -272,6 +272,11 @@ def written(value: float | None, unit: str) -> str:
     # A word is not written together with a prefix.
     shown = f"{prefix} {unit}".strip() if unit == "parameters" else prefix + unit
     return f"{value / factor:.5g} {shown}".rstrip()
+
+
+def _in(unit: float, value: float | None) -> str:
+    """A figure of a column whose heading names the unit."""
+    return "" if value is None else f"{value / unit:,.4f}".rstrip("0").rstrip(".")
 
 
 def _percent(value: float | None) -> str:

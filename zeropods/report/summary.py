@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
@@ -203,15 +203,12 @@ class Summary:
 
     def to_markdown(self) -> str:
         """The answers, the tables, and below them what to know before reading them."""
-        tables = [table.to_markdown() for table in self.tables]
+        return f"{self.answers().to_markdown()}\n{self.to_text(Table.to_markdown)}"
+
+    def to_text(self, shown: Callable[[Table], str] = str) -> str:
+        """The tables, and below them what to know before reading them."""
         lists = [_markdown_list(title, items) for title, items in self._lists.items()]
-        parts = [
-            self.answers().to_markdown(),
-            *tables,
-            *lists,
-            reference_table(self.reference).to_markdown(),
-            f"{REFERENCE_NOTE}\n",
-        ]
+        parts = [*map(shown, self.tables), *lists, shown(reference_table(self.reference)), f"{REFERENCE_NOTE}\n"]
         return "\n".join(part for part in parts if part)
 
     def to_csv(self) -> str:

@@ -117,7 +117,7 @@ class Sweep:
         return self.table().to_html()
 
     def __repr__(self) -> str:
-        return self.table().to_markdown()
+        return str(self.table())
 
 
 def read_sweep(out: Path) -> Sweep:

@@ -1,0 +1,108 @@
+"""What people read in a terminal of 80 columns, and where stdout is no terminal: tables, sentences, no JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.made import a_config, a_rank, a_record, write_run
+from zeropods.cli import main
+
+DATA = Path(__file__).parent / "data"
+REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
+COLUMNS = 80
+STYLE = re.compile("\x1b[^m]*m")
+
+
+def in_terminal(*arguments: object) -> str:
+    """What `zeropods` writes into a terminal, without its styles."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "zeropods", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": str(COLUMNS)}
+    with subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(follower)
+        said = b""
+        # Linux says by an error that the other end is closed.
+        try:
+            while part := os.read(leader, 65_536):
+                said += part
+        except OSError:
+            os.close(leader)
+    assert process.returncode == 0
+    return STYLE.sub("", said.decode()).replace("\r\n", "\n")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for number in (1, 2):
+        record = a_record(ranks=[a_rank(0)], run_id=f"r{number}", model_id=f"a-model-with-a-long-name-{number}")
+        write_run(tmp_path / "runs" / str(number), record, config=a_config())
+    return tmp_path
+
+
+WIDE = {
+    "plan": (
+        ["plan", "--model", "t5-large", "--price-per-hour", 3, "--steps", 9],
+        ["technique", "activations", "zero3_offload"],
+    ),
+    "terms": (["plan", "--model", "bloom-560m", "--formulas"], ["technique", "formula"]),
+    "profile": (["profile", REPORTS[0], "--depth", 2, "--against", REPORTS[1]], ["lm_head", "ratio", "T5LayerNorm"]),
+    "summary": (["summary", "runs", "--out", "out"], ["throughput", "a-model-with-a-long-name-2", "what confounds it"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WIDE.values(), ids=WIDE)
+def test_no_table_is_wider_than_the_terminal_and_nothing_is_lost(
+    arguments: list[object],
+    words: list[str],
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(runs)
+    shown = in_terminal(*arguments)
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert rows and all(len(line) <= COLUMNS and line.endswith("|") for line in rows)
+    assert all(word in shown for word in words) and "…" not in shown
+    # No terminal: Markdown, a row a line.
+    assert main(list(map(str, arguments))) == 0
+    markdown = capsys.readouterr().out
+    cells = {cell.strip() for line in markdown.splitlines() if line.startswith("|") for cell in line.split(" | ")}
+    short = {cell for cell in cells if re.fullmatch(r"[\w.%/-]{1,20}", cell)}
+    assert len(short) > 5 and all(cell in shown for cell in short)
+
+
+def test_units_of_a_profile_stand_in_the_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", str(REPORTS[0]), "--depth", "1"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"\| part of an iteration +\| time \(ms\) +\| share \(%\) +\|", said)
+    assert re.search(r"\| forward +\| 55\.98 +\| 37\.0 +\|", said)
+    assert re.search(r"\| Linear +\| 33 +\| 568\.29\d* +\| 94\.4 +\| 34\.88\d* +\|", said)
+
+
+def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "sample", "--out", "data"]) == 0
+    said = in_terminal("prepare", "--data", "data", "--tokenizer", "t5-tiny", "--limit", 20, "--out", "set")
+    assert re.match(r"set: prepared; task text2sql, prompt schema, tokenizer t5-tiny of [\d,]+ tokens\n", said)
+    assert re.search(r"\ntrain: 20 rows; source [\d.]+ tokens in the mean, \d+ at most; target ", said)
+    asked = [json.loads(line) for line in Path("data/test.jsonl").read_text().splitlines()[:4]]
+    answers = [
+        {"index": number, "question": each["question"], "prediction": "", "query": each["sql"] if number else None}
+        for number, each in enumerate(asked)
+    ]
+    Path("p.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in answers))
+    scored = ["score", "p.jsonl", "--data", "data", "--split", "test"]
+    first, *groups = in_terminal(*scored).splitlines()
+    assert re.fullmatch(r"4 answers: execution 0\.750 \[0\.\d+, [01]\.\d+\], .*, no query in 1", first)
+    assert "{" not in said + first + "".join(groups)
+    assert json.loads(in_terminal(*scored, "--json"))["execution_accuracy"] == 0.75
