@@ -1,7 +1,8 @@
-"""Tables and progress bars that people read: in a terminal, in a notebook, on a page."""
+"""Tables, progress bars and the help of a command: what people read, in a terminal, in a notebook, on a page."""
 
 from __future__ import annotations
 
+import argparse
 import html
 import re
 import shutil
@@ -9,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeropods.programs import in_kernel
 
@@ -127,6 +128,29 @@ def wrapped(text: str) -> str:
 def markdown_text(text: str) -> str:
     """Text that stays on its line and in its cell, and is no markup."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
+
+
+# The help of a command.
+
+
+class Help(argparse.HelpFormatter):
+    """A line for most flags, each with its default; the usage names only what has to be given."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """The flags are listed below, and need not be twice there."""
+        needed = [each for each in actions if each.required or not each.option_strings]
+        flags = argparse.Action([], "flags", nargs="*", metavar="FLAG")
+        super().add_usage(usage, [*needed, flags] if len(needed) < len(actions) else needed, [], prefix)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        # A switch that takes no value has no default to be told.
+        is_plain = isinstance(default, str | int | float) and action.nargs != 0
+        says_it = default == argparse.SUPPRESS or "(default: " in text
+        return f"{text} (default: %(default)s)" if is_plain and not says_it else text
 
 
 # One progress bar, on a terminal and in a notebook; nothing elsewhere.

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.made import a_config, a_rank, a_record, write_run
-from zeropods.cli import main
+from zeropods.cli import main, parser
 
 DATA = Path(__file__).parent / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
-COLUMNS = 80
+COLUMNS, SCREEN = 80, 40
 STYLE = re.compile("\x1b[^m]*m")
 
 
@@ -106,3 +108,36 @@ def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
     assert re.fullmatch(r"4 answers: execution 0\.750 \[0\.\d+, [01]\.\d+\], .*, no query in 1", first)
     assert "{" not in said + first + "".join(groups)
     assert json.loads(in_terminal(*scored, "--json"))["execution_accuracy"] == 0.75
+
+
+def commands(node: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Every parser of the command line."""
+    yield node
+    below = (each for each in node._actions if isinstance(each, argparse._SubParsersAction))
+    yield from (found for each in below for one in each.choices.values() for found in commands(one))
+
+
+@pytest.mark.parametrize("command", commands(parser()), ids=lambda command: command.prog)
+def test_the_help_of_a_verb_fits_a_screen_and_has_a_line_for_each_flag(
+    command: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    said = command.format_help()
+    lines = said.splitlines()
+    assert len(lines) <= SCREEN and all(len(line) <= COLUMNS for line in lines)
+    usage, _, listed = said.partition("\n\n")
+    for action in command._actions:
+        flag = action.option_strings[-1] if action.option_strings else ""
+        assert action.help or isinstance(action, argparse._SubParsersAction)
+        assert len(re.findall(rf"^  (-h, )?{flag}( |$)", listed, re.MULTILINE)) == 1 or not flag
+        shown = " ".join(listed.split())
+        value = action.default
+        if flag and action.nargs != 0 and value not in (None, [], argparse.SUPPRESS):
+            assert f"(default: {value})" in shown
+    assert "if not given" not in said and usage.count("--") <= 4
+
+
+def test_the_usage_of_a_launch_says_where_the_script_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["launch", "--help"])
+    assert capsys.readouterr().out.startswith("usage: zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]\n")

@@ -11,6 +11,7 @@ from zeropods import __version__
 from zeropods.cli import data, launch, models, plan, pods, summary, sweep
 from zeropods.errors import guarded
 from zeropods.programs import wait_passively
+from zeropods.tables import Help
 
 Result = dict[str, Any]
 """What a verb returns: printed as JSON with `--json`, else line by line."""
@@ -43,7 +44,7 @@ class VerbParser(argparse.ArgumentParser):
     """No abbreviated flags, in verbs either; what is wrong with one is said in a line, as all else is."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "allow_abbrev": False})
+        super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
@@ -52,7 +53,7 @@ class VerbParser(argparse.ArgumentParser):
 
 def _verb(verbs: Any, name: str, help_: str, run: Callable[[argparse.Namespace], Result]) -> Any:
     verb = verbs.add_parser(name, help=help_, description=help_)
-    verb.add_argument("--json", action="store_true", help="print one JSON document, nothing else, on stdout")
+    verb.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     verb.set_defaults(run=run, readable=_readable, status=lambda result: 0)
     return verb
 

@@ -34,13 +34,13 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
     verb = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
-    verb.add_argument("name", choices=sorted(DATASETS))
-    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument("name", choices=sorted(DATASETS), help="which one")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
 
     verb = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample)
     verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
-    verb.add_argument("--out", type=Path, required=True)
-    verb.add_argument("--seed", type=int, default=0)
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
+    verb.add_argument("--seed", type=int, default=0, metavar="N", help="another one gives other questions")
 
     verb = add(kinds, "from-csv", "make a text-to-SQL data set of your own tables and questions", _run_data_from_csv)
     verb.add_argument("--tables", type=Path, required=True, metavar="DIR", help="a CSV file for each table")
@@ -74,34 +74,38 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
     verb.set_defaults(readable=readable_prepare)
-    verb.add_argument("--task", choices=TASKS, default=TASKS[0])
+    verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="queries, answers, or plain text")
     verb.add_argument(
         "--data",
         type=Path,
         required=True,
-        help="folder in WikiSQL's or SQuAD's layout; lm: folder of *.txt, *.jsonl or *.parquet, or hub id (streamed)",
+        metavar="DATA",
+        help="WikiSQL's or SQuAD's layout; lm: folder of *.txt, *.jsonl or *.parquet, or hub id",
     )
     verb.add_argument(
         "--tokenizer",
         required=True,
-        help="hub id, folder, spiece.model, or trained on the data: t5-tiny (text2sql), gpt-tiny (squad, lm)",
+        metavar="NAME",
+        help="hub id, folder, spiece.model, or trained on the data: t5-tiny, else gpt-tiny",
     )
-    verb.add_argument("--limit", type=int, help="only the first N examples, or documents, of each split")
-    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the set to make")
     _task_flags(verb)
 
 
 def _task_flags(verb: argparse.ArgumentParser) -> None:
     """Flags of some tasks only: not given, they are None."""
-    verb.add_argument("--prompt", choices=["question", "schema"], help="text2sql: what the model reads; schema")
-    verb.add_argument("--max-source-tokens", type=int, help="text2sql: cut sources there; question 96, schema 256")
+    verb.add_argument("--prompt", choices=["question", "schema"], help="text2sql: what is read (default: schema)")
+    verb.add_argument(
+        "--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: 96 or 256, by prompt)"
+    )
     verb.add_argument(
         "--plain-vocabulary", action="store_true", default=None, help="text2sql: do not add T5's missing characters"
     )
-    verb.add_argument("--max-seq-length", type=int, help="squad: most tokens of a row; lm: tokens of a block; 512")
-    verb.add_argument("--loss-on", choices=["answer", "all"], help="squad: which tokens carry the loss; answer")
-    verb.add_argument("--dataset-config", help="lm: configuration of a data set at the hub, such as en of allenai/c4")
-    verb.add_argument("--text-field", help="lm: field that holds the text; text")
+    verb.add_argument("--max-seq-length", type=int, metavar="N", help="squad: of a row; lm: of a block (default: 512)")
+    verb.add_argument("--loss-on", choices=["answer", "all"], help="squad: what carries the loss (default: answer)")
+    verb.add_argument("--dataset-config", metavar="NAME", help="lm: such as en of allenai/c4 (default: none)")
+    verb.add_argument("--text-field", metavar="NAME", help="lm: field of the text (default: text)")
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:

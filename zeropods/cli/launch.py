@@ -32,27 +32,40 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
     flag = verb.add_argument
-    flag("--num-pods", type=int, metavar="N", help="on the first N pods; all of them if not given")
+    flag("--num-pods", type=int, metavar="N", help="on the first N pods (default: all of them)")
     where = verb.add_mutually_exclusive_group()
-    where.add_argument("--name", help="the cluster, where several are up")
-    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there first")
-    flag("--ssh-config", type=Path, metavar="C", help="by which ssh reaches them; your usual one if not given")
+    where.add_argument("--name", help="the cluster (default: pods, or the only one)")
+    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there")
+    flag("--ssh-config", type=Path, metavar="C", help="by which ssh reaches them (default: your usual one)")
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
     job = verb.add_argument_group("--launcher slurm: a job of --num-pods nodes").add_argument
-    job("--slots", type=int, metavar="K", help="processes a node, each with a GPU where there are any; 1")
-    job("--partition", metavar="P", help="SLURM's own choice if not given")
-    job("--time-limit", metavar="T", help="as sbatch --time takes it; the run saves and requeues itself")
-    job("--account", metavar="A", help="whom the job is charged to")
-    job("--cpus-per-slot", type=int, metavar="N", help="CPU cores of each process; 4")
-    job("--sbatch-option", action="append", metavar="OPTION", help="another: --sbatch-option=--qos=high")
-    flag("--export", action="append", default=[], metavar="VARIABLE", help="the ranks need it as it is here")
-    flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer")
-    flag("--step-timeout", type=float, metavar="SECONDS", help="end a run that does no step for so long; 0: never")
-    flag("--restarts", type=int, metavar="N", help="go on so often by itself, after a lost pod or a killed rank; 0")
-    flag("--min-pods", type=int, metavar="M", help="with at least M of the pods; 1")
-    flag("--questions", type=int, metavar="N", help="the finished model answers N test questions, and is scored")
+    job("--slots", type=int, metavar="K", help="processes on a node, each with a GPU (default: 1)")
+    job("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
+    job("--time-limit", metavar="T", help="as sbatch has --time; the run saves and requeues (default: SLURM's own)")
+    job("--account", metavar="A", help="whom the job is charged to (default: you)")
+    job("--cpus-per-slot", type=int, metavar="N", help="CPU cores of a process (default: 4)")
+    job("--sbatch-option", action="append", metavar="OPTION", help="another one: --sbatch-option=--qos=high")
+    flag("--export", action="append", default=[], metavar="VARIABLE", help="ranks get it as it is here; repeatable")
+    flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
+    flag(
+        "--step-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end a run that does no step for so long; 0: never (default: by its own steps)",
+    )
+    flag(
+        "--restarts",
+        type=int,
+        metavar="N",
+        help="go on so often by itself after a lost pod or a killed rank (default: 0)",
+    )
+    flag("--min-pods", type=int, metavar="M", help="go on with at least M pods (default: 1)")
+    flag(
+        "--questions", type=int, metavar="N", help="let the model answer N test questions, and score it (default: none)"
+    )
     flag("--dry-run", action="store_true", help="print what would be run")
-    flag("command", nargs="+", metavar="-- SCRIPT ARGUMENT", help="textsql_train.py and its flags")
+    flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py, with its own flags")
+    verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"
     verb.set_defaults(readable=readable, status=exit_status)
 
 

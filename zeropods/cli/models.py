@@ -38,22 +38,22 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=predict_text)
     flag = verb.add_argument
     flag("--model", type=Path, required=True, help="run folder or model folder")
-    flag("--out", type=Path, help="prediction file; predictions.SPLIT.jsonl of a run folder if not given")
-    flag("--score", action="store_true", help="score the answers too; writes score.SPLIT.json beside FILE")
-    flag("--task", choices=["text2sql", "squad"], help="for a model that does not say its own")
-    flag("--max-new-tokens", type=int, help="96 for a query, 32 for an answer if not given")
-    flag("--num-beams", type=int, default=1)
-    flag("--prompt", choices=["question", "schema"], help="for a T5 that does not say its own")
+    flag("--out", type=Path, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run folder)")
+    flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
+    flag("--task", choices=["text2sql", "squad"], help="of a model that does not say it (default: text2sql)")
+    flag("--max-new-tokens", type=int, metavar="N", help="(default: 96 for a query, 32 for an answer)")
+    flag("--num-beams", type=int, default=1, metavar="N", help="beams of a search; 1 is greedy")
+    flag("--prompt", choices=["question", "schema"], help="of a T5 that does not say it (default: its own)")
     flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
-    _split_flags(flag, "WikiSQL's layout, or SQuAD's; those of a run, its test split, if not given", required=False)
-    _model_flags(flag, "questions; 64 queries or 16 answers if not given", "examples")
+    _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: those of the run)", required=False)
+    _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples")
 
     verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
-    flag("predictions", type=Path, metavar="FILE")
+    flag("predictions", type=Path, metavar="FILE", help="what zeropods predict has written")
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
-    own = "a metric of your own, function(prediction, answers) -> float; may be given several times"
+    own = "a metric of your own, function(prediction, answers) -> float; repeatable"
     flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)
     _split_flags(flag, "the data that the file was made from")
 
@@ -61,38 +61,45 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
     flag("model", metavar="MODEL", help="run folder, model folder or hub id")
-    flag("--dataset-config", help="configuration of a data set at the hub")
-    flag("--text-field", default="text", help="field of JSON lines, Parquet or a hub data set; text")
-    flag("--out", type=Path, metavar="DIR", help="also write score.SPLIT.json there")
+    flag("--dataset-config", metavar="NAME", help="configuration of a data set at the hub (default: none)")
+    flag("--text-field", default="text", metavar="NAME", help="field of JSON lines, Parquet or a hub data set")
+    flag("--out", type=Path, metavar="DIR", help="write score.SPLIT.json there too (default: nowhere)")
     _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
-    _model_flags(flag, "blocks; 4 if not given", "blocks, or documents of raw text")
+    _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text")
 
     flag = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export).add_argument
     flag("run_folder", type=Path, metavar="RUN", help="run folder")
     flag("--out", type=Path, required=True, metavar="DIR", help="the model folder to make")
-    flag("--checkpoint", type=int, metavar="N", help="of this step; the last one if not given")
-    flag("--dtype", choices=DTYPES, default="float32")
+    flag("--checkpoint", type=int, metavar="N", help="of this step (default: the last one)")
+    flag("--dtype", choices=DTYPES, default="float32", help="numbers of the weights")
 
     flag = add(
         verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo
     ).add_argument
     flag("runs", nargs="+", type=Path, metavar="RUN", help="run or model folder, or a folder with runs")
-    flag("--data", type=Path, metavar="DIR", help="tables and questions, in WikiSQL's layout; as trained if not given")
-    flag("--port", help="on 127.0.0.1; 7860 if not given, another one where that is taken")
+    flag("--data", type=Path, metavar="DIR", help="tables and questions, in WikiSQL's layout (default: as trained)")
+    flag("--port", metavar="P", help="on 127.0.0.1 (default: 7860, another one where that is taken)")
 
 
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """The flags of every verb that reads a split."""
-    flag("--data", required=required, help=data)
-    flag("--split", required=required)
+    flag("--data", required=required, metavar="DIR", help=data)
+    flag(
+        "--split", required=required, metavar="NAME", help="such as test or dev" + (" (default: test)" * (not required))
+    )
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
     """The flags of every verb that asks a model about a split."""
-    flag("--max-seq-length", type=int, help="causal models: tokens of a prompt and its answer, or of a block of text")
-    flag("--batch-size", type=int, help=f"at once: {batch}")
-    flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
-    flag("--limit", type=int, help=f"only the first N {unit}")
+    flag(
+        "--max-seq-length",
+        type=int,
+        metavar="N",
+        help="causal models: tokens of a prompt and its answer, or of a block (default: as trained)",
+    )
+    flag("--batch-size", type=int, metavar="N", help=f"at once: {batch}")
+    flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the arithmetic")
+    flag("--limit", type=int, metavar="N", help=f"only the first N {unit} (default: all)")
 
 
 def _predict(arguments: argparse.Namespace) -> Result:

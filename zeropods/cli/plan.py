@@ -27,16 +27,21 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
         needed = flag == "--model"
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=needed)
     verb.add_argument(
-        "--technique", action="append", dest="techniques", default=[], metavar="NAME", help="only this one; repeatable"
+        "--technique",
+        action="append",
+        dest="techniques",
+        default=[],
+        metavar="NAME",
+        help="only this one; repeatable (default: all)",
     )
-    verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: how often to save")
+    verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
     verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")
-    verb.add_argument("--depth", type=int, metavar="N", help="the tree of modules down to this depth, the root being 0")
-    verb.add_argument("--top", type=int, default=8, metavar="N", help="how many classes of modules to show; 8")
+    verb.add_argument("--depth", type=int, metavar="N", help="show the tree of modules down to it; the root is 0")
+    verb.add_argument("--top", type=int, default=8, metavar="N", help="how many classes of modules to show")
     verb.add_argument("--against", type=Path, metavar="FILE2", help="a second report beside it, with ratios")
 
 
@@ -152,30 +157,35 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    ("--model", str, "ID", "t5-large, bloom-560m, Qwen/Qwen3-0.6B, llama-8b ...: the last part names the shape"),
-    ("--pods", _whole, "N", "pods, alike (3)"),
-    ("--slots", _whole, "N", "processes a pod, each with a GPU (1)"),
-    ("--gpu-memory", _gibibytes, "GIB", "of one GPU (40)"),
-    ("--host-memory", _gibibytes, "GIB", "of one pod, for all its processes; not checked if not given"),
-    ("--batch-size", _whole, "ROWS", "of a process and pass (T5: 32, causal: 4)"),
-    ("--gradient-accumulation", _whole, "PASSES", "of a step (1)"),
-    ("--source-length", _whole, "TOKENS", "T5: a row, padding included (96)"),
-    ("--target-length", _whole, "TOKENS", "T5: a row, padding included (96)"),
-    ("--seq-length", _whole, "TOKENS", "causal: a row, padding included (512)"),
-    ("--label-length", _whole, "TOKENS", "causal: of a row with a loss (all but the first)"),
-    ("--attention", str, "NAME", "causal: eager, sdpa, flash_attention_2, or all to compare them (sdpa)"),
-    ("--precision", str, "P", "fp32 or bf16, causal also fp16 (fp32)"),
-    ("--gradient-checkpointing", _truth, "True|False|both", "compute layers twice, keep their input only (False)"),
-    ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (1e7, as in dsconfig/)"),
-    ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (1.1, as in the published runs)"),
-    ("--latency", _seconds, "SECONDS", "of a message between two pods (5e-5)"),
-    ("--gpu", str, "NAME", "gives the published peak of arithmetic (A100-40GB)"),
-    ("--flops", _times(1e12), "TFLOP/S", "that a GPU reaches, in place of a share of its peak"),
-    ("--pcie-bandwidth", _times(1e9), "GB/S", "between a GPU and its host, each way (12)"),
-    ("--peer-bandwidth", _times(1e9), "GB/S", "between the GPUs of a pod, each way (that of PCIe)"),
-    ("--price-per-hour", number, "PRICE", "of one pod"),
+    ("--model", str, "ID", "such as t5-large, Qwen/Qwen3-0.6B, llama-8b"),
+    ("--pods", _whole, "N", "pods, alike (default: 3)"),
+    ("--slots", _whole, "N", "processes of a pod, a GPU each (default: 1)"),
+    ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: 40)"),
+    ("--host-memory", _gibibytes, "GIB", "of one pod (default: not checked)"),
+    ("--batch-size", _whole, "ROWS", "of a process (default: 32, causal 4)"),
+    ("--gradient-accumulation", _whole, "PASSES", "of a step (default: 1)"),
+    ("--source-length", _whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
+    ("--target-length", _whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
+    ("--seq-length", _whole, "TOKENS", "causal: of a row, with padding (default: 512)"),
+    ("--label-length", _whole, "TOKENS", "causal: with a loss (default: all but one)"),
+    ("--attention", str, "NAME", "causal: eager, sdpa, flash_attention_2, or all to compare them (default: sdpa)"),
+    ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
+    (
+        "--gradient-checkpointing",
+        _truth,
+        "BOOL",
+        "True, False, or both (default: False)",
+    ),
+    ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (default: 1e7)"),
+    ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 1.1)"),
+    ("--latency", _seconds, "S", "of a message to a pod (default: 5e-5)"),
+    ("--gpu", str, "NAME", "whose peak is published (default: A100-40GB)"),
+    ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
+    ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
+    ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
+    ("--price-per-hour", number, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", _whole, "N", "of the whole training, for its time and cost"),
     ("--samples", _whole, "N", "of the training set, in place of --steps"),
-    ("--epochs", number, "N", "over --samples (1)"),
+    ("--epochs", number, "N", "over --samples (default: 1)"),
 )
 """Flag, how it is read, its unit, what it says; names in Python are those of the requests and of `Machines`."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
 """Flags of `pods up` that are arguments of `pods.up`."""
-SSH_CONFIG_HELP = "by which ssh reaches hosts of your own; your usual one if not given"
-NAME_HELP = "the cluster; 'pods' if not given, or the only one"
+SSH_CONFIG_HELP = "by which ssh reaches hosts of your own (default: your usual one)"
+NAME_HELP = "the cluster (default: pods, or the only one)"
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -29,7 +29,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     check = add(kinds, "check", "look at every pod before something is started there", run_check)
     where = check.add_mutually_exclusive_group()
     where.add_argument("--name", help=NAME_HELP)
-    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, reached as your ssh reaches them")
+    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
     check.set_defaults(readable=readable_check, status=lambda result: 0 if result["ok"] else 1)
@@ -42,17 +42,17 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _up(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--count", type=int, metavar="N", help="all hosts of the hostfile, if there is one")
-    verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, reached as your ssh reaches them")
+    verb.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
+    verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
     verb.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
-    verb.add_argument("--slots", type=int, metavar="K", help="processes of a pod; its GPUs, at least 1, if not given")
-    verb.add_argument("--backend", choices=["local", "cml"], help="cml inside a CML session, else local, if not given")
-    verb.add_argument("--name", default="pods", help="default %(default)s")
-    verb.add_argument("--port", type=int, metavar="P", help="where pods report; 6000, or a free one, if not given")
-    verb.add_argument("--seconds", type=float, default=120.0, help="until all have to be ready; default %(default)s")
-    verb.add_argument("--cpu", type=float, default=4, help="cores of a CML worker; default %(default)s")
-    verb.add_argument("--memory", type=float, default=32, help="GiB of a CML worker; default %(default)s")
-    verb.add_argument("--nvidia-gpu", type=int, help="GPUs of a CML worker; as many as here if not given")
+    verb.add_argument("--slots", type=int, metavar="K", help="processes of a pod (default: its GPUs, at least 1)")
+    verb.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
+    verb.add_argument("--name", default="pods", help="of the cluster")
+    verb.add_argument("--port", type=int, metavar="P", help="where pods report (default: 6000, or a free one)")
+    verb.add_argument("--seconds", type=float, default=120.0, metavar="S", help="until all have to be ready")
+    verb.add_argument("--cpu", type=float, default=4, metavar="N", help="cores of a CML worker")
+    verb.add_argument("--memory", type=float, default=32, metavar="GIB", help="memory of a CML worker")
+    verb.add_argument("--nvidia-gpu", type=int, metavar="N", help="GPUs of a CML worker (default: as here)")
     verb.set_defaults(readable=readable_up)
 
 

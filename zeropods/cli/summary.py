@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
-    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders; all below runs/ if none is given")
-    verb.add_argument("--out", type=Path, required=True)
+    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report is written")
     verb.add_argument(
         "--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse"
     )
-    verb.add_argument("--price-per-hour", type=_price, metavar="P", help="of a pod, in any currency: adds the cost")
+    verb.add_argument(
+        "--price-per-hour", type=_price, metavar="P", help="of a pod, in any currency: adds the cost (default: none)"
+    )
     verb.add_argument(
         "--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked"
     )

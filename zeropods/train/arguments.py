@@ -20,6 +20,7 @@ from zeropods.errors import UserError
 from zeropods.files import check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
 from zeropods.plan.shapes import Shape, causal_shape, t5_shape
+from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -48,6 +49,7 @@ NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_tot
 LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
 """Flags that came after runs had been recorded: at these values a run is the same as one from before them."""
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+METAVARS = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
 WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 Flags = TypeVar("Flags", bound="RunArguments")
@@ -105,22 +107,24 @@ class RunArguments:
     per_device_train_batch_size: int = flag(32, "training rows per process and forward pass", least=1, most=MOST_ROWS)
     per_device_eval_batch_size: int = flag(64, "evaluation rows per process and forward pass", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(1, "forward passes per optimizer step", least=1, most=MOST_ROWS)
-    gradient_checkpointing: bool = flag(False, "True | False: recompute activations in the backward pass")
-    deepspeed: str | None = flag(None, "DeepSpeed configuration file (dsconfig/TECHNIQUE.json)")
+    gradient_checkpointing: bool = flag(False, "True or False: recompute activations in the backward pass")
+    deepspeed: str | None = flag(None, "DeepSpeed configuration, dsconfig/TECHNIQUE.json (default: none, that is ddp)")
     precision: str = flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where it is faster, else fp32", PRECISIONS)
-    dropout: float | None = flag(None, "dropout rate; the model's own if not given", least=0, below=1)
+    dropout: float | None = flag(None, "dropout rate (default: the model's own)", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
     lr_scheduler_type: str = flag("linear", "a schedule of transformers: linear, cosine, constant ...", SCHEDULES)
     weight_decay: float = flag(0.0, "AdamW's weight decay", least=0)
     adam_beta2: float = flag(0.999, "AdamW's decay of squared gradients; 0.98 suits short runs", least=0, below=1)
     max_grad_norm: float = flag(1.0, "gradient norm above which gradients are scaled down", least=0)
-    eval_steps: int | None = flag(None, "evaluate each N steps; each epoch if not given; 0: only at the end", least=0)
-    save_steps: int | None = flag(None, "checkpoint each N steps; each epoch if not given; 0: never", least=0)
-    save_total_limit: int | None = flag(None, "keep the newest N checkpoints, once they are verified", least=1)
+    eval_steps: int | None = flag(None, "evaluate each N steps; 0: only at the end (default: each epoch)", least=0)
+    save_steps: int | None = flag(None, "checkpoint each N steps; 0: never (default: each epoch)", least=0)
+    save_total_limit: int | None = flag(
+        None, "keep the newest N checkpoints, once they are verified (default: all)", least=1
+    )
     logging_steps: int = flag(10, "record the loss each N steps", least=1)
     early_stopping_patience: int = flag(0, "stop after N evaluations without a better loss; 0: never", least=0)
     early_stopping_threshold: float = flag(0.0, "how much lower the loss must be to count as better", least=0)
-    load_best_model: bool = flag(False, "True | False: end with the checkpoint of the lowest evaluation loss")
+    load_best_model: bool = flag(False, "True or False: end with the checkpoint of the lowest evaluation loss")
     resume: str = flag("auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint")
     memory_interval: float = flag(0.5, "seconds between two samples of memory (memory/N.csv); 0: none", least=0)
     threads: int = flag(0, "CPU threads per process; 0: as many as cores", least=0, most=MOST_THREADS)
@@ -254,15 +258,15 @@ class TextToSQLArguments(RunArguments):
     dataset_path: str = flag("wikisql_tok_dataset", "prepared data set (zeropods prepare --out)")
     outputdir: str = flag("runs/textsql", "the run folder: everything of this run, and nothing else")
     epochs: float = flag(3.0, "passes over the train split", above=0)
-    max_steps: int = flag(-1, "optimizer steps; wins over --epochs", least=1)
+    max_steps: int = flag(-1, "optimizer steps; wins over --epochs (default: none)", least=1)
     max_train_seconds: float = flag(0.0, "stop after so much training time, the rate decayed to 0 by then", least=0)
     generation_max_length: int = flag(96, "most new tokens of a prediction, stored with the model", least=1)
     generation_num_beams: int = flag(1, "beams of a prediction, stored with the model", least=1)
-    scaled_rates: bool = flag(False, "True | False: higher rates for embedding, position bias and norms")
+    scaled_rates: bool = flag(False, "True or False: higher rates for embedding, position bias and norms")
     warmup_steps: int = flag(0, "optimizer steps over which the rate rises", least=0)
     pad_to_multiple_of: int = flag(1, "pad lengths to a multiple of N: a GPU meets few shapes", least=1, most=1_024)
     compile: str = flag("off", "off | blocks | graphs: compile layers, or stacks and replay CUDA graphs", COMPILED)
-    tf32: bool = flag(False, "True | False: FP32 products in TF32, on GPUs that have it")
+    tf32: bool = flag(False, "True or False: FP32 products in TF32, on GPUs that have it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -306,15 +310,25 @@ class CausalArguments(RunArguments):
     model_name_or_path: str = flag(
         "bigscience/bloom-560m", "hub id, local folder, or with --init random the name of a known shape"
     )
-    tokenizer_name: str | None = flag(None, "hub id, folder, or gpt-tiny, for raw data; the model's own if not given")
+    tokenizer_name: str | None = flag(None, "of raw data: hub id, folder, or gpt-tiny (default: the model's own)")
     outputdir: str = flag("runs/causal", "the run folder: everything of this run, and nothing else")
-    task: str | None = flag(None, "squad | lm; a prepared set says it; squad if not given with raw data", TASKS)
+    task: str | None = flag(None, "squad | lm (default: that of a prepared set, squad for raw data)", TASKS)
     data: str = flag("squad", "prepared set (zeropods prepare --out), folder of raw data, or for lm a hub id")
-    dataset_config: str | None = flag(None, "configuration of a data set at the hub, such as en of allenai/c4")
-    text_field: str | None = flag(None, "field that holds the text of JSON lines, Parquet or a hub data set; text")
-    max_seq_length: int | None = flag(None, "most tokens of a row, or tokens of a block; 512 with raw data", least=2)
-    loss_on: str | None = flag(None, "answer | all: which tokens of a squad row carry the loss; answer", LOSSES)
-    subset: int | None = flag(None, "the first N questions or documents of raw data, rows of a prepared set", least=1)
+    dataset_config: str | None = flag(
+        None, "configuration of a data set at the hub, such as en of allenai/c4 (default: none)"
+    )
+    text_field: str | None = flag(
+        None, "field that holds the text of JSON lines, Parquet or a hub data set (default: text)"
+    )
+    max_seq_length: int | None = flag(
+        None, "most tokens of a row, or tokens of a block (default: 512 for raw data)", least=2
+    )
+    loss_on: str | None = flag(
+        None, "answer | all: which tokens of a squad row carry the loss (default: answer)", LOSSES
+    )
+    subset: int | None = flag(
+        None, "only the first N questions or documents of raw data, rows of a prepared set (default: all)", least=1
+    )
     per_device_train_batch_size: int = flag(4, "training rows per process and forward pass", least=1, most=MOST_ROWS)
     per_device_eval_batch_size: int = flag(4, "evaluation rows per process and forward pass", least=1, most=MOST_ROWS)
     gradient_accumulation_steps: int = flag(4, "forward passes per optimizer step", least=1, most=MOST_ROWS)
@@ -322,13 +336,17 @@ class CausalArguments(RunArguments):
     weight_decay: float = flag(0.01, "AdamW's weight decay", least=0)
     adam_beta1: float = flag(0.9, "AdamW's decay of gradients", least=0, below=1)
     num_train_epochs: float = flag(3.0, "passes over the train split", above=0)
-    max_train_steps: int = flag(-1, "optimizer steps; wins over --num_train_epochs", least=1)
+    max_train_steps: int = flag(-1, "optimizer steps; wins over --num_train_epochs (default: none)", least=1)
     num_warmup_steps: int = flag(0, "optimizer steps over which the rate rises", least=0)
-    max_eval_steps: int | None = flag(None, "forward passes of an evaluation, of all processes; all rows", least=1)
-    eval_on_start: bool = flag(False, "True | False: evaluate before the first step too")
+    max_eval_steps: int | None = flag(
+        None, "forward passes of an evaluation, of all processes (default: all rows)", least=1
+    )
+    eval_on_start: bool = flag(False, "True or False: evaluate before the first step too")
     attn_implementation: str = flag("sdpa", "eager | sdpa | flash_attention_2", ATTENTIONS)
     dataloader_num_workers: int = flag(0, "processes that make training batches; 0: the rank itself", least=0, most=128)
-    generation_prompt: str | None = flag(None, "text that the trained model goes on with (generated.json)")
+    generation_prompt: str | None = flag(
+        None, "text that the trained model goes on with, into generated.json (default: none)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -392,15 +410,15 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         prog=kind.script,
         description=kind.description,
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
     )
     hints = get_type_hints(kind)
     for each in fields(kind):
         # The type of `X | None` is X.
         read = (get_args(hints[each.name]) or (hints[each.name],))[0]
         alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
-        text = each.metadata["help"]
-        parser.add_argument(f"--{each.name}", default=each.default, type=_reader(read), help=text, **alone)
+        about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
+        parser.add_argument(f"--{each.name}", default=each.default, type=_reader(read), **about, **alone)
     values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         word = unknown[0].partition("=")[0]
