@@ -11,6 +11,7 @@ import fcntl
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -166,6 +167,12 @@ def compile_in_turns() -> None:
     """
     from torch.utils import file_baton
 
+    if re.search(r"\s", file_baton.__file__):
+        # torch (2.13) writes this path into the linker's command without quotes.
+        from torch.utils import cpp_extension
+
+        if not cpp_extension.TORCH_LIB_PATH.startswith("'"):
+            cpp_extension.TORCH_LIB_PATH = shlex.quote(cpp_extension.TORCH_LIB_PATH)
     # Its user is not imported for this: that takes a third of a second, and most runs compile nothing.
     for module in (file_baton, sys.modules.get("torch.utils.cpp_extension")):
         if module is not None:

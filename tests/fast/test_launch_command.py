@@ -89,9 +89,9 @@ def test_an_argument_that_is_no_line_of_text_is_refused(argument: str) -> None:
         remote_argument(argument)
 
 
-@pytest.mark.parametrize("path", ["/my runs", "/a;b", "/a%n", "/a'b"])
-def test_a_folder_that_deepspeed_would_break_is_refused(path: str) -> None:
-    with pytest.raises(UserError, match="does not pass DeepSpeed's launcher"):
+@pytest.mark.parametrize("path", ["/a\nb", "/a$b", "/a%n", "/a'b"])
+def test_a_folder_that_pdsh_would_break_is_refused(path: str) -> None:
+    with pytest.raises(UserError, match="does not pass pdsh; move it to a path without"):
         check_plain("working folder", path)
 
 

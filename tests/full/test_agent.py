@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from tests.full.launches import ROOT, until
 from tests.full.one_pod import WAIT_SECONDS, OnePod, all_gone, process_in
+from tests.full.ordinary_user import NUMBER, ORDINARY, as_ordinary_user
 from zeropods import programs
 from zeropods.errors import UserError
 from zeropods.pods.processes import PROC, Process, is_alive, send
@@ -24,8 +24,7 @@ from zeropods.pods.ssh import Sshd, find_sshd, make_key
 from zeropods.pods.wire import AgentError, ask_all
 from zeropods.programs import free_port
 
-ORDINARY, NUMBER = "ordinary-pod", "64321"
-"""Not `nobody`: where systemd names accounts, sshd takes that one for locked."""
+WORKER = "exec /mnt/python/bin/python3 /mnt/project/worker_p.py"
 RANK = """\
 import os, pathlib, signal, sys, time
 def asked(*_):
@@ -244,7 +243,7 @@ def test_nothing_is_left_however_a_pod_ends(start_pod, rank, tmp_path, end, stat
 def test_an_ordinary_user_can_be_a_pod(start_pod, tmp_path_factory, rank, tmp_path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the other tests have shown it: they do not run as root")
-    pod = start_pod(argv=as_ordinary_user(tmp_path_factory.mktemp("seen")), user=ORDINARY)
+    pod = start_pod(argv=as_ordinary_user(tmp_path_factory.mktemp("seen"), ROOT, "project", WORKER), user=ORDINARY)
     done = pod.ssh("id -u")
     assert done.stdout.strip() == NUMBER, done.stderr
     pod.ask(do="renew", run="r", seconds=20.0)
@@ -255,32 +254,6 @@ def test_an_ordinary_user_can_be_a_pod(start_pod, tmp_path_factory, rank, tmp_pa
     pod.warden.terminate()
     assert pod.warden.wait(WAIT_SECONDS) == 0
     assert all_gone(family)
-
-
-def as_ordinary_user(folder: Path) -> list[str]:
-    """The command of a worker under an account without rights, in a private view of the file system.
-
-    There the account has a shell, and Python and the project lie where it may read them.
-    """
-    passwd = folder / "passwd"
-    passwd.write_text(f"root:x:0:0::/root:/bin/sh\n{ORDINARY}:x:{NUMBER}:{NUMBER}::/tmp:/bin/sh\n")
-    visible = "/mnt"
-    script = f"""
-        set -e
-        mount --make-rprivate /
-        mount --bind {passwd} /etc/passwd
-        mount -t tmpfs tmpfs {visible}
-        mkdir {visible}/python {visible}/project {visible}/packages
-        mount --rbind {sys.base_prefix} {visible}/python
-        mount --rbind {ROOT} {visible}/project
-        mount --rbind {sysconfig.get_path("purelib")} {visible}/packages
-        export PYTHONPATH={visible}/packages
-        exec setpriv --reuid={NUMBER} --regid={NUMBER} --clear-groups \
-            {visible}/python/bin/python3 {visible}/project/worker_p.py"""
-    tried = subprocess.run(["unshare", "--mount", "setpriv", f"--reuid={NUMBER}", "true"], check=False)
-    if tried.returncode != 0:
-        pytest.skip("this machine lets root neither make a mount namespace nor become another user")
-    return ["unshare", "--mount", "sh", "-c", script]
 
 
 # What is asked

@@ -58,8 +58,6 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
-PLAIN = re.compile(r"[\w@+=:,./-]+")
-"""What DeepSpeed's launcher and the shells beyond it leave as it is."""
 BREAKS = re.compile(r"[\n\0\ud800-\udfff]")
 
 
@@ -328,10 +326,9 @@ def remote_argument(argument: str) -> str:
 
 
 def check_plain(what: str, path: Path | str) -> None:
-    """Refuse a path that DeepSpeed's launcher passes to the remote shell without quotes."""
-    if not PLAIN.fullmatch(str(path)):
-        allowed = "letters, digits and . _ - / +"
-        raise UserError(f"{what} {str(path)!r}: does not pass DeepSpeed's launcher; move it to a path of {allowed}")
+    """Refuse a path that pdsh or a remote shell would change."""
+    if found := UNSAFE.search(str(path)):
+        raise UserError(f"{what} {str(path)!r}: {found[0]!r} does not pass pdsh; move it to a path without")
 
 
 # The environment of the launcher and of every rank

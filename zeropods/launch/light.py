@@ -9,7 +9,9 @@ here and on a pod, before a rank so much as starts.
 from __future__ import annotations
 
 import logging
+import os
 import runpy
+import shlex
 import sys
 from collections.abc import MutableMapping, Sequence
 from importlib import import_module
@@ -70,6 +72,10 @@ def lighten() -> None:
     def light_command(self: Any, *given: Any) -> Any:
         words, *rest = command(self, *given)
         at = words.index(LAUNCH)
+        # A path may hold blanks, and a shell on the pod reads the words.
+        words[at - 4 : at - 2] = f"cd {shlex.quote(os.getcwd())};", shlex.quote(sys.executable)
+        script = words.index(self.user_script, at)
+        words[script] = shlex.quote(words[script])
         return [*words[:at], __spec__.name, *words[at:]], *rest
 
     pdsh.get_cmd = light_command
