@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -55,37 +56,73 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def out_folder(text: str) -> Path:
+    """The folder that `--out` names, in which something can be written; nothing is left there by trying."""
+    return _place(text, Path(text))
+
+
+def out_file(text: str) -> Path:
+    """As `out_folder`, for a file."""
+    if Path(text).is_dir():
+        raise UserError(f"--out {text!r}: is a folder; give the name of a file")
+    return _place(text, Path(text).parent)
+
+
+def _place(text: str, folder: Path) -> Path:
+    if not text:
+        raise UserError("--out '': expected a name; '.' is the folder in which you are")
+    if text != text.encode("utf-8", "replace").decode():
+        raise UserError(f"--out {text!r}: is not UTF-8; give another name")
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return Path(text)
+    except OSError as error:
+        raise UserError(f"--out {text}: {there}: {error.strerror}; choose another place") from None
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield an empty folder beside `out`, and put it in the place of `out` when the block ends well.
 
     If the block raises, `out` stays as it was. The caller has made sure that an `out` that is there
-    already may be replaced.
+    already may be replaced. What killed writers have left is removed.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
+        with contextlib.suppress(OSError), _held(left):
+            # One that was killed between its two renames holds the only copy of what was there.
+            if any(left.iterdir()) and (out.exists() or not (left / "old").exists()):
+                shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        built = staging / "new"
-        built.mkdir()
-        with writing(out):
-            yield built
-        old = staging / "old"
-        if out.exists():
-            os.rename(out, old)
+    with _held(staging):
         try:
-            os.rename(built, out)
-        except BaseException:
-            if old.exists():
-                os.rename(old, out)
-            raise
+            built = staging / "new"
+            built.mkdir()
+            with writing(out):
+                yield built
+            old = staging / "old"
+            if out.exists():
+                os.rename(out, old)
+            try:
+                os.rename(built, out)
+            except BaseException:
+                if old.exists():
+                    os.rename(old, out)
+                raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder, as whoever writes in it does; `BlockingIOError` where another process holds it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def remove_unfinished(out: Path) -> None:
-    """Remove what killed writers of `new_folder(out)` have left. To be called where no other can be writing."""
-    for staging in out.parent.glob(f".{out.name}.*"):
-        shutil.rmtree(staging, ignore_errors=True)
+        os.close(handle)
 
 
 # JSON objects: a file of one, and one per line; what is wrong with a line is said with its number.
@@ -156,6 +193,8 @@ def encodable(place: str, key: str, value: str) -> str:
 def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str) -> Iterator[None]:
     """Hold a lock of a folder, which is made where it is missing; a second writer is refused with the holder's name.
 
+    A folder that was made here is removed if nothing but locks came to be in it.
+
     Args:
         lock: name of the lock's file in it.
         signs: names of which one tells that a folder with something in it is of this kind.
@@ -164,12 +203,15 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; choose another {flag}")
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()) and not any((folder / name).exists() for name in signs):
         raise UserError(f"{folder}: holds something that is no {kind}; choose another {flag}")
     with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(file.fileno()).st_nlink:
+                raise BlockingIOError  # Its holder has just removed the folder.
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "another process"
@@ -177,12 +219,18 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            if is_new and all(path.suffix == ".lock" for path in folder.iterdir()):
+                shutil.rmtree(folder)
 
 
 # Weights are read from safetensors files only: any other format may run a program when it is read.
 
 SUFFIX = ".safetensors"
+SUMS = "SHA256SUMS"
+"""In a model folder: what `sha256sum` says of its weights, and `sha256sum -c` compares."""
 
 
 def has_weights(folder: Path) -> bool:
@@ -197,6 +245,29 @@ def check_weights(folder: Path) -> None:
             f"{folder}: no weights (*.safetensors) in this folder; a model folder has them beside config.json"
         )
     refuse_other_weights(folder)
+
+
+def seal_weights(folder: Path) -> None:
+    """Keep the digests of a model's weights beside them: from then on `check_digests` knows them again."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    write_text(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in files))
+
+
+def check_digests(folder: Path) -> None:
+    """Refuse weights that are not those that were saved; a model that came without digests is taken as it is."""
+    if not (folder / SUMS).is_file():
+        return
+    sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
+    for path in folder.glob(f"*{SUFFIX}"):
+        if sha256(path) not in sums:
+            remedy = f"copy it again or export a checkpoint; where that was meant, remove {SUMS}"
+            raise UserError(f"{path}: its bytes have changed since it was saved; {remedy}")
+
+
+def open_to_readers(folder: Path) -> None:
+    """Let everybody read a model's weights who may read its folder: their library makes them private."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        path.chmod(folder.stat().st_mode & 0o666)
 
 
 def refuse_other_weights(folder: Path) -> None:

@@ -179,14 +179,18 @@ def test_a_finished_model_that_was_changed_is_not_exported_as_the_run_s(divided:
     run = Path(shutil.copytree(divided / "zero3", tmp_path / "run"))
     changed = {name: tensor + 1 for name, tensor in weights(run / "model").items()}
     save_file(changed, run / "model" / "model.safetensors", metadata={"format": "pt"})
+    assert "model.safetensors: its bytes have changed" in refusal(run, tmp_path / "out")
+    assert export(run, tmp_path / "one", checkpoint=2).equals_model is False
+    (run / "model" / "SHA256SUMS").unlink()
     assert f"{run / 'model'}: " in refusal(run, tmp_path / "out")
-    assert export(run, tmp_path / "out", checkpoint=2).equals_model is False
+    assert export(run, tmp_path / "two", checkpoint=2).equals_model is False
 
 
 def test_numbers_that_float16_cannot_hold_are_refused(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     large = {name: tensor * 1e6 for name, tensor in weights(run / "model").items()}
     save_file(large, run / "model" / "model.safetensors", metadata={"format": "pt"})
+    (run / "model" / "SHA256SUMS").unlink()
     said = refusal(run, tmp_path / "out", dtype="float16")
     assert said.startswith("--dtype float16: ")
     assert said.endswith(" holds larger numbers; take bfloat16")

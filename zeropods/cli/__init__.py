@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -20,10 +22,16 @@ Result = dict[str, Any]
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; the exit status is 0 only if what was asked for was done."""
     wait_passively()
-    arguments = parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     def command() -> int:
-        result = arguments.run(arguments)
+        from zeropods.pods.processes import ending_in_order
+
+        arguments = parser().parse_args(argv)
+        with ending_in_order():
+            result = arguments.run(arguments)
         print(json.dumps(result, ensure_ascii=False) if arguments.json else arguments.readable(result))
         return arguments.status(result)
 

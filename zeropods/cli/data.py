@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.files import out_folder
 from zeropods.tables import progress
 
 if TYPE_CHECKING:
@@ -35,17 +36,17 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
     verb = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
     verb.add_argument("name", choices=sorted(DATASETS), help="which one")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
+    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
 
     verb = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample)
     verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
+    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="another one gives other questions")
 
     verb = add(kinds, "from-csv", "make a text-to-SQL data set of your own tables and questions", _run_data_from_csv)
     verb.add_argument("--tables", type=Path, required=True, metavar="DIR", help="a CSV file for each table")
     verb.add_argument("--questions", type=Path, required=True, metavar="FILE", help="CSV of the columns question, sql")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the data set to make")
+    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
     _prepare(verbs, add)
 
 
@@ -89,7 +90,7 @@ def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
         help="hub id, folder, spiece.model, or trained on the data: t5-tiny, else gpt-tiny",
     )
     verb.add_argument("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the set to make")
+    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
     _task_flags(verb)
 
 
@@ -118,7 +119,7 @@ def _run_prepare(arguments: argparse.Namespace) -> Result:
     else:
         wanted = CausalPreparation(task=arguments.task, **given)
     with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
-        manifest, made = prepare(wanted, arguments.out, bar.update)
+        manifest, made = prepare(wanted, arguments.out, bar.update, replaces=False)
     return {"out": str(arguments.out), "made": made, **manifest.to_json()}
 
 

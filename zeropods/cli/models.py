@@ -14,8 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.cli.plan import whole
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
+from zeropods.files import out_file, out_folder
 from zeropods.tables import progress
 
 if TYPE_CHECKING:
@@ -38,12 +40,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=predict_text)
     flag = verb.add_argument
     flag("--model", type=Path, required=True, help="run folder or model folder")
-    flag("--out", type=Path, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run folder)")
+    flag(
+        "--out",
+        type=out_file,
+        metavar="FILE",
+        help="what to write (default: predictions.SPLIT.jsonl of the run folder)",
+    )
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
     flag("--task", choices=["text2sql", "squad"], help="of a model that does not say it (default: text2sql)")
     flag("--max-new-tokens", type=int, metavar="N", help="(default: 96 for a query, 32 for an answer)")
     flag("--num-beams", type=int, default=1, metavar="N", help="beams of a search; 1 is greedy")
     flag("--prompt", choices=["question", "schema"], help="of a T5 that does not say it (default: its own)")
+    flag("--force-prompt", action="store_true", default=None, help="--prompt also for a T5 that says another")
     flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
     _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: those of the run)", required=False)
     _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples")
@@ -63,13 +71,13 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("model", metavar="MODEL", help="run folder, model folder or hub id")
     flag("--dataset-config", metavar="NAME", help="configuration of a data set at the hub (default: none)")
     flag("--text-field", default="text", metavar="NAME", help="field of JSON lines, Parquet or a hub data set")
-    flag("--out", type=Path, metavar="DIR", help="write score.SPLIT.json there too (default: nowhere)")
+    flag("--out", type=out_folder, metavar="DIR", help="write score.SPLIT.json there too (default: nowhere)")
     _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
     _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text")
 
     flag = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export).add_argument
     flag("run_folder", type=Path, metavar="RUN", help="run folder")
-    flag("--out", type=Path, required=True, metavar="DIR", help="the model folder to make")
+    flag("--out", type=out_folder, required=True, metavar="DIR", help="the model folder to make")
     flag("--checkpoint", type=int, metavar="N", help="of this step (default: the last one)")
     flag("--dtype", choices=DTYPES, default="float32", help="numbers of the weights")
 
@@ -93,7 +101,7 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
     """The flags of every verb that asks a model about a split."""
     flag(
         "--max-seq-length",
-        type=int,
+        type=whole,
         metavar="N",
         help="causal models: tokens of a prompt and its answer, or of a block (default: as trained)",
     )
@@ -110,7 +118,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
         raise UserError("--data, --split: belong together; give both, or neither for those of a run")
     if arguments.data is None:
         arguments.data, arguments.split = raw_data(arguments.model)
-    out = arguments.out or arguments.model / f"predictions.{arguments.split}.jsonl"
+    out = arguments.out or out_file(str(arguments.model / f"predictions.{arguments.split}.jsonl"))
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
     asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}
     how = replace(
@@ -118,7 +126,9 @@ def _predict(arguments: argparse.Namespace) -> Result:
         constrained=not arguments.unconstrained,
         **{name: value for name, value in asked.items() if value is not None},
     )
-    given = {name: getattr(arguments, name) for name in ("precision", "limit", "prompt", "max_seq_length")}
+    given = {
+        name: getattr(arguments, name) for name in ("precision", "limit", "prompt", "force_prompt", "max_seq_length")
+    }
     call = (arguments.model, arguments.data, arguments.split, out, how)
     with progress("predict", "questions") as bar:
         speed = predict(*call, task=task, progress=bar.update, **given)
@@ -133,6 +143,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
 def _score(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.score import custom_metric, score
 
+    out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
     metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
     with progress("score", "predictions") as bar:

@@ -115,7 +115,8 @@ def number(text: str, least: float = LEAST) -> float:
     return value
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
+    """A whole number of at least 1."""
     value = number(text)
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text:.40}; expected a whole number")
@@ -158,16 +159,16 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--model", str, "ID", "such as t5-large, Qwen/Qwen3-0.6B, llama-8b"),
-    ("--pods", _whole, "N", "pods, alike (default: 3)"),
-    ("--slots", _whole, "N", "processes of a pod, a GPU each (default: 1)"),
+    ("--pods", whole, "N", "pods, alike (default: 3)"),
+    ("--slots", whole, "N", "processes of a pod, a GPU each (default: 1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: 40)"),
     ("--host-memory", _gibibytes, "GIB", "of one pod (default: not checked)"),
-    ("--batch-size", _whole, "ROWS", "of a process (default: 32, causal 4)"),
-    ("--gradient-accumulation", _whole, "PASSES", "of a step (default: 1)"),
-    ("--source-length", _whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
-    ("--target-length", _whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
-    ("--seq-length", _whole, "TOKENS", "causal: of a row, with padding (default: 512)"),
-    ("--label-length", _whole, "TOKENS", "causal: with a loss (default: all but one)"),
+    ("--batch-size", whole, "ROWS", "of a process (default: 32, causal 4)"),
+    ("--gradient-accumulation", whole, "PASSES", "of a step (default: 1)"),
+    ("--source-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
+    ("--target-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
+    ("--seq-length", whole, "TOKENS", "causal: of a row, with padding (default: 512)"),
+    ("--label-length", whole, "TOKENS", "causal: with a loss (default: all but one)"),
     ("--attention", str, "NAME", "causal: eager, sdpa, flash_attention_2, or all to compare them (default: sdpa)"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     (
@@ -176,7 +177,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
         "BOOL",
         "True, False, or both (default: False)",
     ),
-    ("--bucket-size", _whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (default: 1e7)"),
+    ("--bucket-size", whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (default: 1e7)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 1.1)"),
     ("--latency", _seconds, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "whose peak is published (default: A100-40GB)"),
@@ -184,8 +185,8 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
     ("--price-per-hour", number, "PRICE", "of one pod, in any currency (default: none)"),
-    ("--steps", _whole, "N", "of the whole training, for its time and cost"),
-    ("--samples", _whole, "N", "of the training set, in place of --steps"),
+    ("--steps", whole, "N", "of the whole training, for its time and cost"),
+    ("--samples", whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (default: 1)"),
 )
 """Flag, how it is read, its unit, what it says; names in Python are those of the requests and of `Machines`."""

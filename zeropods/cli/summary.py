@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.errors import UserError
+from zeropods.files import out_folder
+from zeropods.measure.run_folder import LOCK, RECORD
+
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
@@ -17,7 +21,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
     verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
-    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report is written")
+    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where the report is written")
     verb.add_argument(
         "--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse"
     )
@@ -37,6 +41,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
     # Every record is kept: the collector would walk through them again and again, for a fifth of the whole time.
     gc.set_threshold(200_000)
+    if any((arguments.out / name).exists() for name in (RECORD, LOCK)):
+        raise UserError(f"--out {arguments.out}: is a run; choose another folder")
     # Before anything is written: it may lie where the new one goes.
     old = None if arguments.against is None else read_rows(arguments.against)
     runs = arguments.runs or [Path("runs")]
@@ -59,8 +65,9 @@ def readable(result: Result) -> str:
 
 
 def exit_status(result: Result) -> int:
-    """1 where a row got worse, else 0."""
-    return 1 if result["against"] is not None and result["against"]["worse"] else 0
+    """1 where a row got worse, or where no run could be read, else 0."""
+    is_worse = result["against"] is not None and result["against"]["worse"]
+    return 1 if is_worse or all(run["status"] == "broken" for run in result["runs"]) else 0
 
 
 def _price(text: str) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.files import out_folder
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -19,7 +20,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("matrix", type=Path, metavar="MATRIX.yaml", help="what to run, such as matrices/demo.yaml")
     verb.add_argument(
         "--out",
-        type=Path,
+        type=out_folder,
         metavar="DIR",
         help="folder of the runs (default: runs/NAME of the file, runs/NAME-tiny of a trial)",
     )

@@ -206,7 +206,11 @@ def _at_least(least: int, name: str, value: int | None) -> None:
 
 
 def prepare(
-    wanted: Preparation | CausalPreparation, out: Path, progress: Callable[[int], object] = lambda done: None
+    wanted: Preparation | CausalPreparation,
+    out: Path,
+    progress: Callable[[int], object] = lambda done: None,
+    *,
+    replaces: bool = True,
 ) -> tuple[Manifest, bool]:
     """Make the tokenized set at `out`; returns its manifest, and False if it was there already.
 
@@ -214,6 +218,7 @@ def prepare(
 
     Args:
         progress: called with the number of rows, or of documents, done since the last call.
+        replaces: whether a set of other data, settings or versions may be replaced; else it raises `UserError`.
     """
     from datasets import DatasetDict
 
@@ -223,6 +228,11 @@ def prepare(
         current = read_manifest(out)
         if current.content_key == key:
             return current, False
+        if not replaces:
+            raise UserError(
+                f"{out}: holds a set of other data, settings or versions (tokenizer {current.tokenizer}, prompt "
+                f"{current.prompt}, limit {current.limit}); choose another --out, or remove this one first"
+            )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
     with _undisturbed(), new_folder(out) as folder:

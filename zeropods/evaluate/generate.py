@@ -151,15 +151,24 @@ class QueryAnswerer(Answerer[Example, Prediction]):
     """A T5 that writes queries on tables."""
 
     usual = Generation()
-    own_options = ("prompt",)
+    own_options = ("prompt", "force_prompt")
 
     prompt: str
 
     @classmethod
-    def load(cls, folder: Path, precision: str = "fp32", prompt: str | None = None) -> QueryAnswerer:
-        """From a run folder or a model folder; the prompt is what the model was trained with."""
+    def load(
+        cls, folder: Path, precision: str = "fp32", prompt: str | None = None, force_prompt: bool = False
+    ) -> QueryAnswerer:
+        """From a run folder or a model folder; the prompt is what the model was trained with.
+
+        Args:
+            prompt: of a model that does not say its own, or of any where it is forced.
+        """
         within = model_folder(folder)
-        prompt = prompt or read_json(within / "config.json").get("prompt")
+        own = read_json(within / "config.json").get("prompt")
+        if prompt not in (None, own) and own in PROMPTS and not force_prompt:
+            raise UserError(f"--prompt {prompt}: {within} was trained with {own}; leave it out, or add --force-prompt")
+        prompt = prompt or own
         if prompt not in PROMPTS:
             raise UserError(f"{within}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}")
         return cls(load_model(folder, precision, causal=False), prompt)

@@ -12,7 +12,7 @@ from zeropods.data.tokenizers import hub_options
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import SCORES, SQUAD, TEXT2SQL
-from zeropods.files import first_line, has_weights, refuse_other_weights
+from zeropods.files import check_digests, first_line, has_weights, refuse_other_weights
 from zeropods.measure.record import read_json
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTra
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    check_digests(Path(name))
     kind = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
     with _loading(name):
         model, found = kind.from_pretrained(
@@ -143,10 +144,11 @@ def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTra
 
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     try:
         yield
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+    except (SafetensorError, StrictDataclassError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         expected = "expected a run, a model folder or a hub id"
         raise UserError(f"{name}: cannot be loaded ({first_line(error)}); {expected}") from None

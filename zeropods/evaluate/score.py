@@ -6,7 +6,9 @@ import json
 import math
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -120,7 +122,8 @@ def _query_score(
         "unseen_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id not in known],
     }
     whole = _accuracies(graded, range(len(pairs)))
-    means, intervals = custom_scores(metrics, [(text, (right,)) for text, right in zip(texts, gold, strict=True)])
+    answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
+    means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
     return replace(
         whole,
         intervals={**whole.intervals, **intervals},
@@ -164,7 +167,7 @@ def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequ
         references=[_storable(right) for _, right in answered],
         average=False,
     )
-    means, intervals = custom_scores(metrics, answered)
+    means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
     return SquadScore(
         examples=len(pairs),
         exact_match=fmean(graded["exact_match"]),
@@ -209,14 +212,15 @@ class CustomMetric:
     name: str
     function: Callable[[str, Sequence[str]], float]
 
-    def values(self, answered: Iterable[Answered]) -> list[float]:
-        """Its value for each example; `UserError` names the first that is no finite number."""
-        found = [self.function(prediction, answers) for prediction, answers in answered]
-        for number, value in enumerate(found):
+    def values(self, answered: Sequence[Answered], indices: Sequence[int]) -> list[float]:
+        """Its value for each example; `UserError` names the first, by its index, that is no finite number."""
+        found = []
+        for index, (prediction, answers) in zip(indices, answered, strict=True):
+            with _foreign(f"--metric {self.name}: index {index}"):
+                value = self.function(prediction, answers)
             if not isinstance(value, int | float) or not math.isfinite(value):
-                raise UserError(
-                    f"--metric {self.name}: {value!r:.60} for prediction {number}; expected a finite number"
-                )
+                raise UserError(f"--metric {self.name}: index {index}: {value!r:.60}; expected a finite number")
+            found.append(value)
         return found
 
 
@@ -228,7 +232,8 @@ def custom_metric(named: str) -> CustomMetric:
     """
     sys.path.insert(0, str(Path.cwd()))
     try:
-        function = pkgutil.resolve_name(named)
+        with _foreign(f"--metric {named}", ValueError, ImportError, AttributeError):
+            function = pkgutil.resolve_name(named)
     except (ValueError, ImportError, AttributeError) as error:
         raise UserError(f"--metric {named}: {error}; expected module:function, as in lengths:short") from None
     finally:
@@ -238,14 +243,27 @@ def custom_metric(named: str) -> CustomMetric:
     return CustomMetric(named.rpartition(":")[2], function)
 
 
+@contextmanager
+def _foreign(place: str, *known: type[Exception]) -> Iterator[None]:
+    """Say in one line what a user's code raises, `sys.exit` too, and where; but for `known` exceptions."""
+    try:
+        yield
+    except known:
+        raise
+    except (Exception, SystemExit) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        raise UserError(f"{place}: {said}; correct the metric") from error
+
+
 def custom_scores(
-    metrics: Sequence[CustomMetric], answered: Sequence[Answered]
+    metrics: Sequence[CustomMetric], answered: Sequence[Answered], indices: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, Interval | None]]:
-    """Means and their intervals by name; two metrics of one name are refused."""
+    """Means and their intervals by name, over examples of these indices; two metrics of one name are refused."""
     names = [metric.name for metric in metrics]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"--metric: two functions are called {twice}; rename one")
-    values = {metric.name: metric.values(answered) for metric in metrics}
+    values = {metric.name: metric.values(answered, indices) for metric in metrics}
     return {name: fmean(v) for name, v in values.items()}, {name: interval(v) for name, v in values.items()}
 
 

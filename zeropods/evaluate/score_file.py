@@ -109,6 +109,8 @@ def text_score(loss_sum: float, tokens: int) -> TextScore:
 
 
 Score = QueryScore | SquadScore | TextScore
+SHARES = ("exact_match", "logical_form_accuracy", "execution_accuracy", "f1")
+"""Measures that no score has above 1."""
 SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: TextScore}
 
 
@@ -124,12 +126,17 @@ def read_score(path: Path) -> Score:
     if task not in SCORES:
         raise UserError(f"{path}: task is {task!r:.60}; expected one of {', '.join(SCORES)}: measure again")
     try:
-        return TypeAdapter(SCORES[task]).validate_json(path.read_bytes())
+        score = TypeAdapter(SCORES[task]).validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         key, wrong = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
         value = "missing" if first["type"] == "missing" else repr(first["input"])
         raise UserError(f"{path}: {key} is {value:.60}; {wrong}: measure again") from None
+    for name in SHARES:
+        share = getattr(score, name, None)
+        if share is not None and not 0 <= share <= 1:
+            raise UserError(f"{path}: {name} is {share:g}; expected a share of 0 to 1: measure again")
+    return score
 
 
 def score_of(run: Path) -> tuple[str, Score] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,9 @@ HANG_GRACE_SECONDS = 3.0
 """The same for a run that hangs, whose ranks have had `WRITE_SECONDS` already."""
 WRITE_SECONDS = 5.0
 """A rank that waits for another writes what it measured so soon after SIGTERM."""
+
+OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[launch\.py:")
+"""Begins a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
 
 Watch = Callable[[], object]
 """To be called some times per second while a run goes on; raises `HangError` where it hangs."""
@@ -191,7 +195,8 @@ def _keep(output: IO[bytes], folder: Path, log: RunLog) -> None:
         with open(folder / LOG, "a", encoding="utf-8") as file:
             file.write(text)
     for line in text.strip().splitlines():
-        log.add(line)
+        if not OF_LAUNCHER.match(line):
+            log.add(line)
 
 
 # The process that trains

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -68,22 +69,40 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
     finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
     if finished and again:
         raise UserError(f"{folder}: a finished run is never overwritten; choose another --outputdir")
-    if not again:
-        _refuse_differences(folder, config.identity, identity, finished)
+    changed = _differences(config.identity, identity)
+    if changed and not is_claimed(folder):
+        _clear(folder)
+        return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
+    if changed and not again:
+        remedy = "" if finished else ", or --resume never to start again"
+        kind = "a finished" if finished else "an unfinished"
+        settings = f"holds {kind} run with other settings ({', '.join(changed[:4])})"
+        raise UserError(f"{folder}: {settings}; choose another --outputdir{remedy}")
     if finished:
         return Opening(config.run_id, config.attempt, finished=True, resume=False)
     return Opening(config.run_id, _put_aside(folder, again), finished=False, resume=not again)
 
 
-def _refuse_differences(folder: Path, old: Mapping[str, object], new: Mapping[str, object], finished: bool) -> None:
+def is_claimed(folder: Path) -> bool:
+    """Whether the run in a folder has done a step, as far as its records tell: the folder of one that has done none,
+    because of a misspelled flag or a model that is not there, is free for a run with other settings."""
+    records = [folder / RECORD, *(folder / "attempts").glob("*.json")]
+    found = [read_json(path) for path in records if path.is_file()]
+    did_nothing = all(each.get("steps") == 0 and each.get("ranks") for each in found)
+    return len(found) < len(records) or not did_nothing or any((folder / "checkpoints").glob("checkpoint-*"))
+
+
+def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     new = json.loads(json.dumps(dict(new)))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    if not changed:
-        return
-    shown = ", ".join(f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed[:4])
-    remedy = "" if finished else ", or --resume never to start again"
-    state = "finished" if finished else "unfinished"
-    raise UserError(f"{folder}: holds a {state} run with other settings ({shown}); choose another --outputdir{remedy}")
+    return [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed]
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a run that has done no step has written about itself."""
+    (folder / RECORD).unlink()
+    for name in ("attempts", "memory", "ranks", "stacks"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _put_aside(folder: Path, again: bool) -> int:

@@ -64,8 +64,6 @@ class Causal:
                     f"{self.arguments.data} now has; choose another --outputdir"
                 )
             return
-        # This process holds the run's lock: what is half made was left by one that was killed.
-        files.remove_unfinished(self._folder)
         saved = files.said_in_one_line(
             self._folder, "the prepared data", "free some space on the disk, then call again"
         )

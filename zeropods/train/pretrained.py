@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
-from zeropods.files import check_weights
+from zeropods.files import check_digests, check_weights
 from zeropods.train import processes
 
 
@@ -60,6 +60,7 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
 def source_options(name: str) -> dict[str, Any]:
     """How `from_pretrained` is to look for a model; a local folder needs weights, and none of another format."""
     check_weights(Path(name))
+    check_digests(Path(name))
     return {} if Path(name).is_dir() else hub_options(name)
 
 

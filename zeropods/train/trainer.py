@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from zeropods.files import said_in_one_line
+from zeropods.files import open_to_readers, said_in_one_line, seal_weights
 from zeropods.measure.record import RankMeasurement
 from zeropods.train.device import step_begins, uncompiled
 from zeropods.train.meter import Recorder, TokenCount
@@ -161,6 +161,9 @@ class MeasuredTrainer(Trainer):
                 self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
             else:
                 super().save_model(output_dir, _internal_call)
+            # What is saved by the way is part of a checkpoint, whose manifest holds its digests.
+            if self.args.should_save and not _internal_call:
+                seal_weights(folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what a later attempt goes on from."""
@@ -218,6 +221,7 @@ class MeasuredTrainer(Trainer):
             state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
         super()._save(output_dir, state_dict)
         if self.args.should_save:
+            open_to_readers(Path(output_dir or self.args.output_dir))
             # Our classes differ from transformers' in their loss alone.
             bases = (base for base in type(self.model).__mro__ if base.__module__.startswith("transformers."))
             self.model.config.architectures = [next(bases).__name__]

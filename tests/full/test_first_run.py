@@ -1,0 +1,133 @@
+"""Somebody's first runs, on the command line: a model that was damaged, a flag that was misspelled, weights for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.full.conftest import TINY
+from tests.full.forks import fork_server
+from tests.full.test_train import refused, train
+from zeropods.cli import main
+from zeropods.errors import guarded
+from zeropods.measure.record import read_record
+from zeropods.train.arguments import CausalArguments, parse_flags
+from zeropods.train.causal import Causal
+from zeropods.train.run import fine_tune
+
+ASK = ["--split", "test", "--limit", "2", "--out", "p.jsonl"]
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a run, `run` in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The last line that a command is refused with."""
+    assert main([str(word) for word in words]) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("verb", ["export", "predict", "demo", "init"])
+def test_a_model_of_which_a_byte_was_changed_is_refused(
+    verb: str, copy: Path, sample: Path, prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = copy / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    calls = {
+        "export": ["export", "run", "--out", "exported"],
+        "predict": ["predict", "--model", "run", "--data", sample, *ASK],
+        "demo": ["demo", "run", "--data", sample],
+    }
+    changed = "model.safetensors: its bytes have changed since it was saved"
+    if verb == "init":
+        flags = ("--dataset_path", prepared, "--init", "run", "--outputdir", "other", "--max_steps", 1)
+        assert changed in refused(capsys, *flags)
+    else:
+        assert changed in said(capsys, *calls[verb])
+    (copy / "model" / "SHA256SUMS").unlink()
+    assert main(["export", "run", "--out", "meant"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"d_model": "x"}, "Validation error for field 'd_model'"), ({"model_type": "fox"}, "model type `fox`")],
+)
+def test_a_model_with_a_foreign_configuration_is_one_line(
+    config: dict[str, str], reason: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copy / "model" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    line = said(capsys, "export", "run", "--out", "exported")
+    assert "run/model: cannot be loaded (" in line and reason in line
+
+
+def test_another_prompt_than_the_models_is_refused_unless_forced(
+    copy: Path, sample: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["predict", "--model", "run", "--data", sample, *ASK, "--prompt", "question"]
+    assert "was trained with schema; leave it out, or add --force-prompt" in said(capsys, *words)
+    assert main([*map(str, words), "--force-prompt"]) == 0
+
+
+@pytest.mark.parametrize("verb", ["predict --model", "perplexity"])
+def test_a_length_of_no_tokens_is_not_taken_for_none_given(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "run", "--data", "data", "--split", "test", "--max-seq-length", "0"])
+    assert "--max-seq-length: 0; expected more than 0" in capsys.readouterr().err
+
+
+def test_whoever_may_read_a_folder_may_read_its_weights(prepared: Path, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        train(tmp_path / "run", prepared, "--max_steps", 1, "--save_steps", 1, "--eval_steps", 0)
+        assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "exported")]) == 0
+    finally:
+        os.umask(before)
+    modes = {path.parent.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*.safetensors")}
+    assert modes == dict.fromkeys(["model", "checkpoint-1", "exported"], "0o640")
+
+
+def test_a_call_that_did_no_step_leaves_its_folder_to_the_corrected_one(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, flags = tmp_path / "run", ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--eval_steps", 0]
+    misspelled = ["--init", "pretrained", "--model_id", "nowhere/t5-smalll", "--max_steps", 3]
+    assert "cannot be loaded" in refused(capsys, *flags, *misspelled)
+    corrected = [*TINY, *flags, "--max_steps", 2, "--per_device_train_batch_size", 4]
+    fork_server().train(corrected, 1, tmp_path / "said")
+    record = read_record(folder)
+    assert (record.status, record.attempt, record.steps) == ("ok", 0, 2)
+    assert "holds a finished run with other settings (max_steps 2 -> 3)" in refused(
+        capsys, *flags, "--max_steps", 3, "--per_device_train_batch_size", 4
+    )
+
+
+def test_a_call_without_data_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no prepared data set there" in refused(capsys, "--dataset_path", "no", "--outputdir", tmp_path / "run")
+    argv = ["--data", str(tmp_path / "no"), "--outputdir", str(tmp_path / "causal"), "--model_name_or_path", "gpt-tiny"]
+    assert guarded(lambda: fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)) == 1
+    assert os.listdir(tmp_path) == []
+    cell = "model: t5-tiny\ntechnique: none\npods: 1\nprompt: schema\nflags: {init: random}\n"
+    text = f"script: textsql_train.py\ndataset_path: nowhere\n{cell}"
+    (tmp_path / "m.yaml").write_text(text)
+    assert "no prepared data set" in said(capsys, "sweep", tmp_path / "m.yaml", "--out", tmp_path / "sweep")
+    assert os.listdir(tmp_path) == ["m.yaml"]
+
+
+def test_the_reason_is_what_the_script_said_not_its_launcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("raise SystemExit('zeropods: x: is too old; take another')\n")
+    line = said(capsys, "launch", "--launcher", "none", "--", script, "--outputdir", tmp_path / "run")
+    assert line.endswith("it said: zeropods: x: is too old; take another")
