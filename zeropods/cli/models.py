@@ -40,12 +40,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=predict_text)
     flag = verb.add_argument
     flag("--model", type=Path, required=True, help="run folder or model folder")
-    flag(
-        "--out",
-        type=out_file,
-        metavar="FILE",
-        help="what to write (default: predictions.SPLIT.jsonl of the run folder)",
-    )
+    flag("--out", type=out_file, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run)")
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
     flag("--task", choices=["text2sql", "squad"], help="of a model that does not say it (default: text2sql)")
     flag("--max-new-tokens", type=int, metavar="N", help="(default: 96 for a query, 32 for an answer)")
@@ -126,9 +121,8 @@ def _predict(arguments: argparse.Namespace) -> Result:
         constrained=not arguments.unconstrained,
         **{name: value for name, value in asked.items() if value is not None},
     )
-    given = {
-        name: getattr(arguments, name) for name in ("precision", "limit", "prompt", "force_prompt", "max_seq_length")
-    }
+    names = ("precision", "limit", "prompt", "force_prompt", "max_seq_length")
+    given = {name: getattr(arguments, name) for name in names}
     call = (arguments.model, arguments.data, arguments.split, out, how)
     with progress("predict", "questions") as bar:
         speed = predict(*call, task=task, progress=bar.update, **given)
