@@ -25,6 +25,7 @@ kind() {
 # need_gpus COUNT: what the settings were chosen for; a run on fewer takes memory and time that nobody planned.
 need_gpus() {
     local listed='' count
+    GPUS=$1
     if [ "$DRY_RUN" ]; then return; fi
     if command -v nvidia-smi >/dev/null; then listed=$(nvidia-smi --list-gpus); fi
     count=$(grep -c '^GPU' <<<"$listed" || true)
@@ -44,7 +45,7 @@ has_module() { "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util
 train() {
     local name=$1
     shift
-    "$PYTHON" -m zeropods launch --launcher none ${DRY_RUN:+--dry-run} -- causal_train.py --task lm --data "$DATA" \
-        --outputdir "runs/$name" "$@"
+    "$PYTHON" -m zeropods launch --launcher none --slots "$GPUS" ${DRY_RUN:+--dry-run} -- causal_train.py \
+        --task lm --data "$DATA" --outputdir "runs/$name" "$@"
     if [ -z "$DRY_RUN" ]; then "$PYTHON" -m zeropods summary "runs/$name" --out "runs/$name-summary"; fi
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -124,6 +125,8 @@ def test_a_cloud_script_is_told_what_to_do_and_counts_the_gpus(script: str, gpus
     for what in ("1", "full"):
         done = cloud(script, what, DRY_RUN="1", PYTHON=sys.executable)
         assert done.returncode == 0 and re.search(r"causal_train.py[\s\\]+--task lm", done.stdout), done.stderr
+        (world,) = re.findall(r"--world_info=(\S+)", done.stdout)
+        assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": list(range(gpus))}
 
 
 def test_without_flash_attention_the_full_training_says_so_and_takes_sdpa(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
 LAUNCHERS = ("pdsh", "slurm", "none")
-OF_SLURM = ("slots", "partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
+OF_SLURM = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 OF_CLUSTER = ("hostfile", "ssh_config", "name")
 MAIN_FIGURES = ("status", "technique", "pods", "world_size", "steps", "train_seconds", "samples_per_second")
 INTERRUPTED = 130
@@ -38,8 +38,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there")
     flag("--ssh-config", type=Path, metavar="C", help="by which ssh reaches them (default: your usual one)")
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
+    flag("--slots", type=int, metavar="K", help="slurm, none: processes on each node (default: 1), here (each GPU)")
     job = verb.add_argument_group("--launcher slurm: a job of --num-pods nodes").add_argument
-    job("--slots", type=int, metavar="K", help="processes on a node, each with a GPU (default: 1)")
     job("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
     job("--time-limit", metavar="T", help="as sbatch has --time; the run saves and requeues (default: SLURM's own)")
     job("--account", metavar="A", help="whom the job is charged to (default: you)")
@@ -105,7 +105,7 @@ def _check(arguments: argparse.Namespace) -> None:
     launcher, pods, restarts, least = arguments.launcher, arguments.num_pods, arguments.restarts, arguments.min_pods
     for_slurm = next((name for name in OF_SLURM if getattr(arguments, name) is not None), "").replace("_", "-")
     is_elsewhere = any(getattr(arguments, name) for name in OF_CLUSTER)
-    questions, script = arguments.questions, arguments.command[0]
+    questions, script, slots = arguments.questions, arguments.command[0], arguments.slots
     faults = {
         f"--questions {questions}; expected at least 1": questions is not None and questions < 1,
         f"--questions {questions}: {script} is no script of ours, its runs answer nothing; leave it out": (
@@ -118,6 +118,8 @@ def _check(arguments: argparse.Namespace) -> None:
         f"--min-pods {least}: is for --launcher pdsh; leave it out": launcher != "pdsh" and least is not None,
         f"--min-pods {least}: says how a run goes on; give --restarts too": least is not None and not restarts,
         f"--restarts {restarts}; expected at least 0": restarts is not None and restarts < 0,
+        f"--slots {slots}: pods have slots of their own; leave it out": launcher == "pdsh" and slots is not None,
+        f"--slots {slots}; expected at least 1": slots is not None and slots < 1,
         f"--{for_slurm}: is for --launcher slurm; leave it out": launcher != "slurm" and for_slurm,
         "--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name": (
             launcher == "slurm" and is_elsewhere
@@ -178,7 +180,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     from zeropods.launch.local import run_here
     from zeropods.measure.record import read_record
 
-    planned = plan_alone(arguments.command[0], arguments.command[1:])
+    planned = plan_alone(arguments.command[0], arguments.command[1:], arguments.slots)
     restarts = arguments.restarts or 0
     if restarts and flag_values(planned.arguments).get("resume") == "never":
         raise UserError("--resume never: would begin anew after each of --restarts; leave one of them out")
