@@ -35,7 +35,7 @@ def measure(work: Path) -> list[Figure]:
     note = f"median of {ROUNDS} rounds, slowest {max(seconds):.2f} s"
     return [
         Figure(name=name, value=statistics.median(seconds), unit="s", asked="at most 3", note=note),
-        Figure(name="share of them in the hostfile, each once", value=hosts / WORKERS, unit="", asked="1"),
+        Figure(name="1,000 simulated workers, share in the hostfile", value=hosts / WORKERS, unit="", asked="1"),
     ]
 
 

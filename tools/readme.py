@@ -68,10 +68,31 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def _bench() -> str:
+    """What was measured as two tables: ratios, which other machines have too, and figures of the machine alone."""
     document = json.loads((ROOT / "results" / "bench.json").read_text(encoding="utf-8"))
-    figures = [figure for group in document.values() for figure in group["figures"]]
-    rows = "".join(f"| {f['name']} | {_value(f)} | {f['asked']} |\n" for f in figures)
-    return f"\n| measured | value | asked for |\n|---|---|---|\n{rows}\n"
+    found = [(figure, _place(group)) for group in document.values() for figure in group["figures"]]
+    return (
+        "".join(
+            f"\n| {kind} | value | asked for | on |\n|---|---|---|---|\n"
+            + "".join(
+                f"| {f['name']} | {_value(f)} | {f['asked']} | {on} |\n" for f, on in found if is_ratio(f) == ratio
+            )
+            for kind, ratio in (("ratio or share", True), ("absolute", False))
+        )
+        + "\n"
+    )
+
+
+def is_ratio(figure: dict[str, Any]) -> bool:
+    """Whether a figure has no unit of its own."""
+    return figure["unit"] in ("x", "") or figure["unit"].startswith("%")
+
+
+def _place(group: dict[str, Any]) -> str:
+    """Processor and revision; `+` where files were changed since."""
+    processor = next(name for name in ("EPYC", "Xeon", group["hardware"]["cpu"]) if name in group["hardware"]["cpu"])
+    revision, _, changed = group["git_revision"].partition("-")
+    return f"{processor}, {revision[:7]}{'+' if changed else ''}"
 
 
 def _value(figure: dict[str, Any]) -> str:
