@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made import a_record, write_run
+from tests.made import a_rank, a_record, write_run
 from zeropods.cli import main
 
 VERBS = {
@@ -110,3 +112,73 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
     assert main([*words[:-1], "20"]) == 0
     os.close(held)
     assert sorted(os.listdir(here)) == [".set.held", "data", "set"]
+
+
+LAUNCH = ["launch", "--launcher", "none", "--dry-run"]
+SCRIPT = ["--", "script.py", "--outputdir", "run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pods", "up", "--count", "1", "--memory", "nan"], "memory: nan; expected a positive number"),
+        (["pods", "up", "--count", "1", "--seconds", "inf"], "seconds: inf; expected a positive number"),
+        (["pods", "up", "--count", "1", "--name", ""], "cluster name '': expected 1 to 40 letters"),
+        (["pods", "down", "--name", ""], "cluster name '': expected 1 to 40 letters"),
+        (["pods", "check", "--name", ""], "cluster name '': expected 1 to 40 letters"),
+        (["launch", "--name", "", *SCRIPT], "cluster name '': expected 1 to 40 letters"),
+        (["pods", "up", "--count", "100000"], "count: 100000; expected at most 500 pods on a machine"),
+        (["pods", "up", "--count", "300", "--seconds", "0.01"], "of 300 pods were started in 0.01 s; give them more"),
+        ([*LAUNCH, "--export", "NOT_SET_HERE", *SCRIPT], "--export NOT_SET_HERE: not set here"),
+        ([*LAUNCH, "--export", "A=B", *SCRIPT], "--export A=B: not set here"),
+        ([*LAUNCH, "--export", "AN_API_KEY", *SCRIPT], "--export AN_API_KEY: sounds like a secret"),
+    ],
+)
+def test_an_odd_value_is_refused_and_starts_nothing(
+    words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROPODS_HOME", str(here / "home"))
+    monkeypatch.setenv("AN_API_KEY", "hush")
+    (here / "script.py").touch()
+    assert main(words) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert main(["pods", "list"]) == 0
+    assert "no cluster is up" in capsys.readouterr().out
+    assert not list((here / "home").glob("*"))
+
+
+def test_a_million_processes_are_planned_at_once_and_nothing_may_cost_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model", "t5-small", "--pods", "1e12", "--price-per-hour", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["techniques"][0]["samples_per_second"] > 0
+    write_run(here / "run", a_record())
+    assert main(["summary", "run", "--out", "report", "--price-per-hour", "0"]) == 0
+
+
+def test_a_run_behind_a_link_is_found_once_and_a_link_that_leads_elsewhere_is_not_followed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(here / "kept" / "a", a_record())
+    write_run(here / "kept" / "b", a_record(run_id="fedcba987654"))
+    (here / "runs").mkdir()
+    (here / "runs" / "linked").symlink_to("../kept/a")
+    (here / "runs" / "again").symlink_to("../kept/a")
+    (here / "runs" / "round").symlink_to("..")
+    assert main(["summary", "runs", "--out", "report", "--json"]) == 0
+    assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["again"]
+
+
+def test_whiskers_end_where_the_table_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, seconds in enumerate((0.02, 0.2, 0.25)):
+        rank = a_rank(step_seconds=[seconds] * 20)
+        write_run(here / "runs" / str(number), a_record(run_id=f"{number:012x}", ranks=[rank]))
+    assert main(["summary", "runs", "--out", "report", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["groups"]
+    low, high = row["samples_per_second_interval"]
+    svg = (here / "report" / "throughput.svg").read_text()
+    begin, end = (float(x) for x in re.findall(r'id="patch_3">\s*<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+) ', svg)[0])
+    ends = re.findall(r'id="LineCollection_1">\s*<path d="M ([\d.]+) [\d.]+ \nL ([\d.]+) ', svg)[0]
+    assert low == 0.0
+    scale = (end - begin) / row["samples_per_second"]
+    assert [float(x) for x in ends] == pytest.approx([begin, begin + scale * high])

@@ -104,7 +104,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
     launcher, pods, restarts, least = arguments.launcher, arguments.num_pods, arguments.restarts, arguments.min_pods
     for_slurm = next((name for name in OF_SLURM if getattr(arguments, name) is not None), "").replace("_", "-")
-    is_elsewhere = any(getattr(arguments, name) for name in OF_CLUSTER)
+    is_elsewhere = any(getattr(arguments, name) is not None for name in OF_CLUSTER)
     questions, script, slots = arguments.questions, arguments.command[0], arguments.slots
     faults = {
         f"--questions {questions}; expected at least 1": questions is not None and questions < 1,
@@ -176,10 +176,11 @@ def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Sup
 
 def _alone(arguments: argparse.Namespace) -> Result:
     """Run on this machine, a process for each of its slots."""
-    from zeropods.launch.command import flag_values, plan_alone, runner_argv
+    from zeropods.launch.command import exported_variables, flag_values, plan_alone, runner_argv
     from zeropods.launch.local import run_here
     from zeropods.measure.record import read_record
 
+    exported_variables(arguments.export, {})  # The ranks have them anyway, where they are set.
     planned = plan_alone(arguments.command[0], arguments.command[1:], arguments.slots)
     restarts = arguments.restarts or 0
     if restarts and flag_values(planned.arguments).get("resume") == "never":

@@ -123,7 +123,8 @@ def whole(text: str) -> int:
     return int(value)
 
 
-def _seconds(text: str) -> float:
+def not_negative(text: str) -> float:
+    """A number that may be 0."""
     return number(text, least=0)
 
 
@@ -179,12 +180,12 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ),
     ("--bucket-size", whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (default: 1e7)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 1.1)"),
-    ("--latency", _seconds, "S", "of a message to a pod (default: 5e-5)"),
+    ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "whose peak is published (default: A100-40GB)"),
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
-    ("--price-per-hour", number, "PRICE", "of one pod, in any currency (default: none)"),
+    ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", whole, "N", "of the whole training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (default: 1)"),

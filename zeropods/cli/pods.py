@@ -146,8 +146,8 @@ def run_down(arguments: argparse.Namespace) -> Result:
     """End one cluster or all; none is no error, unless it was named."""
     from zeropods.pods.cluster import chosen_name, names, take_down
 
-    chosen = names() if arguments.all else [arguments.name or chosen_name()]
-    ended = [name for name in chosen if name and take_down(name)]
+    chosen = names() if arguments.all else [chosen_name() if arguments.name is None else arguments.name]
+    ended = [name for name in chosen if name is not None and take_down(name)]
     return {"down": ended}
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.cli.plan import not_negative
 from zeropods.errors import UserError
 from zeropods.files import out_folder
 from zeropods.measure.run_folder import LOCK, RECORD
@@ -25,9 +25,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument(
         "--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse"
     )
-    verb.add_argument(
-        "--price-per-hour", type=_price, metavar="P", help="of a pod, in any currency: adds the cost (default: none)"
-    )
+    price = "of a pod, in any currency: adds the cost (default: none)"
+    verb.add_argument("--price-per-hour", type=not_negative, metavar="P", help=price)
     verb.add_argument(
         "--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked"
     )
@@ -68,10 +67,3 @@ def exit_status(result: Result) -> int:
     """1 where a row got worse, or where no run could be read, else 0."""
     is_worse = result["against"] is not None and result["against"]["worse"]
     return 1 if is_worse or all(run["status"] == "broken" for run in result["runs"]) else 0
-
-
-def _price(text: str) -> float:
-    price = float(text)
-    if not math.isfinite(price) or price < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a price of at least 0")
-    return price

@@ -91,4 +91,4 @@ def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:
             raise UserError(f"--hostfile {arguments.hostfile}: no such file; zeropods pods up writes one")
         known = known_cluster(arguments.hostfile)
         return known, None if known is not None else arguments.hostfile
-    return (pods.find(arguments.name) if arguments.name else None), None
+    return (None if arguments.name is None else pods.find(arguments.name)), None

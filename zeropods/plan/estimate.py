@@ -16,7 +16,7 @@ from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, technique_named
 
 BOTH, ALL = "both", "all"
-MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds")
+MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour")
 DEFAULTS: dict[type[Shape], dict[str, int | None]] = {
     T5Shape: {"batch_size": 32, "source_length": 96, "target_length": 96},
     CausalShape: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},

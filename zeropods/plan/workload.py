@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 from zeropods.plan.shapes import BACKWARD, FORWARD, FUSED, Shape
@@ -77,7 +79,15 @@ class Workload:
         Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in
         each parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
         """
-        return max(map(sum, zip(*(_touched(group, ranks) for group in self.shape.groups(self.own_rates)), strict=True)))
+        changes: Counter[int] = Counter()
+        for sizes in self.shape.groups(self.own_rates):
+            # A parameter group is cut into equal shares wherever a tensor ends.
+            part, begin = share(sum(sizes), ranks), 0
+            for size in sizes:
+                changes[begin // part] += size
+                begin += size
+                changes[min(ranks, share(begin, part))] -= size
+        return max(accumulate(change for _, change in sorted(changes.items())))
 
     def flops(self) -> tuple[float, float]:
         """FLOPs of a pass forward and backward, a third of them forward; and of what checkpointing computes again.
@@ -90,17 +100,6 @@ class Workload:
         both = shape.training_flops(self.tokens, self.labels) + (FORWARD + BACKWARD) * beyond
         again = shape.recomputed_flops(self.tokens, self.labels) + FORWARD * beyond if self.checkpointing else 0.0
         return self.rows * both, self.rows * again
-
-
-def _touched(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Elements by rank; a parameter group is cut into equal shares wherever a tensor ends."""
-    part, held, begin = share(sum(sizes), ranks), [0] * ranks, 0
-    for size in sizes:
-        end = begin + size
-        for rank in range(begin // part, min(ranks, share(end, part))):
-            held[rank] += size
-        begin = end
-    return held
 
 
 # One part of a plan's memory: how many bytes, and from what.

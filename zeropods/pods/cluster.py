@@ -176,8 +176,8 @@ class Cluster:
 
 def find(name: str | None = None) -> Cluster:
     """A cluster that is up: of this name, else the shell's, else the only one; `UserError` where there is none."""
-    name = name or chosen_name()
-    cluster = read_cluster(folder_of(name)) if name else None
+    name = chosen_name() if name is None else name
+    cluster = None if name is None else read_cluster(folder_of(name))
     if cluster is None or not cluster.pods:
         there = f"up are {', '.join(c.name for c in clusters())}" if clusters() else "none is up"
         raise UserError(f"cluster {name or SHELL_NAME}: is not up, {there}; zeropods pods up --count N")

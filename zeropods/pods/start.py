@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import secrets
@@ -94,7 +95,7 @@ def up(
     """
     numbers = {"count": count, "slots": slots, "lease_seconds": lease_seconds, "cpu": cpu, "memory": memory}
     for what, value in {**numbers, "seconds": seconds}.items():
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise UserError(f"{what}: {value}; expected a positive number")
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
@@ -113,7 +114,7 @@ def up(
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
     )
-    folder = folder_of(name or f"kernel-{os.getpid()}")
+    folder = folder_of(f"kernel-{os.getpid()}" if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder that pdsh cannot be told
     require_programs()
     sweep()

@@ -81,13 +81,16 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
         whole = folder.resolve()
-        for place, children, files in os.walk(whole):
+        for place, children, _ in os.walk(whole):
             children.sort()
-            if LOCK in files or RECORD in files:
+            # A link is followed where it leads to a run, and nowhere else.
+            for run in (Path(place), *(Path(place, child) for child in children if os.path.islink(Path(place, child)))):
+                if any((run / name).is_file() for name in (LOCK, RECORD)):
+                    name = whole.name if run == whole else run.relative_to(whole).as_posix()
+                    found.setdefault(run.resolve(), name)
+            if Path(place) in found:
                 # Nothing inside a run is looked at.
                 children.clear()
-                run = Path(place)
-                found.setdefault(run, whole.name if run == whole else run.relative_to(whole).as_posix())
     if not found:
         raise UserError(f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one")
     names = list(found.values())

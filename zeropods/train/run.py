@@ -17,7 +17,7 @@ from transformers import EarlyStoppingCallback, IntervalStrategy, TrainingArgume
 from transformers.trainer_callback import PrinterCallback
 
 from zeropods import files
-from zeropods.errors import terminable
+from zeropods.errors import UserError, terminable
 from zeropods.measure import environment
 from zeropods.measure.record import RankMeasurement, Record, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
@@ -118,6 +118,9 @@ def attempt(
         except BaseException as error:
             measured.status, measured.reason = outcome(error, meter)
             together = isinstance(error, SavedOnSignalError)
+            if measured.status == "oom":
+                remedy = "take fewer rows, or a technique that divides more"
+                raise UserError(f"{job.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
             _write(measured, meter, job.folder)

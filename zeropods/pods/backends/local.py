@@ -9,6 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ WORKER_SCRIPT = ROOT / "worker_p.py"
 RECORDS, LOGS = "workers", "logs"
 STOP_SECONDS = 15.0
 """Time from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
+MOST = 500
+"""Pods on one machine: each is a few processes and ports."""
 CLOCK_SECONDS = 10.0
 """By so much the start of a process moves at most when the clock is set."""
 
@@ -129,8 +132,15 @@ class LocalWorkers:
 
     def start_here(self, n: int, env: Mapping[str, str]) -> tuple[str, ...]:
         """Start n agents as processes of this machine. It does not limit their cores, memory and GPUs."""
+        if n > MOST:
+            raise UserError(f"count: {n}; expected at most {MOST} pods on a machine")
+        seconds, began, ids = float(env["ZEROPODS_REGISTER_SECONDS"]), time.monotonic(), list[str]()
         with deferred():
-            return tuple(self._start(address, env) for address in self.claim(n))
+            for address in self.claim(n):
+                if time.monotonic() - began > seconds:
+                    raise UserError(f"{len(ids)} of {n} pods were started in {seconds:g} s; give them more --seconds")
+                ids.append(self._start(address, env))
+        return tuple(ids)
 
     def list(self) -> Sequence[Worker]:
         """All workers."""
