@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from zeropods.data.tokenizers import folded
 from zeropods.data.wikisql import SQLTable
 from zeropods.errors import UserError
-from zeropods.files import first_line, new_folder
+from zeropods.files import new_folder
 from zeropods.sql.query import OPERATORS, Condition, Execution, Query, format_query, parse_query
 
 if TYPE_CHECKING:
@@ -134,43 +134,28 @@ def _with_point(cell: str) -> str:
 # A plain SQL statement as a query: one table, one column, at most one aggregate, conditions joined by AND.
 
 REACH = "in reach: one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table WHERE conditions joined by AND"
-CLAUSES = {"joins": "a join", "group": "GROUP BY", "order": "ORDER BY", "with_": "WITH"}
-"""sqlglot's names of parts of a statement, where they are not the words of SQL."""
 QUOTES = "text stands in 'single quotes', a name with blanks in \"double quotes\" or [brackets]"
 
 
-def table_name(statement: exp.Select) -> str:
-    """The table that a statement asks; `ValueError` where it does not ask one table alone."""
-    from sqlglot import exp
-
-    beyond = [
-        key for key, part in statement.args.items() if part and key not in ("expressions", "from_", "where", "kind")
-    ]
-    if beyond:
-        raise ValueError(f"{CLAUSES.get(beyond[0], beyond[0].upper())}: out of reach; {REACH}")
-    source = statement.args.get("from_")
-    if source is None or not isinstance(source.this, exp.Table):
-        raise ValueError(f"no table of its own after FROM; {REACH}")
-    return str(source.this.name)
-
-
-def parsed(sql: str) -> exp.Select:
-    """A statement as sqlglot reads it; `ValueError` for what is none, or is no SELECT."""
+def parsed(sql: str) -> tuple[exp.Select, str]:
+    """A statement as sqlglot reads it, and the table that it asks; `ValueError` where it is not of one table alone."""
     import sqlglot
     from sqlglot import exp
 
     logging.getLogger("sqlglot").setLevel(logging.ERROR)
     try:
-        statements = sqlglot.parse(sql, read="sqlite")
+        statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
-        near = error.errors[0]["highlight"] if isinstance(error, sqlglot.errors.ParseError) and error.errors else ""
-        raise ValueError(
-            f"no SQL{near and f' near {near!r}'} ({first_line(error).partition(' Line ')[0]}); {QUOTES}"
-        ) from None
-    found = [each for each in statements if each is not None]
-    if len(found) != 1 or not isinstance(found[0], exp.Select):
+        near = error.errors[0]["highlight"] if isinstance(error, sqlglot.errors.ParseError) and error.errors else sql
+        raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"no single SELECT; {REACH}")
-    return found[0]
+    parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}
+    if beyond := parts.keys() - {"expressions", "from", "where", "kind"}:
+        raise ValueError(f"{min(beyond).upper()}: out of reach; {REACH}")
+    if "from" not in parts or not isinstance(parts["from"].this, exp.Table):
+        raise ValueError(f"no table of its own after FROM; {REACH}")
+    return statements[0], parts["from"].this.name
 
 
 def query_of(statement: exp.Select, table: SQLTable) -> Query:
@@ -220,7 +205,6 @@ def _condition(node: exp.Expr, table: SQLTable) -> Condition:
 
     operators = (exp.EQ, exp.GT, exp.LT)
     value = node.args.get("expression")
-    negative = isinstance(value, exp.Neg)
     literal = value.this if isinstance(value, exp.Neg) else value
     if type(node) not in operators or not isinstance(node.this, exp.Column) or not isinstance(literal, exp.Literal):
         said = shown(node.sql("sqlite"))
@@ -228,7 +212,7 @@ def _condition(node: exp.Expr, table: SQLTable) -> Condition:
     text = " ".join(literal.name.split())
     if not text:
         raise ValueError(f"{shown(node.sql('sqlite'))}: an empty value; give one")
-    return Condition(_column(node.this, table), operators.index(type(node)), f"-{text}" if negative else text)
+    return Condition(_column(node.this, table), operators.index(type(node)), text if literal is value else f"-{text}")
 
 
 def _column(node: exp.Column, table: SQLTable) -> int:
@@ -259,23 +243,14 @@ class Asked:
     table: SQLTable
     query: Query
 
-    def to_json(self) -> dict[str, object]:
-        """The question in WikiSQL's form."""
-        return {"table_id": self.table.id, "question": self.question, "sql": self.query.to_json()}
-
-    def remarks(self) -> list[str]:
-        """What is odd about it, in lines with their place."""
-        said, header = [], self.table.header
-        with closing(Execution(self.table)) as execution:
-            for condition in self.query.conds:
-                text = f"{header[condition.column]} {OPERATORS[condition.operator]} {condition.value}"
-                if not execution.execute(Query(0, 0, (condition,))):
-                    said.append(f"{self.place}: no row of {self.table.id} has {text}")
-                if folded(condition.value).casefold() not in folded(self.question).casefold():
-                    said.append(
-                        f"{self.place}: {condition.value!r} is not in the question, where the model copies it from"
-                    )
-        return said
+    def remarks(self, execution: Execution) -> Iterator[str]:
+        """What is odd about it, in lines with their place; `execution` is that of its table."""
+        for condition in self.query.conds:
+            name, operator = self.table.header[condition.column], OPERATORS[condition.operator]
+            if not execution.execute(Query(0, 0, (condition,))):
+                yield f"{self.place}: no row of {self.table.id} has {name} {operator} {condition.value}"
+            if folded(condition.value).casefold() not in folded(self.question).casefold():
+                yield f"{self.place}: {condition.value!r} is not in the question, where the model copies it from"
 
 
 @dataclass(frozen=True)
@@ -284,10 +259,7 @@ class OwnData:
 
     out: str
     questions: dict[str, int]
-    """By split, as `tables`."""
-    tables: dict[str, int]
-    divided_by: str
-    """`tables`, or `questions` where there are too few tables."""
+    """By split."""
     left_out: list[str]
     """A line for each question that was not taken, with its place and the reason."""
     remarks: list[str]
@@ -309,21 +281,21 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
     if not taken:
         more = f" ({left_out[0]})" if left_out else ""
         raise UserError(f"{questions}: no question can be taken{more}; docs/own_data.md has examples")
-    by_tables = len({asked.table.id for asked in taken}) >= FEWEST_TABLES
+    tables_asked = {asked.table.id: asked.table for asked in taken}
+    by_tables = len(tables_asked) >= FEWEST_TABLES
+    remarks = [] if by_tables else [f"{tables}: too few tables to keep some for dev and test: questions are divided"]
+    for id_, table in tables_asked.items():
+        with closing(Execution(table)) as execution:
+            remarks += [said for asked in taken if asked.table.id == id_ for said in asked.remarks(execution)]
     splits = _divided_by(taken, lambda asked: asked.table.id if by_tables else asked.question)
     with new_folder(out) as folder:
         for split, those in splits.items():
-            _write(folder / f"{split}.jsonl", [asked.to_json() for asked in those])
-            of_split = {asked.table.id: asked.table for asked in those}
+            lines = [{"table_id": a.table.id, "question": a.question, "sql": a.query.to_json()} for a in those]
+            _write(folder / f"{split}.jsonl", lines)
+            of_split = {a.table.id: a.table for a in those}
             _write(folder / f"{split}.tables.jsonl", [asdict(table) for table in of_split.values()])
-    return OwnData(
-        out=str(out),
-        questions={split: len(those) for split, those in splits.items()},
-        tables={split: len({asked.table.id for asked in those}) for split, those in splits.items()},
-        divided_by="tables" if by_tables else "questions",
-        left_out=left_out,
-        remarks=[remark for asked in taken for remark in asked.remarks()],
-    )
+    counts = {split: len(those) for split, those in splits.items()}
+    return OwnData(out=str(out), questions=counts, left_out=left_out, remarks=remarks)
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -354,8 +326,7 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
                     f"{len(list(filter(None, cells)))} texts; expected {' and '.join(COLUMNS)}, each in double quotes"
                 )
             row = dict(zip(header, cells, strict=True))
-            statement = parsed(row["sql"])
-            name = table_name(statement)
+            statement, name = parsed(row["sql"])
             if name.casefold() not in files:
                 raise ValueError(f"no table {name!r}; there are {shown(', '.join(files), 200)}")
             table = read(files[name.casefold()], name.casefold())
@@ -379,5 +350,5 @@ def _divided_by(taken: list[Asked], key: Callable[[Asked], str]) -> dict[str, li
     return {split: those for split, those in splits.items() if those}
 
 
-def _write(path: Path, documents: list[dict[str, object]]) -> None:
+def _write(path: Path, documents: Sequence[object]) -> None:
     path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in documents), encoding="utf-8")
