@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 
@@ -14,6 +15,16 @@ class UserError(Exception):
 
     exit_status = 1
     """Exit status of a command that ends with it."""
+
+
+def told_differences(old: Mapping[str, object], new: Mapping[str, object], keys: Sequence[str]) -> str:
+    """Settings that differ, each as it was and as it is now."""
+
+    def told(value: object) -> str:
+        listed = value if isinstance(value, list | tuple) else [value]
+        return " and ".join(str(each) for each in listed if each is not None) or "none"
+
+    return ", ".join(f"{key} {told(old.get(key))}, now {told(new.get(key))}" for key in keys)
 
 
 def guarded(command: Callable[[], int | None]) -> int:
@@ -30,8 +41,9 @@ def guarded(command: Callable[[], int | None]) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{place}{error.strerror or error}")
+        # A file appears whole: until then it has a hidden name beside its own (`files.write_text`, `new_folder`).
+        place = re.sub(r"(^|/)\.([^/]+)\.\w{8}(/new)?(?=/|$)", r"\1\2", str(error.filename or ""))
+        return _fail(f"{place}{place and ': '}{error.strerror or error}")
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130

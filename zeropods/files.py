@@ -142,20 +142,31 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
         raise UserError(f"{path}: {error.strerror}; {remedy}") from None
 
 
-def json_lines(path: Path, remedy: str = "fetch the file again") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number, from 1, and object of every line; an empty file raises `UserError` too."""
-    number = 0
+MEND = "correct it, or fetch the file again"
+
+
+def json_kind(document: object) -> str:
+    """What a JSON document is, where it is no object, in words."""
+    kinds = {list: "a list", str: "a text", type(None): "nothing", bool: "a truth value"}
+    return kinds.get(type(document), "a number")
+
+
+def json_lines(path: Path, remedy: str = MEND) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number, from 1, and object of every line that is not blank; an empty file raises `UserError` too."""
+    is_empty = True
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            yield number, json_object(f"{path}:{number}", line, remedy)
-    if number == 0:
+            if line.strip():
+                is_empty = False
+                yield number, json_object(f"{path}:{number}", line, remedy)
+    if is_empty:
         raise UserError(f"{path}: the file is empty; expected one JSON object a line")
 
 
-def json_object(place: str, content: bytes, remedy: str = "fetch the file again") -> dict[str, Any]:
-    """The object that a text in UTF-8 holds."""
+def json_object(place: str, content: bytes, remedy: str = MEND) -> dict[str, Any]:
+    """The object that a text in UTF-8 holds, with a byte order mark or without."""
     try:
-        document = json.loads(content.decode("utf-8"))
+        document = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{place}: byte {content[error.start]:#04x} is not UTF-8; convert the file") from None
     except json.JSONDecodeError as error:
@@ -164,7 +175,7 @@ def json_object(place: str, content: bytes, remedy: str = "fetch the file again"
     except (RecursionError, ValueError) as error:  # Nested too deeply; an integer of thousands of digits.
         raise UserError(f"{place}: {error}; {remedy}") from None
     if not isinstance(document, dict):
-        raise UserError(f"{place}: {type(document).__name__}; expected a JSON object")
+        raise UserError(f"{place}: {json_kind(document)}; expected a JSON object")
     return document
 
 

@@ -101,7 +101,7 @@ def test_the_official_form_is_read_in_the_order_of_the_split(tmp_path: Path) -> 
         ([{"query": None}, GOOD], "2: .*expected 'query' or 'error'"),
         ([GOOD, {"query": None}], "2: index, question, prediction missing"),
         ([{"answer": 42}], "1: .*expected 'query' or 'error'"),
-        ([3], "1: int; expected a JSON object"),
+        ([3], "1: a number; expected a JSON object"),
     ],
 )  # fmt: skip
 def test_the_first_fault_is_named_with_its_line(tmp_path: Path, lines: list[object], said: str) -> None:

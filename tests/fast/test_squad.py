@@ -93,7 +93,7 @@ def test_a_bad_question_is_named(tmp_path: Path, changes: dict[str, Any], said: 
     [
         (b'{"data":\n [}', "train-v1.1.json: broken JSON at line 2, column 3"),
         (b'{"data": "\xff"}', "train-v1.1.json: byte 0xff is not UTF-8"),
-        ([], "train-v1.1.json: list; expected a JSON object"),
+        ([], "train-v1.1.json: a list; expected a JSON object"),
         ({"version": "1.1"}, "train-v1.1.json: data is 'None'; expected a list"),
         ({"data": []}, "train-v1.1.json: holds no question"),
     ],

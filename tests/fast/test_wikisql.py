@@ -52,7 +52,7 @@ def test_numbers_in_conditions_become_text(tmp_path: Path) -> None:
     [
         (b"{broken", "train.jsonl:2: broken JSON at column 2"),
         (b'{"question": "\xff"}', "train.jsonl:2: byte 0xff is not UTF-8"),
-        (b"[]", "train.jsonl:2: list; expected a JSON object"),
+        (b"[]", "train.jsonl:2: a list; expected a JSON object"),
         (b"[" * 100_000, "train.jsonl:2: maximum recursion depth exceeded"),
         ({**EXAMPLE, "table_id": "u"}, "train.jsonl:2: table_id 'u' has no table"),
         ({**EXAMPLE, "question": ""}, "train.jsonl:2: question is ''"),

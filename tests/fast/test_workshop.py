@@ -56,7 +56,7 @@ def test_what_another_cell_has_called_by_a_setting_s_name_is_none() -> None:
 
 def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROPODS_STEPS", "many")
-    with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected int"):
+    with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected a whole number"):
         Workshop()
 
 

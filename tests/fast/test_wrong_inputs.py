@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models
 
 from zeropods.cli import main, parser
 from zeropods.data.manifest import SCHEMA_VERSION, Manifest
+from zeropods.errors import guarded
 from zeropods.launch.command import PROJECT
 
 MANIFEST = Manifest(
@@ -119,11 +121,109 @@ def test_a_script_says_it_once_and_before_it_imports_torch(rank: str | None, her
     assert done.stderr == ("" if rank == "1" else said)
 
 
-@pytest.mark.parametrize(("script", "said"), [each for each in WRONG if ": no " in each[1]])
-def test_a_command_that_a_message_names_is_one(
-    script: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+def said_by(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a call that fails."""
+    capsys.readouterr()
+    try:
+        assert main(shlex.split(words)) == 1
+    except SystemExit as ended:
+        assert ended.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "launch --launcher none --dry-run -- textsql_train.py --dataset_path 'my set'",
+        "launch --launcher none --dry-run -- causal_train.py --data nowhere",
+        "score p.jsonl --data other --split test",
+        "score a.jsonl --data other --split test",
+    ],
+)
+def test_a_command_that_a_message_names_can_be_pasted(
+    words: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["launch", "--launcher", "none", "--dry-run", "--", *script.split()])
-    _, found, command = capsys.readouterr().err.partition("zeropods: ")[2].partition("zeropods ")
-    if found:
-        assert parser().parse_args(shlex.split(command)).run
+    (here / "p.jsonl").write_text('{"index": 0, "question": "q", "prediction": "p", "query": null}\n')
+    (here / "a.jsonl").write_text('{"index": 0, "id": "i", "question": "q", "prediction": "p"}\n')
+    _, _, command = said_by(words, capsys).removeprefix("zeropods: ").partition("zeropods ")
+    assert parser().parse_args(shlex.split(command)).run
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("summary runs --out s --price-per-hour free", "--price-per-hour: 'free'; expected a number"),
+        ("pods up --count many", "--count: 'many'; expected a whole number"),
+        ("sweep empty.yaml --dry-run", "empty.yaml: nothing; expected keys with values, like repeats: 2"),
+        ("data sample --out /proc/x/sample", "zeropods: /proc/x"),
+        ("pods up --hostfile hosts --count 3", "count 3: hosts has 1 hosts"),
+    ],
+)
+def test_no_name_of_a_function_a_type_or_a_temporary_file_is_said(
+    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "empty.yaml").touch()
+    (here / "hosts").write_text("127.0.0.1 slots=1\n")
+    found = said_by(words, capsys)
+    assert said in found
+    assert not re.search(r"NoneType|<class|invalid \w+ value|UserError|-> |/\.\w", found)
+
+
+def test_a_byte_order_mark_and_a_blank_last_line_of_ones_own_file_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, answers = tmp_path / "data", tmp_path / "p.jsonl"
+    assert main(["data", "sample", "--out", str(data)]) == 0
+    asked = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()[:2]]
+    for name in ("test.jsonl", "test.tables.jsonl"):
+        (data / name).write_text(f"\ufeff{(data / name).read_text()}\n  \n")
+    lines = [
+        {"index": n, "question": each["question"], "prediction": "", "query": each["sql"]}
+        for n, each in enumerate(asked)
+    ]
+    answers.write_text("\ufeff" + "".join(f"{json.dumps(each)}\n" for each in lines) + "\n")
+    capsys.readouterr()
+    assert main(["score", str(answers), "--data", str(data), "--split", "test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["execution_accuracy"] == 1.0
+    answers.write_text("{\n")
+    assert "p.jsonl:1: broken JSON at " in said_by(f"score {answers} --data {data} --split test", capsys)
+
+
+def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = PermissionError(13, "Permission denied", "/there/.out.a1b2c3d4/new/train.jsonl")
+
+    def fails() -> int:
+        raise hidden
+
+    assert guarded(fails) == 1
+    assert capsys.readouterr().err == "zeropods: /there/out/train.jsonl: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--task squad --data other", "--task squad: t5 is a T5, which answers text2sql; leave it out"),
+        ("--data nowhere", "nowhere/test.tables.jsonl: no such file"),
+    ],
+)
+def test_a_t5_is_asked_for_no_data_of_another_task(words: str, said: str, here: Path) -> None:
+    (here / "t5").mkdir()
+    (here / "t5" / "model.safetensors").touch()
+    (here / "t5" / "config.json").write_text(json.dumps({"is_encoder_decoder": True}))
+    call = [
+        sys.executable,
+        "-m",
+        "zeropods",
+        "predict",
+        "--model",
+        "t5",
+        *words.split(),
+        "--split",
+        "test",
+        "--out",
+        "p",
+    ]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and said in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,6 +15,9 @@ from zeropods.cli import data, launch, models, plan, pods, summary, sweep
 from zeropods.errors import guarded
 from zeropods.programs import wait_passively
 from zeropods.tables import Help
+
+WORDS = {"int": "a whole number", "Path": "a path"}
+"""What argparse calls by the name of a function."""
 
 Result = dict[str, Any]
 """What a verb returns: printed as JSON with `--json`, else line by line."""
@@ -56,6 +60,9 @@ class VerbParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
+        message = re.sub(
+            r"invalid (\w+) value: (.*)", lambda m: f"{m[2]}; expected {WORDS.get(m[1], 'a number')}", message
+        )
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 

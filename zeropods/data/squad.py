@@ -13,7 +13,7 @@ import numpy as np
 
 from zeropods.data.tokenizers import NO_LOSS, Ids, TokenRows, first_tokens, folded
 from zeropods.errors import UserError
-from zeropods.files import json_object, sha256, text_of
+from zeropods.files import MEND, json_object, sha256, text_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -51,7 +51,7 @@ def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
         index += 1
         yield example
     if index == 0:
-        raise UserError(f"{path}: holds no question; fetch it again: zeropods data get squad --out DIR")
+        raise UserError(f"{path}: holds no question; {MEND}")
 
 
 def squad_file(folder: Path, split: str) -> Path:
@@ -63,7 +63,9 @@ def squad_file(folder: Path, split: str) -> Path:
         return official
     found = _named(folder, split)
     if not found:
-        raise UserError(f"{official}: no such file; the official release has it: zeropods data get squad --out DIR")
+        raise UserError(
+            f"{official}: no such file; give a folder that has it, such as that of: zeropods data get squad --out squad"
+        )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"{folder}: {names} are all of split {split!r}; keep one of them there")
@@ -243,7 +245,9 @@ class SquadData:
 
     def __init__(self, folder: Path, limit: int | None, max_tokens: int, loss: str) -> None:
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; fetch SQuAD: zeropods data get squad --out DIR")
+            raise UserError(
+                f"{folder}: no such folder; give one that is there, or fetch SQuAD: zeropods data get squad --out squad"
+            )
         self._folder, self._limit, self._max_tokens, self._loss = folder, limit, max_tokens, loss
         self.splits = squad_splits(folder)
         files = [squad_file(folder, split) for split in self.splits]

@@ -55,8 +55,8 @@ def read_split(folder: Path, split: str) -> Iterator[Example]:
     """Stream the examples of a split in file order; `UserError` at the first fault, with its line."""
     tables = read_tables(split_file(folder, split, "tables.jsonl"))
     path = split_file(folder, split, "jsonl")
-    for number, document in json_lines(path):
-        yield _example(f"{path}:{number}", number - 1, document, tables)
+    for index, (number, document) in enumerate(json_lines(path)):
+        yield _example(f"{path}:{number}", index, document, tables)
 
 
 def read_tables(path: Path) -> dict[str, SQLTable]:
@@ -76,7 +76,9 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
         raise UserError(f"split {split!r}; expected {', '.join(SPLITS)}")
     path = Path(folder) / f"{split}.{suffix}"
     if not path.is_file():
-        raise UserError(f"{path}: no such file; the official release has it: zeropods data get wikisql --out DIR")
+        raise UserError(
+            f"{path}: no such file; give a folder that has it, such as that of: zeropods data get wikisql --out wikisql"
+        )
     return path
 
 

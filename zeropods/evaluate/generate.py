@@ -28,7 +28,7 @@ from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squa
 from zeropods.data.tokenizers import fingerprint, first_tokens, with_ends
 from zeropods.data.wikisql import PROMPTS, Example, read_split, source_text
 from zeropods.errors import UserError
-from zeropods.evaluate.models import SavedModel, load_model, model_folder, task_of, trained_length
+from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_folder, task_of, trained_length
 from zeropods.evaluate.score import Prediction, write_predictions
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, TextScore, text_score
 from zeropods.measure.record import read_json
@@ -426,6 +426,8 @@ TASKS: dict[str, type[QueryAnswerer] | type[QuestionAnswerer] | type[TextAnswere
 def answer_task(model: Path, asked: str | None = None) -> str:
     """The task of a model: `asked`, else what the model says; `UserError` where it answers no questions."""
     task = asked or task_of(model)
+    if task == SQUAD and Path(model).is_dir() and is_t5(model):
+        raise UserError(f"--task {task}: {model} is a T5, which answers {TEXT2SQL}; leave it out")
     if task == LM:
         raise UserError(f"{model}: trained on text, it answers nothing; see zeropods perplexity, or --task")
     return task

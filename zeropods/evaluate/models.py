@@ -39,10 +39,15 @@ def task_of(folder: Path) -> str:
         UserError: neither says it.
     """
     prompt = read_json(model_folder(folder) / "config.json").get("prompt")
-    task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS else prompt)
+    task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS or is_t5(folder) else prompt)
     if task not in SCORES:
         raise UserError(f"{folder}: does not say its task ({task!r}); give --task {TEXT2SQL} or {SQUAD}")
     return str(task)
+
+
+def is_t5(folder: Path) -> bool:
+    """Whether a folder's model has an encoder and a decoder: of such models T5 alone is known here."""
+    return bool(read_json(model_folder(folder) / "config.json").get("is_encoder_decoder"))
 
 
 def trained_length(folder: str | Path) -> int | None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from zeropods.errors import UserError
+from zeropods.errors import UserError, told_differences
 from zeropods.files import folder_locked
 from zeropods.measure.record import compose_record, read_config, read_json, write_record
 
@@ -95,7 +95,7 @@ def is_claimed(folder: Path) -> bool:
 def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     new = json.loads(json.dumps(dict(new)))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    return [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in changed]
+    return [told_differences(old, new, [key]) for key in changed]
 
 
 def _clear(folder: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods.errors import UserError
+from zeropods.errors import UserError, told_differences
 from zeropods.pods.backends.cml import is_session, require_module
 from zeropods.pods.backends.local import SSH_PORT, LocalWorkers, Settings, Worker
 from zeropods.pods.cluster import (
@@ -177,7 +177,7 @@ def _standing(folder: Path, settings: Settings) -> Cluster | None:
     pods = cluster.statuses()
     there = [pod for pod in pods if pod.is_ready]
     before, after = asdict(cluster.settings), asdict(settings)
-    changed = ", ".join(f"{key} {before[key]} -> {after[key]}" for key in after if before[key] != after[key])
+    changed = told_differences(before, after, [key for key in after if before[key] != after[key]])
     if len(there) == len(pods) and not changed:
         return cluster
     used = [pod.pod for pod in there if pod.runs]

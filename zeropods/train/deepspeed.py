@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.files import json_kind
 
 Config = dict[str, Any]
 
@@ -69,7 +70,7 @@ def read_config(path: Path) -> Config:
     except ValueError as error:
         raise UserError(f"--deepspeed {path}: not JSON: {error}; correct the file") from None
     if not isinstance(config, dict):
-        raise UserError(f"--deepspeed {path}: {type(config).__name__}; expected a JSON object")
+        raise UserError(f"--deepspeed {path}: {json_kind(config)}; expected a JSON object")
     return config
 
 

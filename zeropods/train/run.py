@@ -156,7 +156,7 @@ def closing_line(folder: Path, record: Record) -> str:
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
     """Status and reason of an attempt that ended with an exception; out of memory, with the phase and the peak."""
-    text = f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     first = text.split("\n")[0]
     if isinstance(error, SavedOnSignalError):
         return "interrupted", str(error)

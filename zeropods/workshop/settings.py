@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from zeropods.errors import UserError
 from zeropods.programs import in_kernel, wait_passively
+from zeropods.train.arguments import WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 Flags = dict[str, Any]
@@ -34,7 +35,7 @@ def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) 
                 try:
                     return read(text)
                 except ValueError:
-                    raise UserError(f"{variable}: {text!r}; expected {read.__name__}") from None
+                    raise UserError(f"{variable}: {text!r}; expected {WORDS.get(read, 'another value')}") from None
         return default
 
     return field(default_factory=value)
