@@ -152,13 +152,15 @@ def json_kind(document: object) -> str:
 
 
 def json_lines(path: Path, remedy: str = MEND) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number, from 1, and object of every line that is not blank; an empty file raises `UserError` too."""
-    is_empty = True
+    """Line number, from 1, and object of every line; the last may be blank. An empty file raises `UserError` too."""
+    is_empty, blank = True, 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            if line.strip():
-                is_empty = False
-                yield number, json_object(f"{path}:{number}", line, remedy)
+            if not line.strip():
+                blank = blank or number
+                continue
+            is_empty = False
+            yield number, json_object(f"{path}:{blank or number}", b"" if blank else line, remedy)
     if is_empty:
         raise UserError(f"{path}: the file is empty; expected one JSON object a line")
 

@@ -109,7 +109,7 @@ def test_the_first_fault_is_named_with_its_line(tmp_path: Path, lines: list[obje
         read_predictions(written(tmp_path, *lines))
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"[" * 100_000, b'{"index": ' + b"9" * 5_000 + b"}"])
+@pytest.mark.parametrize("line", [b'\n{"index": 1}', b"{", b"[" * 100_000, b'{"index": ' + b"9" * 5_000 + b"}"])
 def test_broken_json_is_named_with_its_line(tmp_path: Path, line: bytes) -> None:
     path = written(tmp_path, GOOD)
     path.write_bytes(path.read_bytes() + line + b"\n")

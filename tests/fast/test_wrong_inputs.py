@@ -205,7 +205,7 @@ def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytes
     ("words", "said"),
     [
         ("--task squad --data other", "--task squad: t5 is a T5, which answers text2sql; leave it out"),
-        ("--data nowhere", "nowhere/test.tables.jsonl: no such file"),
+        ("--data nowhere", "t5: does not say its prompt (None); give --prompt question or schema"),
     ],
 )
 def test_a_t5_is_asked_for_no_data_of_another_task(words: str, said: str, here: Path) -> None:

@@ -55,8 +55,8 @@ def read_split(folder: Path, split: str) -> Iterator[Example]:
     """Stream the examples of a split in file order; `UserError` at the first fault, with its line."""
     tables = read_tables(split_file(folder, split, "tables.jsonl"))
     path = split_file(folder, split, "jsonl")
-    for index, (number, document) in enumerate(json_lines(path)):
-        yield _example(f"{path}:{number}", index, document, tables)
+    for number, document in json_lines(path):
+        yield _example(f"{path}:{number}", number - 1, document, tables)
 
 
 def read_tables(path: Path) -> dict[str, SQLTable]:

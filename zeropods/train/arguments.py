@@ -50,7 +50,7 @@ LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
 """Flags that came after runs had been recorded: at these values a run is the same as one from before them."""
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 METAVARS = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
-WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+WORDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
 Flags = TypeVar("Flags", bound="RunArguments")
 
