@@ -24,7 +24,7 @@ def told_differences(old: Mapping[str, object], new: Mapping[str, object], keys:
         listed = value if isinstance(value, list | tuple) else [value]
         return " and ".join(str(each) for each in listed if each is not None) or "none"
 
-    return ", ".join(f"{key} {told(old.get(key))}, now {told(new.get(key))}" for key in keys)
+    return ", ".join(f"{key} {told(old.get(key))} -> {told(new.get(key))}" for key in keys)
 
 
 def guarded(command: Callable[[], int | None]) -> int:

@@ -168,7 +168,7 @@ def test_no_name_of_a_function_a_type_or_a_temporary_file_is_said(
     (here / "hosts").write_text("127.0.0.1 slots=1\n")
     found = said_by(words, capsys)
     assert said in found
-    assert not re.search(r"NoneType|<class|invalid \w+ value|UserError|-> |/\.\w", found)
+    assert not re.search(r"NoneType|<class|invalid \w+ value|UserError|\(\) -> |/\.\w", found)
 
 
 def test_a_byte_order_mark_and_a_blank_last_line_of_ones_own_file_are_read(

@@ -97,7 +97,7 @@ def test_check_finds_good_pods_good_and_names_one_that_has_died(
 def test_the_same_again_is_the_same_cluster_and_other_settings_are_refused(home: Path) -> None:
     cluster = pods.up(2, name="one")
     assert pods.up(2, name="one") == cluster
-    with pytest.raises(UserError, match=r"one: is up with other settings \(count 2, now 1\)"):
+    with pytest.raises(UserError, match=r"one: is up with other settings \(count 2 -> 1\)"):
         pods.up(1, name="one")
 
 
