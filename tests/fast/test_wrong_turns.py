@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made import a_rank, a_record, write_run
+from tests.made import a_rank, a_record, a_score, write_run
 from zeropods.cli import main
 
 VERBS = {
@@ -70,6 +70,14 @@ def test_what_is_there_is_not_written_into(
     before = sorted(os.listdir(here / "run"))
     assert said in refused(capsys, *words)
     assert sorted(os.listdir(here / "run")) == before
+
+
+def test_an_accuracy_above_1_is_not_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(here / "run", a_record(), score_test=a_score(execution_accuracy=7))
+    assert main(["summary", "run", "--out", "report", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["execution_accuracy"] is None
+    assert "execution_accuracy is 7; expected a share of 0 to 1" in run["reason"]
 
 
 def test_a_summary_of_broken_runs_alone_fails(here: Path) -> None:
@@ -130,6 +138,7 @@ SCRIPT = ["--", "script.py", "--outputdir", "run"]
         (["pods", "up", "--count", "100000"], "count: 100000; expected at most 500 pods on a machine"),
         (["pods", "up", "--count", "300", "--seconds", "0.01"], "of 300 pods were started in 0.01 s; give them more"),
         ([*LAUNCH, "--export", "NOT_SET_HERE", *SCRIPT], "--export NOT_SET_HERE: not set here"),
+        ([*LAUNCH, "--", "textsql_train.py", "--outputdir", ""], "--outputdir '': expected a folder"),
         ([*LAUNCH, "--export", "A=B", *SCRIPT], "--export A=B: not set here"),
         ([*LAUNCH, "--export", "AN_API_KEY", *SCRIPT], "--export AN_API_KEY: sounds like a secret"),
     ],

@@ -147,6 +147,8 @@ class RunArguments:
                 shown = repr(value) if isinstance(value, str) else value
                 finite = "a finite number, " if isinstance(value, float) and not math.isfinite(value) else ""
                 raise UserError(f"--{each.name} {shown}; expected {finite}{bounds}")
+        if not self.outputdir:
+            raise UserError("--outputdir '': expected a folder; '.' is the one in which you are")
         if self.init not in INITS and not has_weights(Path(self.init) / "model"):
             raise UserError(f"--init {self.init!r}; expected {', '.join(INITS)} or the folder of a finished run")
         if self.wants_best_model and (0 in (self.eval_steps, self.save_steps) or self.eval_steps != self.save_steps):
