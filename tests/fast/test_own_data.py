@@ -77,7 +77,7 @@ BEYOND = {
     "SELECT River, River FROM rivers": "2 columns are selected",
     "SELECT Depth FROM rivers": "'Depth' is no column of rivers, which has River, Length (km)",
     "SELECT a FROM seas": "no table 'seas'; there are",
-    "SELECT a FROM broken": "the file broken.csv: line 2: 3 cells for 2 columns",
+    "SELECT a FROM broken": "the file broken.csv: line 2: 3 cells, the first line has 2",
     "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': expected a column, one of =, >, <",
     "SELECT River FROM rivers WHERE River >= 'a'": "expected a column, one of =, >, <",
     "SELECT River FROM rivers WHERE 3 < River": "expected a column, one of =, >, <",

@@ -57,8 +57,8 @@ def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
     for number, cells in rows:
         if len(cells) != len(header):
             raise UserError(
-                f"{name}: line {number}: {len(cells)} cells for {len(header)} columns; put a cell that holds "
-                f"{delimiter!r} in double quotes"
+                f"{name}: line {number}: {len(cells)} cells, the first line has {len(header)}; correct one of them "
+                f"(a cell that holds {delimiter!r} stands in double quotes)"
             )
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
     if delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns):
