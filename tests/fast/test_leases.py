@@ -61,7 +61,7 @@ def lived(agent: subprocess.Popen[bytes], work: Callable[[Leases], object], seco
     ended: list[str] = []
 
     async def main() -> None:
-        pod = Leases(agent.pid, lambda: None, ended.append)
+        pod = Leases(agent.pid, list, ended.append)
         work(pod)
         watching = asyncio.create_task(pod.watch())
         deadline = time.monotonic() + seconds

@@ -12,12 +12,17 @@ import logging
 import os
 import runpy
 import shlex
+import subprocess
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+from zeropods.launch.forks import fork
+from zeropods.pods.leases import FORKS_VARIABLE
+from zeropods.train.arguments import arguments_of
 
 LAUNCH = "deepspeed.launcher.launch"
 """What DeepSpeed's runner lets each pod run."""
@@ -81,7 +86,23 @@ def lighten() -> None:
     pdsh.get_cmd = light_command
 
 
+def fork_ranks() -> None:
+    """Let the launcher of a pod have ranks of this project's scripts forked by the pod's server, if it has one."""
+    server, popen = os.environ.get(FORKS_VARIABLE), subprocess.Popen
+
+    def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> Any:
+        forked = None
+        is_ours = list(command[:2]) == [sys.executable, "-u"] and arguments_of(command[2]) is not None
+        if server and env is not None and is_ours and not more:
+            forked = fork(server, command[2:], env)
+        return forked or popen(command, env=env, **more)
+
+    vars(subprocess)["Popen"] = start
+
+
 if __name__ == "__main__":
     lighten()
+    if sys.argv[1] == LAUNCH:
+        fork_ranks()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import own_address
-from zeropods.pods.leases import Leases, takes_sigterm
+from zeropods.pods.leases import PLACE, Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
     POD,
@@ -30,9 +30,9 @@ from zeropods.pods.processes import (
     reap,
 )
 from zeropods.pods.rendezvous import Answer, Pod, register
-from zeropods.pods.ssh import HOST_KEY, Sshd, find_sshd, make_key
+from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, find_sshd, make_key
 from zeropods.pods.wire import Message, Server, control_purpose, listening_socket
-from zeropods.programs import end_with_parent, is_free
+from zeropods.programs import bound_argv, child_environment, end_with_parent, is_free
 
 SECRET_VARIABLE = "ZEROPODS_SECRET"
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
@@ -44,6 +44,7 @@ AGENT_SECONDS = 10.0
 """From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
 WARDEN_KILL_SECONDS = 30.0
 LONG_SECONDS = 86_400.0
+FORK_SERVER = "zeropods.launch.forks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,9 @@ class _Agent:
         self._sock = sock
         self._server = Server(orders.secret, control_purpose(orders.address, self._pod.control_port), self._attend)
         self._sshd = Sshd(folder, orders.address)
-        self._leases = Leases(os.getpid(), lambda: self._sshd.pid, self._end)
+        self._forks = folder / FORKS
+        self._fork_server: subprocess.Popen[bytes] | None = None
+        self._leases = Leases(os.getpid(), self._daemons, self._end)
         self._ending: asyncio.Future[tuple[str, int]] | None = None
         """Why the pod ends, and its exit status."""
 
@@ -198,6 +201,8 @@ class _Agent:
         """`renew` and `end` are for a run where the request names one, else for the pod."""
         match do:
             case "renew" if run:
+                if self._leases.is_new(run):
+                    self._serve_forks()
                 return self._leases.renew_run(run, seconds)
             case "end" if run:
                 return {"left": await self._leases.end_run(run, grace_seconds), "oom_kills": oom_kills()}
@@ -214,6 +219,26 @@ class _Agent:
             case _:
                 raise ValueError(f"do: {do!r}; expected status, renew, stacks or end")
         return self._leases.status()
+
+    def _serve_forks(self) -> None:
+        """Start the server that forks this pod's ranks, unless it runs."""
+        if self._fork_server is not None and self._fork_server.poll() is None:
+            return
+        self._forks.unlink(missing_ok=True)
+        self._fork_server = subprocess.Popen(
+            bound_argv([sys.executable, "-m", FORK_SERVER, str(self._forks)]),
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=child_environment() | dict([PLACE]),
+        )
+
+    def _daemons(self) -> list[int]:
+        server = self._fork_server
+        serving = server.pid if server is not None and server.poll() is None else None
+        return [pid for pid in (self._sshd.pid, serving) if pid is not None]
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -18,6 +18,10 @@ KERNEL, IDLE = "kernel", "idle"
 """A cluster's lease is prolonged by its master's renewals only, or by any use."""
 RUN_VARIABLE = "ZEROPODS_RUN"
 """Marks the processes of a run: its launcher exports it on every pod."""
+FORKS_VARIABLE = "ZEROPODS_FORKS"
+"""Tells a pod's sessions the socket of the server that forks its ranks (`launch/forks.py`)."""
+PLACE = ("ZEROPODS_GAP", "0" * 16)
+"""A variable of that server, as long as the mark of a run: each fork has the mark in its place."""
 HAS_ENDED = "has ended"
 """In what a supervisor is told that renews a run after its end."""
 CHECK_SECONDS = 1.0
@@ -72,13 +76,13 @@ class Leases:
 
     Args:
         agent: its pid; everything below it is the pod's.
-        sshd: tells the pid of the pod's ssh daemon.
+        daemons: tells the pids of the pod's ssh daemon and of the server that forks its ranks, as far as they run.
         end: ends the pod; is told why.
     """
 
-    def __init__(self, agent: int, sshd: Callable[[], int | None], end: Callable[[str], object]) -> None:
+    def __init__(self, agent: int, daemons: Callable[[], Sequence[int]], end: Callable[[str], object]) -> None:
         self._agent = agent
-        self._sshd = sshd
+        self._daemons = daemons
         self._end = end
         self._kind = ""
         self._pod: Lease | None = None
@@ -98,6 +102,10 @@ class Leases:
         """Somebody uses the pod: a request, an ssh session, an open run."""
         if self._kind == IDLE:
             self.renew()
+
+    def is_new(self, name: str) -> bool:
+        """Whether nothing was seen of a run, or asked for it, until now."""
+        return name not in self._runs
 
     def renew_run(self, name: str, seconds: float) -> dict[str, object]:
         """Open or prolong a run and tell what is seen of it; once it has ended, that.
@@ -175,7 +183,7 @@ class Leases:
 
     def _look(self) -> tuple[dict[str, list[Process]], int]:
         """What `pod_processes` finds now; that is noted of each run, and an unknown one gets a short lease."""
-        found, sessions = pod_processes(self._agent, self._sshd())
+        found, sessions = pod_processes(self._agent, self._daemons())
         for name, members in found.items():
             run = self._run(name, STRANGER_SECONDS)
             run.seen = max(run.seen, len(members))
@@ -186,15 +194,19 @@ class Leases:
         return self._runs.setdefault(name, RunState(Lease(seconds)))
 
 
-def pod_processes(agent: int, sshd: int | None) -> tuple[dict[str, list[Process]], int]:
-    """What lives below `agent`, whose ssh daemon is `sshd`.
+def pod_processes(agent: int, daemons: Sequence[int]) -> tuple[dict[str, list[Process]], int]:
+    """What lives below `agent`, whose ssh daemon is the first of `daemons`.
 
     Returns:
         By run, the processes with its mark in their environment and all that is below them; and the number of
         connections of sshd.
     """
-    # Nothing but an sshd without sessions: an idle pod looks each second, and reads no tree for it.
-    if sshd is not None and child_pids(agent) == [sshd] and child_pids(sshd) == []:
+    # Daemons with nothing below them: an idle pod looks each second, and reads no tree for it.
+    if (
+        daemons
+        and sorted(child_pids(agent) or ()) == sorted(daemons)
+        and all(child_pids(each) == [] for each in daemons)
+    ):
         return {}, 0
     run_of: dict[int, str] = {}
     runs: dict[str, list[Process]] = {}
@@ -210,7 +222,7 @@ def pod_processes(agent: int, sshd: int | None) -> tuple[dict[str, list[Process]
                 continue
             if run is not None:
                 runs.setdefault(run, []).append(process)
-            elif parent == sshd:
+            elif parent in daemons[:1]:
                 sessions += 1
     return runs, sessions
 

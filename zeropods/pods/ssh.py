@@ -18,6 +18,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import checked_address, interface
+from zeropods.pods.leases import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, find_program, is_free, own_programs_first
 
 KEYGEN_SECONDS = 30.0
@@ -51,6 +52,8 @@ PINNED = {
 }
 """Nothing of the user's own agent, connections or known hosts has a part in a cluster."""
 HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
+FORKS = "forks"
+"""The socket of the pod's fork server, in the same folder."""
 RUN_FOLDER = Path("/run/sshd")
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
 """What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
@@ -228,7 +231,11 @@ class Sshd:
 
     def _config(self, port: int) -> str:
         # This Python and its programs come first, then what the agent has.
-        found = {"PATH": own_programs_first(os.environ.get("PATH")), "ZEROPODS_POD": self._address}
+        found = {
+            "PATH": own_programs_first(os.environ.get("PATH")),
+            "ZEROPODS_POD": self._address,
+            FORKS_VARIABLE: str(self._folder / FORKS),
+        }
         kept = {name: os.environ.get(name) for name in ("LD_LIBRARY_PATH", *CML_VARIABLES)}
         # gloo would take the interface of the host's name, which on Debian is loopback.
         kept["GLOO_SOCKET_IFNAME"] = interface(self._address)

@@ -1,0 +1,270 @@
+"""Processes forked by one that has imported what training needs: importing takes longer than a small run trains.
+
+    python -m zeropods.launch.forks SOCKET
+
+Each connection to the socket is a process: its arguments and environment come with it, its number and exit status go
+back. A pod has such a server for its ranks, and so has a notebook for its series. Nothing is computed here, since
+threads of OpenMP do not survive a fork; nor does CUDA, so that where there is a GPU every rank starts by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from zeropods.launch.command import RUN
+from zeropods.pods.leases import PLACE
+from zeropods.pods.processes import reap
+from zeropods.programs import end_with_parent, use_own_cache, wait_passively
+from zeropods.train import quick_imports
+
+EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
+"""How the names of variables begin that libraries read while they are imported."""
+SEARCHED, THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
+"""Two of them that can be heeded later as well, and that differ from launch to launch."""
+MESSAGE_BYTES = 1 << 18
+PACKAGE = Path(__file__).parents[1]
+IMPORTED = ("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed")
+"""What ranks of this project's scripts need."""
+
+
+class Forked:
+    """A process of a fork server, used like a `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal; None while it goes on."""
+        return self._status(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status; `subprocess.TimeoutExpired` where it goes on for longer than `timeout` seconds."""
+        status = self._status(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal unless it is known to have ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _status(self, timeout: float | None) -> int | None:
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                said = self._connection.recv(MESSAGE_BYTES)
+            except (BlockingIOError, TimeoutError):
+                return None
+            except ConnectionError:
+                said = b""
+            # A server that is gone has taken its forks along.
+            self.returncode = int(said or -signal.SIGKILL)
+            self._connection.close()
+        return self.returncode
+
+
+def fork(
+    server: str | Path, argv: Sequence[str], environment: Mapping[str, str], streams: Sequence[int] = (0, 1, 2)
+) -> Forked | None:
+    """Fork a process that runs a script; it gets SIGTERM when this process is gone.
+
+    Args:
+        server: the socket.
+        argv: the script and its arguments.
+        streams: file descriptors that become its stdin, stdout and stderr.
+
+    Returns:
+        None where no server answers, or it cannot do as a new process would: its libraries were imported with other
+        settings, or its code is older than the files.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+        connection.connect(os.fspath(server))
+        socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
+        pid = int(connection.recv(MESSAGE_BYTES) or 0)
+    except OSError:
+        pid = 0
+    if pid:
+        return Forked(connection, pid)
+    connection.close()
+    return None
+
+
+class ForkServer:
+    """The server's side; whoever may open the socket's folder may fork."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._newest = newest_source()
+        self._connections: dict[int, socket.socket] = {}
+        """Of each fork, by its number."""
+
+    def serve(self) -> None:
+        """Fork until the code that was imported is older than its files, and the last fork has ended."""
+        woken, self._wake = socket.socketpair()
+        for end in (woken, self._wake):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake.fileno())
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._reap(woken))
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        while self._connections or newest_source() == self._newest:
+            for key, _ in self._selector.select():
+                key.data()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+        order, pid = json.loads(message or "{}"), 0
+        if order and self._can_become(order["environment"]):
+            server, pid = os.getpid(), os.fork()
+            if pid == 0:
+                become(order, streams, server)
+            self._connections[pid] = connection
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandon(pid))
+        for stream in streams:
+            os.close(stream)
+        with contextlib.suppress(OSError):
+            connection.send(str(pid).encode())
+        if not pid:
+            connection.close()
+
+    def _abandon(self, pid: int) -> None:
+        """Whoever asked for a fork has gone, or has no use for it any more."""
+        self._selector.unregister(self._connections[pid])
+        os.kill(pid, signal.SIGTERM)
+
+    def _reap(self, woken: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            woken.recv(MESSAGE_BYTES)
+        for pid, status in reap()[0].items():
+            connection = self._connections.pop(pid)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(connection)
+            with contextlib.suppress(OSError):
+                connection.send(str(status).encode())
+            connection.close()
+
+    def _can_become(self, environment: Mapping[str, str]) -> bool:
+        early = (name for name in environment if name.startswith(EARLY) and name not in (SEARCHED, THREADS))
+        can_be_marked = RUN not in environment or len(environment[RUN]) == len(os.environ.get(PLACE[0], ""))
+        return (
+            can_be_marked
+            and newest_source() == self._newest
+            and all(environment[name] == os.environ.get(name) for name in early)
+        )
+
+
+def newest_source() -> int:
+    """When a file of this package was changed last, in ns."""
+    return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
+
+
+def become(order: Mapping[str, object], streams: Sequence[int], server: int) -> NoReturn:
+    """Be what a new process with this script, these arguments and this environment would be."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        end_with_parent(server, signal.SIGTERM)
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        argv, environment = order["argv"], order["environment"]
+        assert isinstance(argv, list) and isinstance(environment, dict)
+        if RUN in environment:
+            mark(environment[RUN])
+        os.chdir(str(order["folder"]))
+        os.environ.clear()
+        os.environ.update(environment)
+        searched = filter(None, environment.get(SEARCHED, "").split(os.pathsep))
+        sys.argv, sys.path[:1] = argv, [str(Path(argv[0]).resolve().parent), *searched]
+        if THREADS in environment:
+            torch = import_module("torch")
+            torch.set_num_threads(int(environment[THREADS]))
+        runpy.run_path(argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 (what ends a process, and is shown like that)
+        traceback.print_exc()
+    finally:
+        for text in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                text.flush()
+        os._exit(status)
+
+
+def mark(run: str) -> None:
+    """Let `/proc/PID/environ` tell the run of this process, as if it had been started with the variable.
+
+    The kernel shows the memory in which a program's environment was when it began (`env_start`, proc(5)).
+    """
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    offset = ctypes.string_at(start, end - start).index("=".join(PLACE).encode())
+    new = f"{RUN}={run}".encode()
+    ctypes.memmove(start + offset, new, len(new))
+
+
+def main() -> None:
+    """Import, then serve; nothing is served where there is a GPU."""
+    if has_gpus():
+        return
+    wait_passively()
+    use_own_cache()
+    server = ForkServer(Path(sys.argv[1]))
+    with quick_imports():
+        for name in IMPORTED:
+            import_module(name)
+    server.serve()
+
+
+def has_gpus() -> bool:
+    """Whether NVIDIA's driver is there."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    pynvml.nvmlShutdown()
+    return True
+
+
+if __name__ == "__main__":
+    main()
