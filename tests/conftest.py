@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from tests.full.forks import fork_server
 from tests.order import FilesTogether, dearest_first
 from tests.watch import Watch
 from zeropods.programs import use_own_cache, wait_passively
@@ -57,11 +55,3 @@ def shared_data() -> Path:
     if not (folder / "wikisql" / "train.jsonl").is_file():
         pytest.skip(f"no real data at {folder}; set ZEROPODS_TEST_DATA")
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def forks_end() -> Iterator[None]:
-    """Leave no server of forks behind, where any test had one."""
-    yield
-    if fork_server.cache_info().currsize:
-        fork_server().end()

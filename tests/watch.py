@@ -13,6 +13,7 @@ import pytest
 
 MARK = "TESTS_RUN"
 """In the environment of every process that a test starts, and of those that they start."""
+OWN = b"zeropods.launch.forks"
 GRACE_SECONDS = 15.0
 """What ends by itself once its test has ended is given this long; a pod's lease takes the longest."""
 
@@ -56,5 +57,8 @@ class Watch:
             with suppress(OSError):
                 if self._mark.encode() in (folder / "environ").read_bytes():
                     words = (folder / "cmdline").read_bytes().split(b"\0")
+                    # The fork server of a process ends with it.
+                    if OWN in words and f"PPid:\t{os.getpid()}\n" in (folder / "status").read_text():
+                        continue
                     found[int(folder.name)] = b" ".join(words).decode(errors="replace").strip()
         return found

@@ -1,4 +1,4 @@
-"""Training processes that a server forks, which has imported what takes longer than most tests train.
+"""Training processes that the project's own fork server forks: importing takes longer than most tests train.
 
 A process of tests has one server, `fork_server()`, which ends with it.
 """
@@ -6,16 +6,13 @@ A process of tests has one server, `fork_server()`, which ends with it.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zeropods.programs import child_environment, free_port
+from zeropods.launch import forks
+from zeropods.programs import child_environment, free_port, variable_set
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240.0
@@ -24,7 +21,7 @@ SECONDS = 240.0
 
 @functools.cache
 def fork_server() -> ForkServer:
-    """The server of this process's tests. It ends when nothing can write to it any more."""
+    """The server of this process's tests."""
     return ForkServer()
 
 
@@ -39,20 +36,14 @@ def place(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 class ForkServer:
-    """`fork_server.py`, as long as the block lasts."""
+    """Forks for tests, whose words go to files."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.full.fork_server"]
         # A rank that is ended by SIGABRT says where it was.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def end(self) -> None:
-        """End the server; forks of it go on."""
-        self._process.kill()
-        self._process.communicate()
+        with variable_set("OMP_NUM_THREADS", "1"), variable_set("PYTHONFAULTHANDLER", "1"):
+            server = forks.own_server()
+        assert server is not None
+        self._server = server
 
     def train(
         self, argv: Sequence[object], ranks: int, said: Path, *, script: str = "textsql_train.py", status: int = 0
@@ -92,35 +83,26 @@ class ForkServer:
         self, argv: list[str], environment: Mapping[str, str], said: Path, *, script: str = "textsql_train.py"
     ) -> Forked:
         """Fork a process that trains."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        Path(f"{said}.status").unlink(missing_ok=True)
-        order = {"script": script, "argv": argv, "environment": dict(environment), "said": str(said)}
-        print(json.dumps(order), file=self._process.stdin, flush=True)
-        return Forked(int(self._process.stdout.readline()), said)
+        with open(said, "wb") as words, open("/dev/null", "r+b") as nothing:
+            streams = (nothing.fileno(), nothing.fileno(), words.fileno())
+            process = forks.fork(self._server, [str(ROOT / script), *argv], environment, streams)
+        assert process is not None
+        return Forked(process, said)
 
 
 class Forked:
     """One such process, used as a `subprocess.Popen`."""
 
-    def __init__(self, pid: int, said: Path) -> None:
-        self.pid = pid
-        self._said = said
+    def __init__(self, process: forks.Forked, said: Path) -> None:
+        self.pid, self.send_signal = process.pid, process.send_signal
+        self._process, self._said = process, said
 
     @property
     def returncode(self) -> int | None:
         """Its exit status, or minus the signal that ended it; None while it goes on."""
-        status = Path(f"{self._said}.status")
-        return int(status.read_text()) if status.exists() else None
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
+        return self._process.poll()
 
     def communicate(self, timeout: float) -> str:
         """What it said on stderr, once it has ended."""
-        deadline = time.monotonic() + timeout
-        while self.returncode is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self._said), timeout)
-            time.sleep(0.02)
+        self._process.wait(timeout)
         return self._said.read_text(errors="replace")

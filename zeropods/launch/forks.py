@@ -9,26 +9,30 @@ threads of OpenMP do not survive a fork; nor does CUDA, so that where there is a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from zeropods.launch.command import RUN
+from zeropods.launch.command import PROJECT, RUN
 from zeropods.pods.leases import PLACE
-from zeropods.pods.processes import reap
-from zeropods.programs import end_with_parent, use_own_cache, wait_passively
+from zeropods.pods.processes import make_private_folder, reap
+from zeropods.programs import bound_argv, child_environment, end_with_parent, use_own_cache, wait_passively
 from zeropods.train import quick_imports
 
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
@@ -36,8 +40,14 @@ EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "P
 SEARCHED, THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
 """Two of them that can be heeded later as well, and that differ from launch to launch."""
 MESSAGE_BYTES = 1 << 18
+FOLDER = "zeropods-forks-"
+"""How the names of folders begin that hold a socket."""
+POLL_SECONDS = 0.02
 PACKAGE = Path(__file__).parents[1]
-IMPORTED = ("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed")
+IMPORTED = (
+    *("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed"),
+    *("torch.utils.tensorboard", "pyarrow"),
+)
 """What ranks of this project's scripts need."""
 
 
@@ -118,6 +128,24 @@ def fork(
     return None
 
 
+@functools.cache
+def own_server() -> Path | None:
+    """The socket of a fork server of this process, started at the first need; None where there is a GPU."""
+    path = make_private_folder(FOLDER) / "forks"
+    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    server = subprocess.Popen(
+        bound_argv([sys.executable, "-m", __spec__.name, str(path)]),
+        cwd=PROJECT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=child_environment(),
+    )
+    while server.poll() is None and not path.exists():
+        time.sleep(POLL_SECONDS)
+    return path if path.exists() else None
+
+
 class ForkServer:
     """The server's side; whoever may open the socket's folder may fork."""
 
@@ -178,7 +206,8 @@ class ForkServer:
 
     def _can_become(self, environment: Mapping[str, str]) -> bool:
         early = (name for name in environment if name.startswith(EARLY) and name not in (SEARCHED, THREADS))
-        can_be_marked = RUN not in environment or len(environment[RUN]) == len(os.environ.get(PLACE[0], ""))
+        place = os.environ.get(PLACE[0])
+        can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
         return (
             can_be_marked
             and newest_source() == self._newest
@@ -206,7 +235,7 @@ def become(order: Mapping[str, object], streams: Sequence[int], server: int) -> 
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         argv, environment = order["argv"], order["environment"]
         assert isinstance(argv, list) and isinstance(environment, dict)
-        if RUN in environment:
+        if RUN in environment and PLACE[0] in os.environ:
             mark(environment[RUN])
         os.chdir(str(order["folder"]))
         os.environ.clear()
@@ -251,6 +280,8 @@ def main() -> None:
     with quick_imports():
         for name in IMPORTED:
             import_module(name)
+    # transformers makes this table at the first model that it loads, in a second.
+    import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
     server.serve()
 
 

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, remember
+from zeropods.launch.command import Launch, remember, runner_argv
+from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.outcome import (
     LOG,
@@ -32,8 +33,9 @@ from zeropods.launch.outcome import (
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import Record, read_config
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked
-from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
+from zeropods.pods.processes import ask_for_stacks, deferred, descendants, ending_in_order, oom_kills, send
 from zeropods.programs import bound_argv, child_environment
+from zeropods.train.arguments import arguments_of
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0
@@ -110,14 +112,51 @@ def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:
 
     What was launched is remembered, as it is over pods. `UnopenedError` says why a run did not begin.
     """
-    argv = [sys.executable, str(planned.script), *planned.arguments]
     with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
         remember(planned)
-        ended = run_to_end(argv, planned.folder, timeout_seconds)
+        ended = run_planned(planned, timeout_seconds)
     if ended.record is None:
         verdict = Ending("timeout" if ended.status is None else "failed", ended.reason)
         raise UnopenedError(planned.folder, verdict, ended.lines)
     return ended.record
+
+
+def run_planned(planned: Launch, timeout_seconds: float | None = None) -> CommandEnd:
+    """Run a launch on this machine: forks where the script is this project's own and there is no GPU."""
+    check_timeout(timeout_seconds)
+
+    def run(output: IO[bytes], watch: Watch) -> int:
+        ranks = _forked_ranks(planned, output)
+        if ranks:
+            return _await(ranks, watch, GRACE_SECONDS, timeout_seconds)
+        alone = [sys.executable, str(planned.script), *planned.arguments]
+        argv = alone if planned.world_size == 1 else runner_argv(planned, Path())
+        return run_child(argv, output, watch, timeout_seconds=timeout_seconds)
+
+    return to_end(run, planned.folder)
+
+
+def _forked_ranks(planned: Launch, output: IO[bytes]) -> list[Forked]:
+    """Every rank of a launch, begun; none where the fork server cannot fork them."""
+    server = own_server() if arguments_of(planned.script) else None
+    if server is None:
+        return []
+    with open(os.devnull, "rb") as nothing, deferred():
+        streams = (nothing.fileno(), output.fileno(), output.fileno())
+        words = [str(planned.script), *planned.arguments]
+        ranks = [fork(server, words, _variables(planned, rank), streams) for rank in range(planned.world_size)]
+    return [rank for rank in ranks if rank is not None] if None not in ranks else []
+
+
+def _variables(planned: Launch, rank: int) -> dict[str, str]:
+    """The environment of a rank: this process's, and what a launcher gives."""
+    here, ranks = child_environment(), planned.world_size
+    if ranks == 1:
+        return here
+    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(ranks))
+    return {**here, **own, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
 
 def run_to_end(
@@ -219,7 +258,6 @@ def run_child(
         timeout_seconds: a command that takes longer is ended, and `OverdueError` raised.
     """
     check_timeout(timeout_seconds)
-    started = time.monotonic()
     process = subprocess.Popen(
         bound_argv(argv),
         stdin=subprocess.DEVNULL,
@@ -228,29 +266,44 @@ def run_child(
         start_new_session=True,
         env=child_environment(),
     )
+    return _await([process], watch, grace_seconds, timeout_seconds)
+
+
+def _await(
+    processes: Sequence[subprocess.Popen[bytes] | Forked],
+    watch: Watch,
+    grace_seconds: float,
+    timeout_seconds: float | None,
+) -> int:
+    """Wait until all have ended, or one has failed, whose status is returned; nothing of their groups is left then."""
+    started, failed = time.monotonic(), 0
     try:
-        while process.poll() is None:
+        while not failed and None in (statuses := [process.poll() for process in processes]):
             if timeout_seconds is not None and time.monotonic() - started > timeout_seconds:
                 raise OverdueError(overdue(timeout_seconds))
             watch()
             time.sleep(POLL_SECONDS)
+            failed = next(filter(None, statuses), 0)
         watch()
     except HangError:
         grace_seconds = min(grace_seconds, HANG_GRACE_SECONDS)
         raise
     finally:
-        _end(process, grace_seconds)
-    return process.returncode
+        ended = _end(processes, grace_seconds)
+    return failed or next(filter(None, ended), 0)
 
 
-def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
-    """End a process by SIGTERM, and what is left of its group by SIGKILL."""
+def _end(processes: Sequence[subprocess.Popen[bytes] | Forked], grace_seconds: float) -> list[int]:
+    """End processes by SIGTERM, and what is left of their groups by SIGKILL; returns their exit statuses."""
+    deadline = time.monotonic() + grace_seconds
     try:
-        if process.poll() is None:
+        for process in processes:
             process.terminate()
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(grace_seconds)
+                process.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return [process.wait() for process in processes]

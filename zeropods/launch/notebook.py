@@ -6,8 +6,6 @@ are given without their dashes; None leaves a flag out.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import signal
 import sys
 import threading
@@ -15,15 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from zeropods import files
-from zeropods.errors import UserError, guarded
+from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import (
     PROJECT,
@@ -36,7 +32,7 @@ from zeropods.launch.command import (
     shell_line,
     train_arguments,
 )
-from zeropods.launch.local import POLL_SECONDS, CommandEnd, Watch, run_here, run_to_end, to_end
+from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.outcome import failure
 from zeropods.launch.restart import Restarts
 from zeropods.launch.slurm import plan_slurm, run_slurm
@@ -44,19 +40,10 @@ from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.cluster import Cluster, workers_of
-from zeropods.pods.processes import Process, deferred, descendants, ending_in_order, send
-from zeropods.programs import child_environment, end_with_parent, free_port, use_own_cache, wait_passively
+from zeropods.pods.processes import Process, descendants, ending_in_order, send
+from zeropods.programs import free_port
 from zeropods.report.run import Run
 from zeropods.train.checkpoints import POINTER
-
-if TYPE_CHECKING:
-    from zeropods.train.tasks import Task
-
-
-GRACE_SECONDS = 20.0
-"""From SIGTERM to SIGKILL for the ranks of a series that are left when one has failed."""
-IMPORTED = ("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal")
-"""What every rank needs; DeepSpeed beside it where a run has a configuration of it."""
 
 
 def train(
@@ -175,13 +162,12 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
     """
     launches = [_planned(script, **flags) for flags in runs]
     waiting = [each for each in launches if not _is_finished(each)]
-    run = _alone if _has_gpus() else _forked
     with ending_in_order(), ExitStack() as stack:
         for each in waiting:
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
         for each in waiting:
             # A port that was free at the beginning may be another's by now.
-            ended = run(replace(each, master_port=free_port()))
+            ended = run_planned(replace(each, master_port=free_port()))
             if ended.record is None and ended.status != 0:
                 lines = "\n".join(ended.lines)
                 raise UserError(f"{each.folder.name} did not begin; what was said last:\n{lines}")
@@ -200,106 +186,6 @@ def _is_finished(planned: Launch) -> bool:
     if command.remembered(planned.folder) != command.identity(planned):
         return False
     return command.finished_record(planned) is not None
-
-
-def _has_gpus() -> bool:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    pynvml.nvmlShutdown()
-    return True
-
-
-def _alone(planned: Launch) -> CommandEnd:
-    """A run in processes of its own: CUDA does not survive a fork."""
-    argv = [sys.executable, str(planned.script), *planned.arguments]
-    return run_to_end(argv if planned.world_size == 1 else runner_argv(planned, Path()), planned.folder)
-
-
-def _forked(planned: Launch) -> CommandEnd:
-    """A run of which every rank is a fork of a process that has imported torch, which takes longer than a small run.
-
-    That process never trains itself: DeepSpeed does not begin twice in one process, and threads of OpenMP do not
-    survive a fork.
-    """
-    return to_end(partial(_fork_ranks, planned), planned.folder)
-
-
-def _fork_ranks(planned: Launch, output: IO[bytes], watch: Watch) -> int:
-    """Fork the ranks of a run and wait for them; returns the status of the first that failed, else 0."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTED, *(["deepspeed"] if "--deepspeed" in planned.arguments else [])])
-    wait_passively()
-    use_own_cache()
-    words = [str(planned.script), *planned.arguments]
-    ranks = [
-        context.Process(target=_rank, args=(words, _variables(planned, rank), output.name), name=f"rank {rank}")
-        for rank in range(planned.world_size)
-    ]
-    with deferred():
-        for rank in ranks:
-            rank.start()
-    try:
-        while True:
-            left = [rank for rank in ranks if rank.is_alive()]
-            failed = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
-            watch()
-            if failed or not left:
-                return failed
-            wait([rank.sentinel for rank in left], POLL_SECONDS)
-    finally:
-        # Ranks that wait for one that is gone write their records.
-        deadline = time.monotonic() + GRACE_SECONDS
-        for rank in ranks:
-            rank.terminate()
-        for rank in ranks:
-            rank.join(max(0.0, deadline - time.monotonic()))
-            rank.kill()
-            rank.join()
-
-
-def _variables(planned: Launch, rank: int) -> dict[str, str]:
-    """The environment of a rank: this process's, and what a launcher gives."""
-    here, ranks = child_environment(), planned.world_size
-    if ranks == 1:
-        return here
-    own = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-    # torchrun and DeepSpeed's launcher have two names for it; accelerate takes the first to be 1 where it is not there.
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"), str(ranks))
-    return {**here, **own, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
-
-
-def _rank(argv: list[str], variables: dict[str, str], output: str) -> None:
-    """Become a rank: what a training script is as a process of its own."""
-    from zeropods.train import run_parsed
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_parent(os.getppid(), signal.SIGTERM)
-    with open(output, "ab") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
-    os.environ.clear()
-    os.environ.update(variables)
-    sys.exit(guarded(lambda: run_parsed(task_of(argv[0]), argv)))
-
-
-def task_of(script: str) -> type[Task]:
-    """What runs of one of our scripts have of their own."""
-    from zeropods.train.arguments import CausalArguments, arguments_of
-
-    kind = arguments_of(script)
-    if kind is None:
-        raise UserError(f"{script}: runs by forks are for this project's own training scripts")
-    if kind is CausalArguments:
-        from zeropods.train.causal import Causal
-
-        return Causal
-    from zeropods.train.text2sql import TextToSQL
-
-    return TextToSQL
 
 
 # A pod of this machine lost in mid-run, on purpose: to see that the run goes on.

@@ -171,7 +171,8 @@ class Matrix(Axes):
     timeout_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     """A run that takes longer is ended."""
     questions: Count | None = None
-    """How many test questions the model of each finished run answers, to be scored; none if not given."""
+    """How many test questions the model of each finished cell answers, of each repeat where these have seeds of their
+    own, to be scored; none if not given."""
     flags: Flags = {}
     """Flags of the script, for all cells. `effective_batch_size` is divided over the processes of a cell."""
 

@@ -100,7 +100,7 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
     waiting = [trial for trial, row in standing.items() if not row.is_measured]
     if len(waiting) < len(planned):
         _say(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-    _answer([trial.folder for trial, row in standing.items() if row.status == "ok"], sweep.matrix)
+    _answer([trial for trial, row in standing.items() if row.status == "ok"], sweep.matrix)
     with progress("sweep", "runs", len(waiting)) as bar:
         for number, trial in enumerate(waiting, 1):
             _say(f"run {number} of {len(waiting)}: {trial.name} begins")
@@ -116,14 +116,15 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
             said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
             _say(f"run {number} of {len(waiting)}: {trial.name} {said}")
             if row.status == "ok":
-                _answer([trial.folder], sweep.matrix)
+                _answer([trial], sweep.matrix)
             bar.update(1)
     return sweep
 
 
-def _answer(finished: list[Path], matrix: Matrix) -> None:
+def _answer(finished: list[Trial], matrix: Matrix) -> None:
+    """Let the models of finished runs answer; repeats with one seed end with one model, which answers once."""
     if matrix.questions is not None:
-        answer_runs(finished, matrix.questions)
+        answer_runs([trial.folder for trial in finished if matrix.seeds or trial.repeat == 1], matrix.questions)
 
 
 def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv: Argv) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -141,7 +142,7 @@ def _rows(table: pyarrow.Table, column: str) -> list[np.ndarray]:
     array = table[column].combine_chunks()
     # pyarrow's own `to_numpy` imports pandas.
     values = np.from_dlpack(array.values).astype(np.int32, copy=False)
-    return np.split(values, np.from_dlpack(array.offsets)[1:-1]) if len(array) else []
+    return [values[start:end] for start, end in itertools.pairwise(np.from_dlpack(array.offsets).tolist())]
 
 
 # Which rows each rank evaluates.
