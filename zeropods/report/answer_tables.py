@@ -1,0 +1,207 @@
+"""Tables of answers that notebooks show: to questions about tables and about texts, and a text that goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from statistics import mean
+
+from zeropods.data.manifest import read_manifest
+from zeropods.data.squad import SquadExample, read_squad, squad_prompt
+from zeropods.data.wikisql import Example, read_split
+from zeropods.evaluate.generate import sample_text, text_perplexity
+from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
+from zeropods.evaluate.score_file import Score, TextScore, read_score
+from zeropods.measure.record import read_record
+from zeropods.report.entry import score_lines
+from zeropods.report.rows import accuracy_columns
+from zeropods.report.run import Run
+from zeropods.sql.query import Execution, Query, cells_text, format_query
+from zeropods.tables import Table, progress
+
+# SQuAD's questions and a model's answers to them: what 11 shows.
+
+
+def question_table(data: Path, split: str = "train", count: int = 3) -> Table:
+    """The first questions of a split: the text that the model reads, and what it shall go on with."""
+    return Table.of(
+        {"prompt": squad_prompt(example.question, example.context), "answer": example.answers[0]}
+        for example in islice(read_squad(data, split), count)
+    )
+
+
+def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> Table:
+    """`answered_table` of a prediction file and the split that it answers."""
+    answers = read_predictions(predictions)
+    return answered_table(answers, list(islice(read_squad(data, split), answers[-1].index + 1)), count)
+
+
+def answered_table(answers: Sequence[Prediction], examples: Sequence[SquadExample], count: int = 8) -> Table:
+    """Question, prediction and expected answer side by side, with exact match and F1.
+
+    Args:
+        answers: their `index` names the example that they answer.
+        count: how many are shown, taken at even distances.
+    """
+    by_index = {example.index: example for example in examples}
+    chosen = answers[:: max(1, len(answers) // count)][:count]
+    pairs = [(answer.text or "", by_index[answer.index]) for answer in chosen]
+    scores = load_metric("squad_accuracy").compute(
+        predictions=[text for text, _ in pairs], references=[list(e.answers) for _, e in pairs], average=False
+    )
+    return Table.of(
+        {
+            "question": example.question,
+            "prediction": text or "(nothing)",
+            "expected": " | ".join(dict.fromkeys(example.answers)),
+            "exact match": "yes" if exact else "no",
+            "F1": f"{f1:.2f}",
+        }
+        for (text, example), exact, f1 in zip(pairs, scores["exact_match"], scores["f1"], strict=True)
+    )
+
+
+# A language model before and after training: what 14 shows.
+
+UNSEEN = ("dev", "test")
+"""Splits that training does not see, as far as a set has them."""
+
+
+def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
+    """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run has written it."""
+    splits = [split for split in UNSEEN if split in read_manifest(prepared).splits]
+    return Table.of(_scored(before, run, prepared, split) for split in splits)
+
+
+def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
+    """What a model writes after a prompt, before its run and after."""
+    models = {"before": before, "after": run.folder}
+    return Table.of(
+        {"": when, "prompt": prompt, "goes on": sample_text(model, prompt).text} for when, model in models.items()
+    )
+
+
+def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[str, str]:
+    with progress("perplexity", "blocks") as bar:
+        first = text_perplexity(before, prepared, split, progress=bar.update)
+    last = read_score(run.folder / f"score.{split}.json")
+    assert isinstance(last, TextScore)
+    return {
+        "split": split,
+        "tokens": f"{first.tokens:,}",
+        "loss before (nats a token)": f"{first.loss:.4f}",
+        "loss after": f"{last.loss:.4f}",
+        "perplexity before": f"{first.perplexity:,.1f}",
+        "perplexity after": f"{last.perplexity:,.1f}",
+    }
+
+
+# A model's answers beside what was expected: what 05 shows.
+
+SHOWN_ROWS = 2
+"""Of the rows that a query finds."""
+NO_QUERY = "(no query)"
+LEVEL = 0.05
+"""Chance of a difference at least as large between equally good models, below which it counts as more than chance."""
+
+
+def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example], count: int = 8) -> Table:
+    """Question, prediction, expected query, and the rows that both find, side by side.
+
+    Args:
+        predictions: their `index` names the example that they answer.
+        count: how many are shown, taken at even distances.
+    """
+    by_index = {example.index: example for example in examples}
+    step = max(1, len(predictions) // count)
+    chosen = predictions[::step][:count]
+    return Table.of(_answer_line(prediction, by_index[prediction.index]) for prediction in chosen)
+
+
+def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 8) -> Table:
+    """Some questions, the expected query, and what the model of each run answers, a column for each."""
+    answers = {_run_label(run): read_predictions(run / f"predictions.{split}.jsonl") for run in runs}
+    by_index = {run: {one.index: one.text or NO_QUERY for one in found} for run, found in answers.items()}
+    asked = sorted(set[int].intersection(*map(set, by_index.values())) if by_index else ())
+    chosen = asked[:: max(1, len(asked) // count)][:count]
+    examples = (example for example in read_split(data, split) if example.index in set(chosen))
+    return Table.of(
+        {
+            "question": example.question,
+            "expected": format_query(example.query, example.table.header),
+            **{run: found[example.index] for run, found in by_index.items()},
+        }
+        for example in examples
+    )
+
+
+def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
+    """Whether the models of runs differ from that of the first by more than chance: the same questions, pair by pair.
+
+    Where two models answer one question right and wrong, either is as likely to be the right one if they are equally
+    good: the exact form of McNemar's test (1947), two-sided. Below 0.05 they differ by more than chance, of twenty
+    comparisons of equal models in one.
+    """
+    from scipy.stats import binomtest
+
+    right = {_run_label(run): right_queries(run / f"predictions.{split}.jsonl", data, split) for run in runs}
+    first = next(iter(right.values()), {})
+    lines = []
+    for run, found in right.items():
+        both = found.keys() & first.keys()
+        gained, lost = sum(found[i] > first[i] for i in both), sum(found[i] < first[i] for i in both)
+        chance = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+        low, high = interval(list(found.values())) or (math.nan, math.nan)
+        lines.append(
+            {
+                "run": run,
+                "right (of 1)": f"{mean(found.values()):.3f} [{low:.3f}, {high:.3f}]",
+                "questions": f"{len(both):,}",
+                "right only here": str(gained),
+                "right only in the first": str(lost),
+                "p": f"{chance:.2f}",
+                "more than chance": "is the first" if found is first else "yes" if chance < LEVEL else "no",
+            }
+        )
+    return Table.of(lines)
+
+
+def _run_label(run: Path) -> str:
+    record = read_record(run)
+    return f"{record.technique_text} x{record.pods}"
+
+
+def accuracy_table(score: Score, split: str) -> Table:
+    """The measures of a score of any task, with their 95 % intervals where they have one.
+
+    Of text-to-SQL a line for all tables, and one each for known and unseen ones.
+    """
+    lines = list(score_lines(split, [score]))
+    columns = accuracy_columns([score.task], lines)
+    return Table(tuple(c.heading for c in columns), tuple(tuple(c.show(one) for c in columns) for one in lines))
+
+
+def _answer_line(prediction: Prediction, example: Example) -> dict[str, str]:
+    header = example.table.header
+    with closing(Execution(example.table)) as execution:
+        return {
+            "question": example.question,
+            "prediction": prediction.text or NO_QUERY,
+            "expected": format_query(example.query, header),
+            "answer": cells_text(execution.execute(prediction.query) if prediction.query else None),
+            "expected answer": cells_text(execution.execute(example.query)),
+            "rows found": _rows(execution, prediction.query),
+            "rows expected": _rows(execution, example.query),
+        }
+
+
+def _rows(execution: Execution, query: Query | None) -> str:
+    found = execution.matching_rows(query) if query else None
+    if found is None:
+        return ""
+    shown = [" | ".join(map(str, row)) for row in found.rows[:SHOWN_ROWS]]
+    more = len(found.rows) - len(shown)
+    return "\n".join([*shown, *([f"and {more} more"] if more else [])])
