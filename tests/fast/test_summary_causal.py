@@ -13,8 +13,8 @@ import pytest
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.plan.shapes import causal_shape
 from zeropods.report.gate import compare, read_rows
-from zeropods.report.run_tables import memory_table, scaling_table, training_table
 from zeropods.report.run import Run
+from zeropods.report.run_tables import memory_table, scaling_table, training_table
 from zeropods.report.summary import Summary, read_runs
 
 MIB = 2**20

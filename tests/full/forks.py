@@ -38,13 +38,6 @@ def place(rank: int, ranks: int, port: int) -> dict[str, str]:
 class ForkServer:
     """Forks for tests, whose words go to files."""
 
-    def __init__(self) -> None:
-        # A rank that is ended by SIGABRT says where it was.
-        with variable_set("OMP_NUM_THREADS", "1"), variable_set("PYTHONFAULTHANDLER", "1"):
-            server = forks.own_server()
-        assert server is not None
-        self._server = server
-
     def train(
         self, argv: Sequence[object], ranks: int, said: Path, *, script: str = "textsql_train.py", status: int = 0
     ) -> str:
@@ -85,9 +78,17 @@ class ForkServer:
         """Fork a process that trains."""
         with open(said, "wb") as words, open("/dev/null", "r+b") as nothing:
             streams = (nothing.fileno(), nothing.fileno(), words.fileno())
-            process = forks.fork(self._server, [str(ROOT / script), *argv], environment, streams)
+            command = [str(ROOT / script), *argv]
+            # A server whose code was replaced meanwhile refuses, and ends.
+            process = self._fork(command, environment, streams) or self._fork(command, environment, streams)
         assert process is not None
         return Forked(process, said)
+
+    def _fork(self, command: list[str], environment: Mapping[str, str], streams: Sequence[int]) -> forks.Forked | None:
+        # A rank that is ended by SIGABRT says where it was.
+        with variable_set("OMP_NUM_THREADS", "1"), variable_set("PYTHONFAULTHANDLER", "1"):
+            server = forks.own_server()
+        return None if server is None else forks.fork(server, command, environment, streams)
 
 
 class Forked:

@@ -128,11 +128,23 @@ def fork(
     return None
 
 
-@functools.cache
 def own_server() -> Path | None:
-    """The socket of a fork server of this process, started at the first need; None where there is a GPU."""
-    path = make_private_folder(FOLDER) / "forks"
-    atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
+    """The socket of a fork server of this process, started where none runs; None where there is a GPU."""
+    server, path = _started()
+    if server.poll() is not None:
+        # Its code was replaced.
+        _started.cache_clear()
+        server, path = _started()
+    while server.poll() is None and not path.exists():
+        time.sleep(POLL_SECONDS)
+    return path if server.poll() is None else None
+
+
+@functools.cache
+def _started() -> tuple[subprocess.Popen[bytes], Path]:
+    folder = make_private_folder(FOLDER)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "forks"
     server = subprocess.Popen(
         bound_argv([sys.executable, "-m", __spec__.name, str(path)]),
         cwd=PROJECT,
@@ -141,9 +153,7 @@ def own_server() -> Path | None:
         start_new_session=True,
         env=child_environment(),
     )
-    while server.poll() is None and not path.exists():
-        time.sleep(POLL_SECONDS)
-    return path if path.exists() else None
+    return server, path
 
 
 class ForkServer:

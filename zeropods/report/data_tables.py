@@ -58,11 +58,11 @@ def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
     """What the tokenizer has no token for, as it stands in sources and targets, and how often."""
-    tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
-    unknown, found = tokenizer.unk_token_id, Counter[str]()
-    counted = manifest.splits[split]
+    counted, found = manifest.splits[split], Counter[str]()
     has_any = counted.source.unknown_tokens + counted.target.unknown_tokens
     examples = itertools.islice(read_split(data, split), manifest.limit if has_any else 0)
+    tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
+    unknown = tokenizer.unk_token_id
     while chunk := list(itertools.islice(examples, 4_096)):
         texts = [text for example in chunk for text in _texts(manifest.prompt, example)]
         for text, row in zip(texts, tokenizer.backend_tokenizer.encode_batch(texts), strict=True):
