@@ -1,0 +1,116 @@
+"""Processes of a fork server: what a new process would be, on this machine and as the ranks of a pod."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.full.clusters import command, processes_of, zeropods
+from tests.full.conftest import TINY
+from tests.full.forks import fork_server
+from tests.full.launches import ROOT, until
+from zeropods.launch.forks import fork, own_server
+from zeropods.measure.heartbeat import read_beats
+from zeropods.measure.record import read_record
+from zeropods.programs import child_environment
+
+SCRIPT = """
+import json, os, sys, time
+print(json.dumps([sys.argv[1:], os.getcwd(), os.environ.get("COLOUR"), "torch" in sys.modules, __name__]), flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A server whose libraries are loaded."""
+    fork_server().train(["--help"], 1, tmp_path_factory.mktemp("forks") / "said")
+    found = own_server()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path / "script.py"
+
+
+def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_process_and_its_status_is_told(
+    server: Path, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open(tmp_path / "said", "wb") as said, open(os.devnull, "rb") as nothing:
+        streams = (nothing.fileno(), said.fileno(), said.fileno())
+        forked = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
+    assert forked is not None and forked.wait(60) == 7 == forked.poll()
+    assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
+
+
+def test_a_fork_heeds_signals_and_ends_with_whoever_asked_for_it(server: Path, script: Path) -> None:
+    forked = fork(server, [str(script), "600"], child_environment())
+    assert forked is not None and forked.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.wait(0.1)
+    forked.kill()
+    assert forked.wait(60) == -signal.SIGKILL
+    left = fork(server, [str(script), "600"], child_environment())
+    assert left is not None
+    pid = left.pid
+    del left
+    until(lambda: not psutil.pid_exists(pid))
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "LD_PRELOAD", "PYTHONOPTIMIZE", "HF_HOME", "DS_ACCELERATOR"])
+def test_what_libraries_read_while_they_are_imported_calls_for_a_new_process(
+    server: Path, script: Path, name: str
+) -> None:
+    assert fork(server, [str(script), "0"], child_environment() | {name: "other"}) is None
+
+
+def test_without_a_server_nothing_is_forked(script: Path, tmp_path: Path) -> None:
+    assert fork(tmp_path / "none", [str(script), "0"], child_environment()) is None
+
+
+@pytest.fixture
+def home(shared_home: Path) -> Iterator[Path]:
+    """Two pods."""
+    assert zeropods("pods", "up", "--count", 2).returncode == 0
+    yield shared_home
+    zeropods("pods", "down")
+
+
+def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
+    home: Path, prepared: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    flags = [*TINY, "--dataset_path", prepared, "--outputdir", folder, "--eval_steps", 0, "--max_steps", 100_000]
+    launch = subprocess.Popen(
+        command("launch", "--", "textsql_train.py", *flags, "--deepspeed", "dsconfig/zero1.json"), cwd=ROOT
+    )
+    until(lambda: [beat.step > 1 for beat in read_beats(folder).values()] == [True, True], 120)
+    ranks = [psutil.Process(beat.pid) for beat in read_beats(folder).values()]
+    servers = [rank.parent() for rank in ranks]
+    assert len({server.pid for server in servers if server}) == 2
+    assert all(server is not None and "zeropods.launch.forks" in server.cmdline() for server in servers)
+    # A supervisor that is killed renews no lease.
+    launch.kill()
+    launch.wait()
+    until(lambda: not any(rank.is_running() for rank in ranks), 60)
+    again = subprocess.run(
+        command("launch", "--", "textsql_train.py", *flags[:-1], 3, "--resume", "never"),
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert read_record(folder).status == "ok"
+    assert all(server is not None and server.is_running() for server in servers)
+    assert zeropods("pods", "down").returncode == 0
+    assert not any(server is not None and server.is_running() for server in servers) and not processes_of(home)
