@@ -157,7 +157,7 @@ def test_a_command_that_a_message_names_can_be_pasted(
         ("summary runs --out s --price-per-hour free", "--price-per-hour: 'free'; expected a number"),
         ("pods up --count many", "--count: 'many'; expected a whole number"),
         ("sweep empty.yaml --dry-run", "empty.yaml: nothing; expected keys with values, like repeats: 2"),
-        ("data sample --out /proc/x/sample", "zeropods: /proc/x"),
+        ("data sample --out /proc/x/sample", "/proc/x"),
         ("pods up --hostfile hosts --count 3", "count 3: hosts has 1 hosts"),
     ],
 )
