@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
 
+
+def counted(number: int, word: str) -> str:
+    """So many of something: `1 row`, `32 rows`, `2 processes`."""
+    several = "es" if word.endswith("s") else "s"
+    return f"{number:,} {word}{'' if number == 1 else several}"
+
+
 # A table that people read: in a notebook, on a page, in Markdown.
 
 CELL_STYLE = "text-align: left; white-space: pre-line"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_of_those_that_fit_the_fastest_is_named() -> None:
 @pytest.mark.parametrize(
     ("argv", "gigabytes", "remark"),
     [
-        (("t5-large", "--technique", "zero3_offload"), 5.4, "3.5 GB more were published: the allocator's cache"),
+        (("t5-large", "--technique", "zero3_offload"), 5.4, "3.2 GiB more were published: the allocator's cache"),
         # Planned with its own settings, whatever is asked.
         (("t5-large", "--technique", "zero1", "--batch-size", "8", "--pods", "2"), 14.5, "within 15%"),
         (("t5-small", "--technique", "zero1"), 5, "within 15%"),
@@ -218,3 +219,29 @@ def test_a_mean_time_between_failures_gives_how_often_to_save(capsys: pytest.Cap
 def test_both_are_needed(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
     assert main(["plan", "--model", "t5-small", *flags]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_every_heading_of_a_plan_has_its_unit_and_no_number_an_exponent() -> None:
+    text = result("t5-tiny", "--steps", "9", "--price-per-hour", "0.001")["text"]
+    header = next(line for line in text.splitlines() if "technique" in line)
+    headings = [cell.strip() for cell in header.strip("| ").split("|")]
+    counts = {"technique", "fits", "samples/s", "cost", "cost of 1 M samples"}
+    assert all(re.search(r" \((GiB|s|h|rows)\)$", heading) for heading in headings if heading not in counts)
+    assert "context is what CUDA itself takes" in text and "host is main memory of a pod" in text
+    large = result("t5-large", "--batch-size", "1", "--pods", "1")["text"]
+    assert "1 row of 96 + 96 tokens per process" in large and not re.search(r"\b1 (rows|pods|processes)\b", large)
+    assert not re.search(r"\de[-+]\d", text + large) and " GB" not in large and "published (GiB)" in large
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"), [("T4", 15), ("A100-40GB", 40), ("A100-80GB", 80), ("NVIDIA H100 80GB HBM3", 80)]
+)
+def test_a_gpu_brings_its_memory(gpu: str, gib: float) -> None:
+    assert result("t5-small", "--gpu", gpu)["request"]["gpu_memory_bytes"] == gib * GIB
+    assert result("t5-small", "--gpu", gpu, "--gpu-memory", "7")["request"]["gpu_memory_bytes"] == 7 * GIB
+
+
+def test_steps_of_all_pods_are_equal_samples_of_every_technique() -> None:
+    found = by_name("t5-small", "--pods", "3", "--steps", "100")
+    for name, steps in (("none", 300), ("zero1", 100)):
+        assert found[name]["total_seconds"] == pytest.approx(steps * found[name]["step_seconds"])

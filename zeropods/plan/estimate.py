@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from zeropods.errors import UserError
-from zeropods.plan.machines import Machines, is_before_ampere
+from zeropods.plan.machines import Machines, is_before_ampere, memory_bytes
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory
 from zeropods.plan.shapes import ATTENTIONS, CausalShape, Shape, T5Shape, shape_named
 from zeropods.plan.workload import Workload, share
@@ -55,7 +55,7 @@ class Request:
     price_per_hour: float | None = None
     """Price of one pod, in any currency."""
     steps: int | None = None
-    """Optimizer steps of the whole training."""
+    """Optimizer steps of the whole training on all pods: a technique of fewer rows a step takes more of them."""
     samples: int | None = None
     """Rows of the training set; with `epochs` in place of `steps`."""
     epochs: float = 1.0
@@ -188,7 +188,11 @@ def request_for(model: str, **asked: Any) -> Request:
     known = {field.name for field in fields(Request)} - foreign
     wrong = next((name for name in asked if name not in known), None)
     if wrong is None:
-        return Request(model=model, **{**own, **asked})
+        gpu = asked.get("machines", Machines()).gpu
+        memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
+        if memory is None:
+            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops")
+        return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
     lengths = " and ".join(f"--{name.replace('_', '-')}" for name in own if name.endswith("_length"))
     remedy = f"give {lengths}" if wrong in foreign and wrong.endswith("_length") else "leave it out"
     raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.KIND}; {remedy}")
@@ -334,11 +338,11 @@ def _estimate(request: Request, technique: Technique, work: Workload, labels: Wa
 
 
 def _total_seconds(request: Request, samples_per_step: int, step_seconds: float) -> float | None:
+    samples = request.samples
     if request.steps is not None:
-        return request.steps * step_seconds
-    if request.samples is None:
-        return None
-    return request.epochs * math.ceil(request.samples / samples_per_step) * step_seconds
+        rows = request.gradient_accumulation * request.batch_size
+        samples = request.steps * rows * request.machines.pods * request.machines.slots
+    return None if samples is None else request.epochs * math.ceil(samples / samples_per_step) * step_seconds
 
 
 def largest(fits: Callable[[int], bool]) -> int | None:

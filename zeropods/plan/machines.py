@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from zeropods.errors import UserError
+from zeropods.tables import GIB
 
 # Arithmetic peaks that GPUs are published with.
 
@@ -24,37 +25,39 @@ class Peak:
     """FP32 outside the tensor cores: what PyTorch does by default, without TF32."""
     half: float
     """FP16 tensor cores with FP32 accumulation."""
+    gib: float
+    """Memory of the usual card, as nvidia-smi shows it; a name may say another size."""
     has_bf16: bool = True
 
 
 PEAKS = (
-    Peak(words="h100 pcie", fp32=51.2, half=756.0),
-    Peak(words="h100 nvl", fp32=60.0, half=835.0),
-    Peak(words="h100", fp32=66.9, half=989.4),
-    Peak(words="h800 pcie", fp32=51.2, half=756.0),
-    Peak(words="h800", fp32=66.9, half=989.4),
-    Peak(words="h200 nvl", fp32=60.0, half=835.0),
-    Peak(words="h200", fp32=66.9, half=989.4),
-    Peak(words="gh200", fp32=66.9, half=989.4),
-    Peak(words="h20", fp32=44.0, half=148.0),
-    Peak(words="a100", fp32=19.5, half=312.0),
-    Peak(words="a800", fp32=19.5, half=312.0),
-    Peak(words="a30", fp32=10.3, half=165.0),
-    Peak(words="a40", fp32=37.4, half=149.7),
-    Peak(words="a10", fp32=31.2, half=125.0),
-    Peak(words="a10g", fp32=35.0, half=70.0),
-    Peak(words="l4", fp32=30.3, half=121.0),
-    Peak(words="l40", fp32=90.5, half=181.0),
-    Peak(words="l40s", fp32=91.6, half=362.0),
-    Peak(words="rtx a6000", fp32=38.7, half=154.8),
-    Peak(words="rtx 6000 ada", fp32=91.1, half=364.2),
-    Peak(words="rtx 4090", fp32=82.6, half=165.2),
-    Peak(words="rtx 3090", fp32=35.6, half=71.0),
-    Peak(words="v100 pcie", fp32=14.0, half=112.0, has_bf16=False),
-    Peak(words="v100", fp32=15.7, half=125.0, has_bf16=False),
-    Peak(words="t4", fp32=8.1, half=65.0, has_bf16=False),
-    Peak(words="p100 pcie", fp32=9.3, half=18.7, has_bf16=False),
-    Peak(words="p100", fp32=10.6, half=21.2, has_bf16=False),
+    Peak(words="h100 pcie", fp32=51.2, half=756.0, gib=80),
+    Peak(words="h100 nvl", fp32=60.0, half=835.0, gib=94),
+    Peak(words="h100", fp32=66.9, half=989.4, gib=80),
+    Peak(words="h800 pcie", fp32=51.2, half=756.0, gib=80),
+    Peak(words="h800", fp32=66.9, half=989.4, gib=80),
+    Peak(words="h200 nvl", fp32=60.0, half=835.0, gib=140),
+    Peak(words="h200", fp32=66.9, half=989.4, gib=140),
+    Peak(words="gh200", fp32=66.9, half=989.4, gib=96),
+    Peak(words="h20", fp32=44.0, half=148.0, gib=96),
+    Peak(words="a100", fp32=19.5, half=312.0, gib=40),
+    Peak(words="a800", fp32=19.5, half=312.0, gib=80),
+    Peak(words="a30", fp32=10.3, half=165.0, gib=24),
+    Peak(words="a40", fp32=37.4, half=149.7, gib=45),
+    Peak(words="a10", fp32=31.2, half=125.0, gib=22.5),
+    Peak(words="a10g", fp32=35.0, half=70.0, gib=22.5),
+    Peak(words="l4", fp32=30.3, half=121.0, gib=22.5),
+    Peak(words="l40", fp32=90.5, half=181.0, gib=45),
+    Peak(words="l40s", fp32=91.6, half=362.0, gib=45),
+    Peak(words="rtx a6000", fp32=38.7, half=154.8, gib=48),
+    Peak(words="rtx 6000 ada", fp32=91.1, half=364.2, gib=48),
+    Peak(words="rtx 4090", fp32=82.6, half=165.2, gib=24),
+    Peak(words="rtx 3090", fp32=35.6, half=71.0, gib=24),
+    Peak(words="v100 pcie", fp32=14.0, half=112.0, gib=16, has_bf16=False),
+    Peak(words="v100", fp32=15.7, half=125.0, gib=16, has_bf16=False),
+    Peak(words="t4", fp32=8.1, half=65.0, gib=15, has_bf16=False),
+    Peak(words="p100 pcie", fp32=9.3, half=18.7, gib=16, has_bf16=False),
+    Peak(words="p100", fp32=10.6, half=21.2, gib=16, has_bf16=False),
 )
 """From NVIDIA's data sheets and architecture papers of each GPU (A10G: AWS's); figures "with sparsity" are halved."""
 
@@ -70,6 +73,13 @@ def published_flops(gpu: str, precision: str) -> float | None:
     if peak is None or (precision == "bf16" and not peak.has_bf16):
         return None
     return TERA * {"fp32": peak.fp32, "bf16": peak.half, "fp16": peak.half}[precision]
+
+
+def memory_bytes(gpu: str) -> int | None:
+    """Memory of a GPU: what its name says, as `A100-80GB` does, else that of the usual card; None if unknown."""
+    said, peak = re.search(r"(\d+) ?GB", gpu, re.IGNORECASE), _peak(gpu)
+    size = float(said[1]) if said else None if peak is None else peak.gib
+    return None if size is None else round(GIB * size)
 
 
 def is_before_ampere(gpu: str) -> bool:

@@ -13,6 +13,7 @@ from zeropods.plan.machines import GIGA, TERA, Machines
 from zeropods.plan.memory import plan_memory
 from zeropods.plan.shapes import CausalShape, causal_shape, t5_shape
 from zeropods.plan.workload import Workload, total
+from zeropods.tables import GIB
 from zeropods.techniques import ZeroSettings, technique_named
 
 # The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
@@ -77,10 +78,15 @@ class Published:
     def _remark(self, planned: float) -> str:
         low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
         if planned < (1 - TOLERANCE) * low:
-            return f"{low - planned:.1f} GB more were published: the allocator's cache, which nvidia-smi counts as used"
+            more = f"{_gib(low - planned):.1f} GiB more were published"
+            return f"{more}: the allocator's cache, which nvidia-smi counts as used"
         if planned > (1 + TOLERANCE) * high:
-            return f"{planned - high:.1f} GB fewer were published: this plan is too high there"
+            return f"{_gib(planned - high):.1f} GiB fewer were published: this plan is too high there"
         return f"within {TOLERANCE:.0%}"
+
+
+def _gib(gigabytes: float) -> float:
+    return gigabytes * GIGA / GIB
 
 
 def published(model: str | None = None) -> tuple[Published, ...]:

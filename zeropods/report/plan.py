@@ -13,7 +13,7 @@ from zeropods.plan.machines import GIGA
 from zeropods.plan.published import Published, beside, claims
 from zeropods.plan.workload import PARTS
 from zeropods.report.plots import Plot, drawn, legend_beside, new_axes
-from zeropods.tables import GIB, Table
+from zeropods.tables import GIB, Table, counted, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +24,8 @@ TIMES = {
     "offload_seconds": "GPU to host and back",
     "processor_seconds": "Adam on the processor",
 }
+
+LEGEND = "Memory is of one GPU: context is what CUDA itself takes; host is main memory of a pod, for all its processes."
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class PlanReport:
     def to_text(self, formulas: bool) -> str:
         """One table, what to choose, and the published runs beside it; every term if asked."""
         remark = self.plan.request.remark
-        parts = [str(self.table()), self.choice(), f"Note: {remark}.\n" if remark else ""]
+        parts = [str(self.table()), self.choice(), f"{wrapped(LEGEND)}\n", f"Note: {remark}.\n" if remark else ""]
         parts += [str(self.reference) if self.published else "", str(self.formulas()) if formulas else ""]
         return "\n".join(filter(None, parts)).rstrip()
 
@@ -53,7 +55,7 @@ class PlanReport:
         request = self.plan.request
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         title = (
-            f"{request.model}: {request.batch_size} rows of {tokens} tokens a process, "
+            f"{request.model}: {counted(request.batch_size, 'row')} of {tokens} tokens per process, "
             f"{request.precision}, on GPUs of {gib(request.gpu_memory_bytes)} GiB"
         )
         return Table.of(map(_line, self.plan.estimates), title)
@@ -63,15 +65,15 @@ class PlanReport:
         best, made = self.plan.best, self.plan.estimates
         if best is None:
             rows = max((estimate.largest_batch_size or 0 for estimate in made), default=0)
-            remedy = (
-                f"a batch of {rows} would" if rows else "no batch does: try bf16, more pods, gradient checkpointing"
-            )
-            return f"None fits; {remedy}."
-        where = "one process on one pod" if best.technique.is_alone else f"{best.pods} pods of {best.slots}"
+            remedy = "no batch does: try bf16, more pods, gradient checkpointing"
+            return f"None fits; {f'a batch of {rows:,} would' if rows else remedy}."
+        pods = f"{counted(best.pods, 'pod')} of {counted(best.slots, 'process')}"
+        where = "one process on one pod" if best.technique.is_alone else pods
         several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
         alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
         speed = f"{rate(best.samples_per_second)} samples/s"
-        return f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}.{alone}\n"
+        said = f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}."
+        return f"{wrapped(said)}{alone}\n"
 
     @property
     def reference(self) -> Table:
@@ -152,16 +154,16 @@ def _line(estimate: Estimate) -> dict[str, str]:
         checkpointing = "yes" if labels["gradient_checkpointing"] else "no"
         line |= {"attention": labels["attention"], "checkpointing": checkpointing}
     line["fits"] = "yes" if estimate.fits else "no"
-    line |= {part: gib(parts[part]) for part in (*PARTS, "total")}
+    line |= {f"{part} (GiB)": gib(parts[part]) for part in (*PARTS, "total")}
     line |= {
-        "host": gib(estimate.host_bytes),
-        "largest batch": str(estimate.largest_batch_size or "none"),
-        "step (s)": f"{estimate.time.seconds:.3g}",
+        "host (GiB)": gib(estimate.host_bytes),
+        "largest batch (rows)": str(estimate.largest_batch_size or "none"),
+        "step (s)": rate(estimate.time.seconds),
         "samples/s": rate(estimate.samples_per_second),
     }
     line |= {"tokens/s": rate(estimate.tokens_per_second)} if labels else {}
     for heading, value, unit in (
-        ("hours", estimate.total_seconds, 3600),
+        ("training (h)", estimate.total_seconds, 3600),
         ("cost of 1 M samples", estimate.cost_per_million_samples, 1),
         ("cost", estimate.cost, 1),
     ):
@@ -170,15 +172,15 @@ def _line(estimate: Estimate) -> dict[str, str]:
 
 
 def _published(row: Published) -> dict[str, str]:
-    found, low, high = row.to_json(), row.gigabytes_a_pod_low, row.gigabytes_a_pod_high
+    low, high = (f"{GIGA * size / GIB:.1f}" for size in (row.gigabytes_a_pod_low, row.gigabytes_a_pod_high))
     return {
         "technique": row.technique,
         "pods": str(row.pods),
-        "published GB": f"{low:g}" if low == high else f"{low:g}-{high:g}",
-        "planned GB": f"{found['planned_gigabytes']:.1f}",
-        "published step (s)": "" if row.step_seconds is None else f"{row.step_seconds:.3g}",
-        "planned step (s)": f"{found['planned_step_seconds']:.3g}",
-        "memory": str(found["remark"]),
+        "published (GiB)": low if low == high else f"{low}-{high}",
+        "planned (GiB)": f"{row.planned()[0] / GIB:.1f}",
+        "published step (s)": "" if row.step_seconds is None else rate(row.step_seconds),
+        "planned step (s)": rate(row.planned()[1]),
+        "memory": str(row.to_json()["remark"]),
     }
 
 
@@ -192,12 +194,14 @@ def name(estimate: Estimate) -> str:
 def gib(size: float) -> str:
     """Bytes in GiB, as people read them."""
     shown = size / GIB
-    return f"{shown:.2f}" if shown >= 1 else f"{shown:.3g}"
+    return f"{shown:,.2f}" if shown >= 1 else rate(shown)
 
 
 def rate(value: float) -> str:
     """A rate in digits that count, without an exponent."""
-    return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
+    if 0 < value < 0.0005:
+        return "0.000"
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.{3 if value < 1 else 4}g}"
 
 
 # Plans of a causal model at several lengths: what grows with the length, and what with its square.
@@ -215,7 +219,7 @@ class LengthPlans:
     def table(self) -> Table:
         """A line for each technique, way of training and length."""
         request = self.request
-        title = f"{request.model}: {request.batch_size} rows a process, {request.precision}"
+        title = f"{request.model}: {counted(request.batch_size, 'row')} per process, {request.precision}"
         ways = zip(*self.estimates.values(), strict=True)
         return Table.of([_at_length(*each) for way in ways for each in zip(self.estimates, way, strict=True)], title)
 
@@ -263,9 +267,9 @@ def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
     return {
         "way": name(estimate),
         "tokens": f"{length:,}",
-        "states": gib(sum(parts[part] for part in ("parameters", "gradients", "optimizer"))),
-        "buffers": gib(parts["buffers"]),
-        "activations": gib(parts["activations"]),
+        "states (GiB)": gib(sum(parts[part] for part in ("parameters", "gradients", "optimizer"))),
+        "buffers (GiB)": gib(parts["buffers"]),
+        "activations (GiB)": gib(parts["activations"]),
         "total (GiB)": gib(parts["total"]),
         "fits": "yes" if estimate.fits else "no",
         "tokens/s": rate(estimate.tokens_per_second),
@@ -285,4 +289,4 @@ def claims_table(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -
         {"what": each.what, "GB": f"{each.bytes / GIGA:,.1f}", "from": each.formula, "verdict": each.verdict}
         for each in claims(model, tokens, rows)
     )
-    return Table.of(lines, f"{model}: {tokens} tokens, {rows} rows")
+    return Table.of(lines, f"{model}: {counted(tokens, 'token')}, {counted(rows, 'row')}")

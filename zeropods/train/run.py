@@ -21,7 +21,7 @@ from zeropods.errors import UserError, terminable
 from zeropods.measure import environment
 from zeropods.measure.record import RankMeasurement, Record, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
-from zeropods.tables import GIB
+from zeropods.tables import GIB, counted
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
@@ -141,7 +141,7 @@ def closing_line(folder: Path, record: Record) -> str:
     split, score = score_of(folder) or ("", None)
     run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
     said = [
-        f"{record.steps:,} step{'s' * (record.steps != 1)}",
+        counted(record.steps, "step"),
         *(f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found),
     ]
     if isinstance(score, TextScore):
