@@ -130,6 +130,7 @@ SCRIPT = ["--", "script.py", "--outputdir", "run"]
     ("words", "said"),
     [
         (["pods", "up", "--count", "1", "--memory", "nan"], "memory: nan; expected a positive number"),
+        (["pods", "up", "--count", "1", "--nvidia-gpu", "-1"], "nvidia_gpu: -1; expected at least 0"),
         (["pods", "up", "--count", "1", "--seconds", "inf"], "seconds: inf; expected a positive number"),
         (["pods", "up", "--count", "1", "--name", ""], "cluster name '': expected 1 to 40 letters"),
         (["pods", "down", "--name", ""], "cluster name '': expected 1 to 40 letters"),

@@ -86,6 +86,8 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
 def is_claimed(folder: Path) -> bool:
     """Whether the run in a folder has done a step, as far as its records tell: the folder of one that has done none,
     because of a misspelled flag or a model that is not there, is free for a run with other settings."""
+    if not (folder / CONFIG).is_file():
+        return False
     records = [folder / RECORD, *(folder / "attempts").glob("*.json")]
     found = [read_json(path) for path in records if path.is_file()]
     did_nothing = all(each.get("steps") == 0 and each.get("ranks") for each in found)

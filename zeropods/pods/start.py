@@ -97,6 +97,8 @@ def up(
     for what, value in {**numbers, "seconds": seconds}.items():
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"{what}: {value}; expected a positive number")
+    if nvidia_gpu is not None and nvidia_gpu < 0:
+        raise UserError(f"nvidia_gpu: {nvidia_gpu}; expected at least 0")
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
     hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)

@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from zeropods.errors import UserError
 from zeropods.measure import environment, record
-from zeropods.measure.run_folder import CONFIG, Opening, is_claimed
+from zeropods.measure.run_folder import Opening, is_claimed
 from zeropods.programs import compile_in_turns
 from zeropods.techniques import TECHNIQUES, technique_of
 from zeropods.train import processes
@@ -146,7 +146,7 @@ def check_same_run(job: TrainingJob) -> None:
 
     Both may be meant for another number of pods. Other differences are `open_run`'s to find.
     """
-    if job.arguments.resume == "never" or not (job.folder / CONFIG).is_file() or not is_claimed(job.folder):
+    if job.arguments.resume == "never" or not is_claimed(job.folder):
         return
     before = record.read_config(job.folder)
     was, now = before.technique, job.technique
