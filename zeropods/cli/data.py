@@ -97,9 +97,7 @@ def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
 def _task_flags(verb: argparse.ArgumentParser) -> None:
     """Flags of some tasks only: not given, they are None."""
     verb.add_argument("--prompt", choices=["question", "schema"], help="text2sql: what is read (default: schema)")
-    verb.add_argument(
-        "--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: 96 or 256, by prompt)"
-    )
+    verb.add_argument("--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: by prompt)")
     verb.add_argument(
         "--plain-vocabulary", action="store_true", default=None, help="text2sql: do not add T5's missing characters"
     )
@@ -132,19 +130,13 @@ def readable_prepare(result: Result) -> str:
         f"tokenizer {result['tokenizer']} of {result['vocabulary_size']:,} tokens"
     ]
     for name, split in result["splits"].items():
-        sides = [("source", "target"), ("source",)][result["task"] != "text2sql"]
-        said = [
-            f"{'' if len(sides) == 1 else f'{side} '}{split[side]['mean']:.1f} tokens in the mean, "
-            f"{split[side]['max']:,} at most"
-            for side in sides
-        ]
-        faults = {
-            "rows were cut": sum(split[side]["truncated_rows"] for side in sides),
-            "rows have a character that the tokenizer does not know": split["source"]["rows_with_unknown"],
-            "targets do not come back from their tokens": split["targets_lost"],
-        }
-        said += [f"{number:,} {what}" for what, number in faults.items() if number]
-        lines.append(f"{name}: {split['rows']:,} rows; {'; '.join(said)}")
+        said = [f"{name}: {split['rows']:,} rows"]
+        for side in ("source", "target")[: 2 if result["task"] == "text2sql" else 1]:
+            found, cut = split[side], split[side]["truncated_rows"]
+            said.append(f"{side} {found['mean']:.1f} tokens in the mean, {found['max']:,} at most")
+            said += [f"{cut:,} were cut"] if cut else []
+        lost = {"with unknown characters": split["source"]["rows_with_unknown"], "lost": split["targets_lost"]}
+        lines.append("; ".join([*said, *(f"{number:,} rows {what}" for what, number in lost.items() if number)]))
     return "\n".join(lines)
 
 

@@ -47,22 +47,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     job("--sbatch-option", action="append", metavar="OPTION", help="another one: --sbatch-option=--qos=high")
     flag("--export", action="append", default=[], metavar="VARIABLE", help="ranks get it as it is here; repeatable")
     flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
-    flag(
-        "--step-timeout",
-        type=float,
-        metavar="SECONDS",
-        help="end a run that does no step for so long; 0: never (default: by its own steps)",
-    )
-    flag(
-        "--restarts",
-        type=int,
-        metavar="N",
-        help="go on so often by itself after a lost pod or a killed rank (default: 0)",
-    )
+    flag("--step-timeout", type=float, metavar="SECONDS", help="the same of a step; 0: never (default: by its steps)")
+    flag("--restarts", type=int, metavar="N", help="go on so often after a lost pod or a killed rank (default: 0)")
     flag("--min-pods", type=int, metavar="M", help="go on with at least M pods (default: 1)")
-    flag(
-        "--questions", type=int, metavar="N", help="let the model answer N test questions, and score it (default: none)"
-    )
+    flag("--questions", type=int, metavar="N", help="score the model on N test questions (default: none)")
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py, with its own flags")
     verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"

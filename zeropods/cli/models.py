@@ -23,15 +23,8 @@ from zeropods.tables import progress
 if TYPE_CHECKING:
     from zeropods.cli import Result
 
-MEASURES = {
-    "execution_accuracy": "execution",
-    "logical_form_accuracy": "logical form",
-    "exact_match": "exact match",
-    "f1": "F1",
-    "perplexity": "perplexity",
-    "loss": "loss",
-}
-"""Measures of scores in the order in which they are said, with what people call them."""
+MEASURES = ("execution_accuracy", "logical_form_accuracy", "exact_match", "f1", "perplexity", "loss")
+"""Measures of scores in the order in which they are said."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -87,19 +80,12 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """The flags of every verb that reads a split."""
     flag("--data", required=required, metavar="DIR", help=data)
-    flag(
-        "--split", required=required, metavar="NAME", help="such as test or dev" + (" (default: test)" * (not required))
-    )
+    flag("--split", required=required, metavar="NAME", help="such as dev" + " (default: test)" * (not required))
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
     """The flags of every verb that asks a model about a split."""
-    flag(
-        "--max-seq-length",
-        type=whole,
-        metavar="N",
-        help="causal models: tokens of a prompt and its answer, or of a block (default: as trained)",
-    )
+    flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens of a row or block (default: as trained)")
     flag("--batch-size", type=int, metavar="N", help=f"at once: {batch}")
     flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the arithmetic")
     flag("--limit", type=int, metavar="N", help=f"only the first N {unit} (default: all)")
@@ -156,14 +142,11 @@ def predict_text(result: Result) -> str:
 
 def score_text(score: Result) -> str:
     """A score in a sentence, and one for each group of tables: measures with their 95 % intervals."""
-    intervals = score.get("intervals", {})
-    measures = {name: score[name] for name in MEASURES if score.get(name) is not None}
+    measures = {name.removesuffix("_accuracy"): score[name] for name in MEASURES if score.get(name) is not None}
+    spans = {name.removesuffix("_accuracy"): span for name, span in score.get("intervals", {}).items() if span}
     measures |= {**(score.get("rouge") or {}), **score.get("own_metrics", {})}
-    said = []
-    for name, value in measures.items():
-        low_high = intervals.get(name)
-        interval = "" if low_high is None else f" [{low_high[0]:.3f}, {low_high[1]:.3f}]"
-        said.append(f"{MEASURES.get(name, name)} {value:,.3f}{interval}")
+    interval = {name: " [{:.3f}, {:.3f}]".format(*spans.get(name, ())) for name in measures if name in spans}
+    said = [f"{name.replace('_', ' ')} {value:,.3f}{interval.get(name, '')}" for name, value in measures.items()]
     if score.get("unparseable"):
         said.append(f"no query in {score['unparseable']:,}")
     number = f"{score['tokens']:,} tokens" if "tokens" in score else f"{score['examples']:,} answers"

@@ -26,14 +26,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     for flag, read, metavar, text in FLAGS:
         needed = flag == "--model"
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=needed)
-    verb.add_argument(
-        "--technique",
-        action="append",
-        dest="techniques",
-        default=[],
-        metavar="NAME",
-        help="only this one; repeatable (default: all)",
-    )
+    one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
+    verb.add_argument("--technique", action="append", **one)
     verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
@@ -172,12 +166,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--label-length", whole, "TOKENS", "causal: with a loss (default: all but one)"),
     ("--attention", str, "NAME", "causal: eager, sdpa, flash_attention_2, or all to compare them (default: sdpa)"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
-    (
-        "--gradient-checkpointing",
-        _truth,
-        "BOOL",
-        "True, False, or both (default: False)",
-    ),
+    ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
     ("--bucket-size", whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (default: 1e7)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 1.1)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),

@@ -19,7 +19,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
 from zeropods.files import check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
-from zeropods.plan.shapes import Shape, causal_shape, t5_shape
+from zeropods.plan.shapes import causal_shape, t5_shape
 from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -212,10 +212,6 @@ class RunArguments:
             )
         return str(Path(self.init) / "model")
 
-    def shape_named(self, name: str) -> Shape:
-        """The shape of a model of the script's kind; `UserError` where none is known."""
-        raise NotImplementedError
-
     def manifest(self) -> Manifest | None:
         """That of the prepared set, checked against the flags; None for raw data, which are looked for."""
         raise NotImplementedError
@@ -224,7 +220,8 @@ class RunArguments:
         """Refuse a model and data that are not there or do not fit each other. No hub is asked: a run will do that."""
         manifest, rows = self.manifest(), None
         if self.init == "random":
-            name, rows = self.model_id, self.shape_named(self.model_id).vocabulary
+            shape_of = t5_shape if isinstance(self, TextToSQLArguments) else causal_shape
+            name, rows = self.model_id, shape_of(self.model_id).vocabulary
         else:
             name = self.source
             check_weights(Path(name))
@@ -282,10 +279,6 @@ class TextToSQLArguments(RunArguments):
         if self.deepspeed is not None or self.gradient_checkpointing:
             other = "--gradient_checkpointing True" if self.deepspeed is None else f"--deepspeed {self.deepspeed}"
             raise UserError(f"--compile graphs {other}: cannot be recorded as a graph; take --compile blocks")
-
-    def shape_named(self, name: str) -> Shape:
-        """The shape of a T5."""
-        return t5_shape(name)
 
     def manifest(self) -> Manifest:
         """That of the set at `--dataset_path`."""
@@ -354,10 +347,6 @@ class CausalArguments(RunArguments):
         super().__post_init__()
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("--loss_on answer: the text of --task lm has no answers; leave it out")
-
-    def shape_named(self, name: str) -> Shape:
-        """The shape of a causal model."""
-        return causal_shape(name)
 
     def manifest(self) -> Manifest | None:
         """That of the set at `--data`, whose settings the flags may not contradict; None for raw data."""
