@@ -99,6 +99,10 @@ def test_the_same_again_is_the_same_cluster_and_other_settings_are_refused(home:
     assert pods.up(2, name="one") == cluster
     with pytest.raises(UserError, match=r"one: is up with other settings \(count 2 -> 1\)"):
         pods.up(1, name="one")
+    hostfile = home.parent / "hosts"
+    hostfile.write_text("127.0.0.1 slots=1\n")
+    with pytest.raises(UserError, match=r"count 2 -> 1, .*hosts none -> 127\.0\.0\.1 slots=1"):
+        pods.up(hostfile=hostfile, name="one")
 
 
 def test_a_dead_cluster_is_replaced_and_the_old_one_does_not_end_the_new(home: Path) -> None:

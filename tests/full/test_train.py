@@ -193,6 +193,8 @@ def test_weights_that_are_not_there_are_named(
     here = ("--init", "pretrained", "--dataset_path", prepared)
     assert "no weights" in refused(capsys, *here, "--model_id", tmp_path / "empty", "--outputdir", tmp_path / "a")
     assert "cannot be loaded" in refused(capsys, *here, "--model_id", "nobody/nothing", "--outputdir", tmp_path / "b")
+    # A user reads it: no name of an exception.
+    assert (read_record(tmp_path / "b").reason or "").startswith("--model_id 'nobody/nothing': cannot be loaded")
 
 
 def test_a_model_with_another_tokenizer_is_refused(
