@@ -32,7 +32,16 @@ from typing import NoReturn
 from zeropods.launch.command import PROJECT, RUN
 from zeropods.pods.leases import PLACE
 from zeropods.pods.processes import make_private_folder, reap
-from zeropods.programs import bound_argv, child_environment, end_with_parent, use_own_cache, wait_passively
+from zeropods.programs import (
+    bound_argv,
+    child_environment,
+    compile_in_turns,
+    end_with_parent,
+    extension_cache,
+    own_programs_first,
+    use_own_cache,
+    wait_passively,
+)
 from zeropods.train import quick_imports
 
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
@@ -43,7 +52,11 @@ MESSAGE_BYTES = 1 << 18
 FOLDER = "zeropods-forks-"
 """How the names of folders begin that hold a socket."""
 POLL_SECONDS = 0.02
+IDLE_SECONDS = 900.0
+"""A server that nobody asks for so long ends: it holds a third of a GiB."""
 PACKAGE = Path(__file__).parents[1]
+OFFLOAD = "cpu_adam"
+"""DeepSpeed's compiled optimizer."""
 IMPORTED = (
     *("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed"),
     *("torch.utils.tensorboard", "pyarrow"),
@@ -169,7 +182,7 @@ class ForkServer:
         """Of each fork, by its number."""
 
     def serve(self) -> None:
-        """Fork until the code that was imported is older than its files, and the last fork has ended."""
+        """Fork until nobody asks, or the code is older than its files; the last fork has ended then."""
         woken, self._wake = socket.socketpair()
         for end in (woken, self._wake):
             end.setblocking(False)
@@ -178,7 +191,10 @@ class ForkServer:
         self._selector.register(woken, selectors.EVENT_READ, lambda: self._reap(woken))
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         while self._connections or newest_source() == self._newest:
-            for key, _ in self._selector.select():
+            events = self._selector.select(IDLE_SECONDS)
+            if not events and not self._connections:
+                return
+            for key, _ in events:
                 key.data()
 
     def _accept(self) -> None:
@@ -285,6 +301,7 @@ def main() -> None:
     if has_gpus():
         return
     wait_passively()
+    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     server = ForkServer(Path(sys.argv[1]))
     with quick_imports():
@@ -292,6 +309,10 @@ def main() -> None:
             import_module(name)
     # transformers makes this table at the first model that it loads, in a second.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
+    if (extension_cache() / OFFLOAD / f"{OFFLOAD}.so").is_file():
+        # Offload needs it: to see that it is compiled takes longer than to load it.
+        compile_in_turns()
+        import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
     server.serve()
 
 

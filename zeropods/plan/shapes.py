@@ -320,13 +320,14 @@ T5_SHAPES = {
     "t5-tiny": T5Shape(d_model=128, d_kv=32, d_ff=512, layers=2, heads=4, vocabulary=1_024),
     "t5-large-tiny": T5Shape(d_model=256, d_kv=32, d_ff=1_024, layers=4, heads=8, vocabulary=1_024),
     "t5-3b-tiny": T5Shape(d_model=256, d_kv=64, d_ff=2_048, layers=4, heads=8, vocabulary=1_024),
+    "t5-efficient-mini": T5Shape(d_model=384, d_kv=64, d_ff=1_536, layers=4, heads=8),
     "t5-small": T5Shape(d_model=512, d_kv=64, d_ff=2_048, layers=6, heads=8),
     "t5-base": T5Shape(d_model=768, d_kv=64, d_ff=3_072, layers=12, heads=12),
     "t5-large": T5Shape(d_model=1_024, d_kv=64, d_ff=4_096, layers=24, heads=16),
     "t5-3b": T5Shape(d_model=1_024, d_kv=128, d_ff=16_384, layers=24, heads=32),
 }
 """The `-tiny` ones are ours: `t5-tiny` for the embedded job, the others for trials of what is run with larger models.
-Those without are the published ones."""
+Those without are the published ones; `t5-efficient-mini` is of Tay et al. 2021, arXiv:2109.10686."""
 
 
 def _tiny(family: str, kv_heads: int, tied: bool = True) -> CausalShape:

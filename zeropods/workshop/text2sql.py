@@ -46,11 +46,11 @@ SHORT: Flags = {
     "warmup_steps": 0,
 }
 """Flags of a run that goes on with a trained model for a few steps; clocks of several pods differ."""
-TINY_STEPS, SHORT_STEPS = 20, 200
+TINY_STEPS, SHORT_STEPS = 16, 200
 """Steps of such a run: long enough for a rate."""
 PODS_OF_A_BATCH = 3
 MATRIX_SECONDS = 1_800
-STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 1, 2, 24
+STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 1, 2, 6
 """Of the runs that show what ZeRO does to memory: rows per pod, optimizer steps, examples of each split."""
 
 
@@ -81,7 +81,7 @@ class Workshop(WorkshopSettings):
     """Number of pods that 03 starts."""
     repeats: int = setting("repeats", default=3, read=int)
     """How often the matrix of 03 runs each of its cells."""
-    states_model: str = setting("states_model", default="t5-small")
+    states_model: str = setting("states_model", default="t5-efficient-mini")
     """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
     questions: int = setting("questions", default=400, read=int)
     """Number of questions that each trained model answers."""
