@@ -17,6 +17,8 @@ from zeropods.programs import in_kernel
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+LEAST, MOST = 1e-15, 1e15
+"""What a flag may say; products and quotients of such numbers are still finite."""
 GIB, MIB = 2**30, 2**20
 """Bytes of the units in which people read memory; records hold bytes."""
 
@@ -158,6 +160,31 @@ class Help(argparse.HelpFormatter):
         is_plain = isinstance(default, str | int | float) and action.nargs != 0
         says_it = default == argparse.SUPPRESS or "(default: " in text
         return f"{text} (default: %(default)s)" if is_plain and not says_it else text
+
+
+def number(text: str, least: float = LEAST) -> float:
+    """A number, `5e8` as well, of a size that arithmetic can hold."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.40}; expected a number") from None
+    if not least <= value <= MOST:
+        more = "more than 0" if value <= 0 < least else f"{least:g} to {MOST:g}"
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected {more}")
+    return value
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1."""
+    value = number(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text:.40}; expected a whole number")
+    return int(value)
+
+
+def not_negative(text: str) -> float:
+    """A number that may be 0."""
+    return number(text, least=0)
 
 
 # One progress bar, on a terminal and in a notebook; nothing elsewhere.

@@ -14,11 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.cli.plan import whole
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
 from zeropods.files import out_file, out_folder
-from zeropods.tables import progress
+from zeropods.tables import progress, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result

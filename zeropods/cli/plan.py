@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.tables import GIB
+from zeropods.tables import GIB, not_negative, number, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.plan.estimate import Request
 
 SECONDS_PER_HOUR = 3_600
-LEAST, MOST = 1e-15, 1e15
-"""What a flag may say; products and quotients of such numbers are still finite."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -95,31 +93,6 @@ def request_of(arguments: argparse.Namespace) -> Request:
     zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
     given |= {"machines": Machines(**machines), "zero": ZeroSettings(**zero), "techniques": tuple(given["techniques"])}
     return request_for(**{field.name: given[field.name] for field in fields(Request) if field.name in given})
-
-
-def number(text: str, least: float = LEAST) -> float:
-    """A number, `5e8` as well, of a size that arithmetic can hold."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.40}; expected a number") from None
-    if not least <= value <= MOST:
-        more = "more than 0" if value <= 0 < least else f"{least:g} to {MOST:g}"
-        raise argparse.ArgumentTypeError(f"{text:.40}; expected {more}")
-    return value
-
-
-def whole(text: str) -> int:
-    """A whole number of at least 1."""
-    value = number(text)
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text:.40}; expected a whole number")
-    return int(value)
-
-
-def not_negative(text: str) -> float:
-    """A number that may be 0."""
-    return number(text, least=0)
 
 
 def _gibibytes(text: str) -> int:

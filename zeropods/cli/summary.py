@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.cli.plan import not_negative
 from zeropods.errors import UserError
 from zeropods.files import out_folder
 from zeropods.measure.run_folder import LOCK, RECORD
+from zeropods.tables import not_negative
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
