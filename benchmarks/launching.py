@@ -23,7 +23,7 @@ from zeropods.workshop import TINY
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = ROOT / "tests" / "full" / "rank.py"
-ROUNDS, STARTS = 3, 5
+ROUNDS, STARTS, CROWD = 3, 5, 16
 LIMIT_SECONDS = 300
 
 
@@ -48,6 +48,12 @@ def measure(work: Path) -> list[Figure]:
         )
     finally:
         cluster.down()
+    crowd = pods.up(CROWD, name="crowd")
+    try:
+        over_crowd = partial(launch, crowd, deepspeed=ROOT / "dsconfig" / "zero1.json")
+        first, later = (_first_step_seconds(over_crowd, work / "tiny", work / f"crowd-{round_}") for round_ in range(2))
+    finally:
+        crowd.down()
     own, total = statistics.median(one), statistics.median(three)
     added = statistics.median(supervised) - statistics.median(bare)
     return [
@@ -75,6 +81,16 @@ def measure(work: Path) -> list[Figure]:
                 note=f"median of {STARTS}, alternating",
             )
             for said, seconds in (("1 pod", alone), ("3 pods, zero1", together))
+        ),
+        *(
+            Figure(
+                name=f"t5-tiny: from the call to the first step, {CROWD} pods here, {said}",
+                value=seconds,
+                unit="s",
+                asked="-",
+                note="once",
+            )
+            for said, seconds in (("their first launch", first), ("their second", later))
         ),
     ]
 
