@@ -204,6 +204,17 @@ def test_a_file_that_has_gone_is_asked_for_again(tmp_path: Path) -> None:
         uploaded(tmp_path / "cats.csv")
 
 
+@pytest.mark.parametrize(
+    ("asked", "read"),
+    [("over 72,5?", "over 72.5?"), ("1.234,50 of 3", "1234.50 of 3"), *[(s, s) for s in ("1,234", "1, 2", "1,2,3")]],
+)
+def test_a_number_with_a_decimal_comma_is_asked_with_a_point(tmp_path: Path, asked: str, read: str) -> None:
+    table(tmp_path, "Team;Points\nA;72,5\nB;80,25\n")
+    site = Site((a_model(tmp_path / "model"),))
+    answer = site.ask("gone", "", "", str(tmp_path / "pets.csv"), f"Which team has {asked}")
+    assert f"Which team has {read}<" in answer
+
+
 # A visitor's question and query.
 
 CATS = SQLTable("cats", ("Name", "Age"), ("text", "real"), (("Tom", 3), ("Kit", 5), ("<b>Mia</b>", 2)))

@@ -148,7 +148,8 @@ def test_a_plan_by_length_has_a_line_for_each_way_and_length() -> None:
     made = length_plans("llama-tiny", [128, 256], attention="all", precision="bf16", techniques=("zero3",))
     assert len(made.table.rows) == 6
     assert made.plot.text == "planned memory of one GPU at 128, 256 tokens"
-    assert "1,348 GiB" in str(claims_table())
+    assert "1,348 GiB" in str(claims_table()) and claims_table().header[1] == "GiB"
+    assert claims_table().rows[1][1] == "119.21" and " GB" not in str(claims_table())
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     evil = "<script>alert('x')</script>"
     write_run(folder / "a", a_failed_record("failed", f"'>{evil}", model_id=evil, run_id="a"))
-    write_run(folder / "b", a_record(), score_test=a_score())
+    where = {"hardware": {"cpu": "a CPU", "cores": 2}, "versions": {"torch": "2.9", "deepspeed": None}}
+    write_run(folder / "b", a_record(**where), score_test=a_score())
     summarize([folder], folder / "summary")
     return folder / "summary"
 
@@ -236,3 +237,8 @@ def test_the_answers_come_first_and_the_picture_before_the_tables(report: Path) 
         text.index(each["question"]) for each in answers
     )
     assert text.startswith("- **Does it fit?** ") and len(answers) == 4
+
+
+def test_the_page_says_when_and_on_what_was_measured_and_where_figures_are_defined(report: Path) -> None:
+    said = "Measured: 2026-01-02; 2 cores of a CPU; torch 2.9. Each figure is defined in docs/figures.md of zeropods."
+    assert [name for name in ("index.html", "summary.md") if said not in (report / name).read_text()] == []

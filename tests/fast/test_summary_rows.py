@@ -71,6 +71,8 @@ def test_a_technique_of_ones_own_is_shown_with_the_keys_that_make_it_so(tmp_path
         ),
         ({"versions": {"python": "9"}}, ["versions python: 3.11.4 (A); 9 (B)"]),
         (identity(learning_rate=0.1), ["learning_rate: not recorded (A); 0.1 (B)"]),
+        (identity(max_train_seconds=0.0), ["max_train_seconds: not recorded (A); no limit (B)"]),
+        (identity(max_steps=-1), ["max_steps: not recorded (A); no limit (B)"]),
         (PROFILED, ["profiler: false (A); true (B)"]),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 
 from tests.made import a_config, a_rank, a_record, write_run
 from zeropods.cli import main, parser
+from zeropods.cli.pods import readable_list
 
 DATA = Path(__file__).parent / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
@@ -56,7 +57,10 @@ WIDE = {
     ),
     "terms": (["plan", "--model", "bloom-560m", "--formulas"], ["technique", "formula"]),
     "profile": (["profile", REPORTS[0], "--depth", 2, "--against", REPORTS[1]], ["lm_head", "ratio", "T5LayerNorm"]),
-    "summary": (["summary", "runs", "--out", "out"], ["throughput", "a-model-with-a-long-name-2", "what confounds it"]),
+    "summary": (
+        ["summary", "runs", "--out", "out"],
+        ["throughput", "a-model-with-a-long-name-2", "What makes each hard to compare"],
+    ),
 }
 
 
@@ -87,6 +91,12 @@ def test_units_of_a_profile_stand_in_the_headings(capsys: pytest.CaptureFixture[
     assert re.search(r"\| part of an iteration +\| time \(ms\) +\| share \(%\) +\|", said)
     assert re.search(r"\| forward +\| 55\.98 +\| 37\.0 +\|", said)
     assert re.search(r"\| Linear +\| 33 +\| 568\.29\d* +\| 94\.4 +\| 34\.88\d* +\|", said)
+
+
+def test_the_list_of_pods_has_its_units_in_words() -> None:
+    pod = {"pod": "pod1", "status": "ready", "runs": {}, "lease_seconds_left": 59.6}
+    said = readable_list({"clusters": [{"name": "pods", "hostfile": "hosts", "pods": [pod]}]})
+    assert re.search(r"\| runs \| lease left \(s\) \|\n.*\n.*\| 60 +\|", said)
 
 
 def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(

@@ -168,6 +168,7 @@ def _described(cluster: Cluster) -> Result:
 
 
 def _row(pod: Result) -> Result:
+    shown = {key: value for key, value in pod.items() if key != "lease_seconds_left"}
     left = pod["lease_seconds_left"]
     runs = ", ".join(f"{run} ({processes} processes)" for run, processes in pod["runs"].items())
-    return {**pod, "runs": runs or "-", "lease_seconds_left": "-" if left is None else f"{left:.0f}"}
+    return {**shown, "runs": runs or "-", "lease left (s)": "-" if left is None else f"{left:.0f}"}

@@ -34,6 +34,8 @@ SEPARATOR = re.compile(r'\s*"?sep=([;\t|,])"?[ \t]*\r?(?=\n|$)', re.IGNORECASE)
 NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?\d{1,2})?")
 """A leading zero, as in a postcode, makes a name of it."""
 DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?")
+QUESTION_COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![.,]?\w)")
+"""Three digits behind a comma would be thousands."""
 
 Line = tuple[int, list[str]]
 """Number and cells of a line that is not blank."""
@@ -125,6 +127,11 @@ def _check_header(name: str, header: list[str]) -> None:
 def _all(kind: re.Pattern[str], column: Sequence[str]) -> bool:
     cells = list(filter(None, column))
     return bool(cells) and all(kind.fullmatch(cell) for cell in cells)
+
+
+def decimal_points(text: str) -> str:
+    """A text whose numbers that can only have a decimal comma (`72,5`, `1.234,50`) are written with a point."""
+    return QUESTION_COMMA.sub(lambda found: _with_point(found[0]), text)
 
 
 def _with_point(cell: str) -> str:

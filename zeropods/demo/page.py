@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from zeropods.data.own_data import decimal_points
 from zeropods.data.wikisql import Cell, Example, SQLTable
 from zeropods.demo.answering import (
     MAX_BYTES,
@@ -274,7 +275,7 @@ class Site:
         try:
             line = checked(question)
             if own:
-                table = uploaded(Path(own))
+                table, line = uploaded(Path(own)), decimal_points(line)
             else:
                 tables = self.tables(label)
                 table = tables.table(id_)

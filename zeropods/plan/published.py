@@ -172,7 +172,7 @@ def _activations(shape: CausalShape, tokens: int, rows: int) -> tuple[Claim, ...
 
     def planned(what: str, verdict: str, attention: str, checkpointing: bool = False) -> Claim:
         terms = activations(replace(work, attention=attention, checkpointing=checkpointing)).terms()
-        return Claim(what, total(terms), "; ".join(f"{t.name} {t.bytes / GIGA:.4g} GB" for t in terms), verdict)
+        return Claim(what, total(terms), "; ".join(f"{t.name} {t.bytes / GIB:.4g} GiB" for t in terms), verdict)
 
     return (
         Claim("activations, as claimed", 1.35 * TERA, "",

@@ -273,7 +273,9 @@ def _facts(entry: Entry) -> Values:
 
 # What rows differ in besides technique and pods, so that nobody compares what cannot be compared.
 
-NOT_RECORDED, BY_DEFAULT = "not recorded", "by default"
+NOT_RECORDED, BY_DEFAULT, NO_LIMIT = "not recorded", "by default", "no limit"
+LIMITS = ("max_steps", "max_train_steps", "max_train_seconds")
+"""Flags of which -1 or 0 means that there is none."""
 SHOWN_VALUES = 5
 """Of one setting; the rest is counted."""
 SHOWN_LETTERS = 60
@@ -300,7 +302,9 @@ def differences(groups: Sequence[Group]) -> list[str]:
                 of_row = groups[number].settings
                 if is_of(name, of_row):
                     absent = BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED
-                    values.setdefault(_shortened(of_row.get(name, absent)), []).append(number)
+                    value = of_row.get(name, absent)
+                    text = NO_LIMIT if name in LIMITS and value in (-1, 0) else _shortened(value)
+                    values.setdefault(text, []).append(number)
             if len(values) > 1:
                 lines.append(f"{name}: {_listed(values, groups)}")
     return lines

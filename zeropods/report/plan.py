@@ -286,7 +286,7 @@ def _finished(axes: Axes, title: str, text: str) -> Plot:
 def claims_table(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -> Table:
     """Published claims about large models, and what is right; `UserError` for a model without FlashAttention."""
     lines = (
-        {"what": each.what, "GB": f"{each.bytes / GIGA:,.1f}", "from": each.formula, "verdict": each.verdict}
+        {"what": each.what, "GiB": gib(each.bytes), "from": each.formula, "verdict": each.verdict}
         for each in claims(model, tokens, rows)
     )
     return Table.of(lines, f"{model}: {counted(tokens, 'token')}, {counted(rows, 'row')}")

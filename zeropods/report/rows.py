@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
-from zeropods.measure.record import PHASES
+from zeropods.measure.record import PHASES, RunConfig
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.figures import Values
 from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, compared_rows, row_letters
@@ -143,7 +143,7 @@ def _line(group: Group, label: str, scaling: Scaling) -> Values:
     return {
         **values,
         "label": label,
-        "hardware": _hardware(group),
+        "hardware": hardware_text(group.first.config),
         "speed_text": _speed_text(values),
         "processes": values["world_size"] if values["samples_per_second"] is not None else None,
         "sharing": f"{pods} on {machines}" if machines is not None and machines < pods else None,
@@ -153,9 +153,9 @@ def _line(group: Group, label: str, scaling: Scaling) -> Values:
     }
 
 
-def _hardware(group: Group) -> str:
-    """What a row ran on, in a few words; an empty text where nothing is known."""
-    hardware = group.first.config.hardware if group.first.config else {}
+def hardware_text(config: RunConfig | None) -> str:
+    """What a run ran on, in a few words; an empty text where nothing is known."""
+    hardware = config.hardware if config else {}
     if hardware.get("gpus"):
         return " and ".join(sorted(set(hardware["gpus"])))
     return f"{hardware['cores']} cores of {hardware['cpu']}" if {"cores", "cpu"} <= hardware.keys() else ""

@@ -15,6 +15,7 @@ from string import Template
 from typing import Any
 
 from zeropods.files import writing
+from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
 from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
 from zeropods.report.figures import Values, is_resumed
@@ -40,21 +41,23 @@ from zeropods.report.plots import (
     throughput_plot,
     use_over_time,
 )
-from zeropods.report.rows import SETTINGS_TITLE, row_json, row_lines, tables
-from zeropods.tables import Table, markdown_text
+from zeropods.report.rows import SETTINGS_TITLE, hardware_text, row_json, row_lines, tables
+from zeropods.tables import GIB, Table, markdown_text
 
 PAGE = Path(__file__).with_name("page.html")
 TITLE = "Runs side by side"
-REMARKS = "To know before reading the tables:"
+REMARKS = "To know about the runs:"
 DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between rows that do:"
 ALLOWED = "Rows differ in more than technique and pods. Ratios between rows that do were asked for, and carry a *:"
 REFERENCE = Path(__file__).parents[1] / "plan" / "published.csv"
 REFERENCE_TITLE = "Published elsewhere: A100-40GB pods, 3 epochs of WikiSQL"
 REFERENCE_NOTE = (
     "Measured by others on other hardware; memory was read off screenshots of nvidia-smi. "
-    "For orientation only: no ratio is drawn to these rows."
+    "For orientation only: no ratio is drawn to these rows. What makes each hard to compare:"
 )
 NOT_PUBLISHED = "n/a"
+VERSIONS = ("zeropods", "torch", "deepspeed", "transformers")
+DEFINED = "Each figure is defined in docs/figures.md of zeropods."
 
 
 def summarize(
@@ -181,6 +184,19 @@ class Summary:
             ),
         ]
 
+    def origin(self) -> str:
+        """When, on what and with which versions the runs were made, and where their figures are defined."""
+        configs = [entry.config for entry in self.entries if entry.config is not None]
+        days = sorted(config.started_at[:10] for config in configs)
+        versions = {f"{name} {c.versions[name]}" for c in configs for name in VERSIONS if c.versions.get(name)}
+        said = [
+            " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+            " and ".join(sorted({hardware_text(config) for config in configs} - {""})),
+            ", ".join(sorted(versions)),
+        ]
+        known = "; ".join(filter(None, said))
+        return f"{f'Measured: {known}. ' if known else ''}{DEFINED}"
+
     def differences(self) -> list[str]:
         """A line for each setting besides technique and pods in which rows differ."""
         return differences(self.groups)
@@ -202,13 +218,18 @@ class Summary:
         }
 
     def to_markdown(self) -> str:
-        """The answers, the tables, and below them what to know before reading them."""
-        return f"{self.answers().to_markdown()}\n{self.to_text(Table.to_markdown)}"
+        """The answers, where the figures come from, the tables, and below them what to know before reading them."""
+        return f"{self.answers().to_markdown()}\n{self.origin()}\n\n{self.to_text(Table.to_markdown)}"
 
     def to_text(self, shown: Callable[[Table], str] = str) -> str:
         """The tables, and below them what to know before reading them."""
         lists = [_markdown_list(title, items) for title, items in self._lists.items()]
-        parts = [*map(shown, self.tables), *lists, shown(reference_table(self.reference)), f"{REFERENCE_NOTE}\n"]
+        parts = [
+            *map(shown, self.tables),
+            *lists,
+            shown(reference_table(self.reference)),
+            _markdown_list(REFERENCE_NOTE, self._confounders),
+        ]
         return "\n".join(part for part in parts if part)
 
     def to_csv(self) -> str:
@@ -230,10 +251,11 @@ class Summary:
             f"<details><summary>{escape(table.title)}</summary>{replace(table, title='').to_html()}</details>"
             for table in self.tables[last:]
         )
-        reference = f"{reference_table(self.reference).to_html()}<p>{REFERENCE_NOTE}</p>"
+        reference = f"{reference_table(self.reference).to_html()}{_html_list(REFERENCE_NOTE, self._confounders)}"
         body = (
-            f"<h1>{TITLE}</h1>{self.answers()._repr_html_()}<figure class='first'>{first}</figure>"
-            f"{shown}{self._lists_html()}{folded}<h2>Plots</h2><div class='plots'>{plots}</div>{reference}"
+            f"<h1>{TITLE}</h1>{self.answers()._repr_html_()}<p>{escape(self.origin())}</p>"
+            f"<figure class='first'>{first}</figure>{shown}{self._lists_html()}{folded}"
+            f"<h2>Plots</h2><div class='plots'>{plots}</div>{reference}"
         )
         return Template(PAGE.read_text(encoding="utf-8")).substitute(title=escape(TITLE), body=body)
 
@@ -275,6 +297,10 @@ class Summary:
     def _lists(self) -> Mapping[str, list[str]]:
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
 
+    @property
+    def _confounders(self) -> list[str]:
+        return [f"{row['model']} {row['technique']} x{row['pods']}: {row['confounders']}" for row in self.reference]
+
     def _repr_html_(self) -> str:
         return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), self._lists_html()])
 
@@ -283,21 +309,23 @@ class Summary:
 
 
 def reference_table(rows: Iterable[dict[str, str]]) -> Table:
-    """The published rows as people read them: figures of other hardware, with what confounds each."""
+    """The published rows as people read them: figures of other hardware."""
     return Table.of((_reference_line(row) for row in rows), REFERENCE_TITLE)
 
 
 def _reference_line(row: dict[str, str]) -> dict[str, str]:
-    low, high = row["gigabytes_a_pod_low"], row["gigabytes_a_pod_high"]
+    gigabytes = (row["gigabytes_a_pod_low"], row["gigabytes_a_pod_high"])
     return {
         "model": row["model"],
         "technique": row["technique"],
         "pods": row["pods"],
         "training (s)": f"{float(row['train_seconds']):,.1f}" if row["train_seconds"] else NOT_PUBLISHED,
         "samples/s": row["samples_per_second"] or NOT_PUBLISHED,
-        "memory of each pod (GB)": (low if low == high else f"{low}-{high}") or NOT_PUBLISHED,
+        "memory of each pod (GiB)": "-".join(
+            dict.fromkeys(f"{float(each) * GIGA / GIB:.1f}" for each in gigabytes if each)
+        )
+        or NOT_PUBLISHED,
         "batch": row["effective_batch_size"] or NOT_PUBLISHED,
-        "what confounds it": row["confounders"],
     }
 
 
