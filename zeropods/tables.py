@@ -88,11 +88,12 @@ class Table:
         from rich.table import Table as Drawing
         from rich.text import Text
 
-        cells = [max((len(line) for row in self.rows for line in row[n].splitlines()), default=0) for n in self._places]
+        places = range(len(self.header))
+        cells = [max((len(line) for row in self.rows for line in row[n].splitlines()), default=0) for n in places]
         words = [max(map(len, heading.split(" "))) for heading in self.header]
         least = [max(word, min(cell, READABLE)) for word, cell in zip(words, cells, strict=True)]
         parts: list[list[int]] = [[]]
-        for place in self._places:
+        for place in places:
             # Blanks and a line at both sides.
             if sum(least[n] + 3 for n in (*parts[-1], place)) >= width and place > 1:
                 parts.append([0])
@@ -109,10 +110,6 @@ class Table:
                 console.print(drawing)
         lines = "".join(f"{line.rstrip()}\n" for line in said.get().strip("\n ").splitlines())
         return re.sub(r"\n{3,}", "\n\n", lines)
-
-    @property
-    def _places(self) -> range:
-        return range(len(self.header))
 
     def _html_row(self, row: Sequence[str]) -> str:
         pairs = zip(self.header, (INTERVAL.sub(WHOLE, html.escape(text)) for text in row), strict=True)
@@ -213,3 +210,10 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         position=0 if in_notebook else None,
         disable=not (in_notebook or sys.stderr.isatty()),
     )
+
+
+def said_above(line: str) -> None:
+    """A line above the progress bar, on stderr: stdout is the result's."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)

@@ -11,6 +11,7 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import (
+    FORWARDED,
     LIGHT,
     PROJECT,
     RUNNER,
@@ -95,10 +96,13 @@ def test_a_folder_that_pdsh_would_break_is_refused(path: str) -> None:
         check_plain("working folder", path)
 
 
-def test_variables_are_those_asked_for_and_the_usual_ones_that_are_set() -> None:
-    here = {"A": "1", "B": "2", "HF_HOME": "/cache", "HF_TOKEN_PATH": "/t"}
+def test_variables_are_those_asked_for_and_the_usual_ones_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FORWARDED:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"A": "1", "B": "2", "HF_HOME": "/cache", "HF_TOKEN_PATH": "/t"}.items():
+        monkeypatch.setenv(name, value)
     expected = {"HF_HOME": "/cache", "HF_TOKEN_PATH": "/t", "A": "1", "X": "y"}
-    assert exported_variables(["A"], {"X": "y"}, here) == expected
+    assert exported_variables(["A"], {"X": "y"}) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,9 +117,13 @@ def test_variables_are_those_asked_for_and_the_usual_ones_that_are_set() -> None
         ),
     ],
 )
-def test_a_variable_that_cannot_be_exported_is_refused(name: str, value: str | None, said: str) -> None:
+def test_a_variable_that_cannot_be_exported_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, said: str
+) -> None:
+    if value is not None:
+        monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=f"--export {name}: .*{said}"):
-        exported_variables([name], {}, {} if value is None else {name: value})
+        exported_variables([name], {})
 
 
 def test_the_launchers_environment_has_our_ssh_and_no_secret() -> None:

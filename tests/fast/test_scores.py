@@ -37,19 +37,19 @@ def test_an_interval_that_could_not_be_measured_is_no_fault(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"task": "poetry"}, "task is 'poetry'; expected one of text2sql, squad, lm"),
-        (SQUAD | {"f1": None}, "f1 is None; input should be a valid number"),
-        (SQUAD | {"f1": True}, "f1 is True; input should be a valid number"),
-        (SQUAD | {"intervals": {"f1": [0.5]}}, r"intervals\.f1\.1 is missing"),
-        (SQUAD | {"intervals": 5}, "intervals is 5; input should be an object"),
-        (SQUAD | {"own_metrics": [1]}, r"own_metrics is \[1\]; input should be an object"),
-        (SQUAD | {"own_metrics": {"words": "two"}}, r"own_metrics\.words is 'two'; input should be a valid number"),
-        ({"task": "lm", "tokens": 4, "loss": 1.0}, "perplexity is missing"),
+        ({"task": "poetry"}, "task is 'poetry': expected one of text2sql, squad, lm"),
+        (SQUAD | {"f1": None}, "f1 is None: Input should be a valid number"),
+        (SQUAD | {"f1": True}, "f1 is True: Input should be a valid number"),
+        (SQUAD | {"intervals": {"f1": [0.5]}}, r"intervals\.f1\.1: Field required"),
+        (SQUAD | {"intervals": 5}, "intervals is 5: Input should be an object"),
+        (SQUAD | {"own_metrics": [1]}, r"own_metrics is \[1\]: Input should be an object"),
+        (SQUAD | {"own_metrics": {"words": "two"}}, r"own_metrics\.words is 'two': Input should be a valid number"),
+        ({"task": "lm", "tokens": 4, "loss": 1.0}, "perplexity: Field required"),
         ({"task": "lm", "tokens": 4, "loss": 1.0, "perplexity": math.nan}, "perplexity is nan"),
     ],
 )
 def test_a_value_of_another_type_is_named(tmp_path: Path, document: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=rf"score\.dev\.json: {said}.*: measure again"):
+    with pytest.raises(UserError, match=rf"score\.dev\.json: {said}.*; measure again"):
         read(tmp_path, document)
 
 

@@ -194,7 +194,7 @@ def test_a_run_without_a_record_is_running_or_was_killed(tmp_path: Path, held: P
 @pytest.mark.parametrize(
     ("score", "said"),
     [
-        (a_score(groups=5), "groups is 5; input should be an object: measure again"),
+        (a_score(groups=5), "groups is 5: Input should be an object; measure again"),
         ({"examples": "ten"}, "examples is 'ten'"),
     ],
 )

@@ -77,7 +77,7 @@ def test_an_accuracy_above_1_is_not_shown(here: Path, capsys: pytest.CaptureFixt
     assert main(["summary", "run", "--out", "report", "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["execution_accuracy"] is None
-    assert "execution_accuracy is 7; expected a share of 0 to 1" in run["reason"]
+    assert "execution_accuracy is 7: Input should be less than or equal to 1" in run["reason"]
 
 
 def test_a_summary_of_broken_runs_alone_fails(here: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.tables import said_above
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Result:
 
     _check(arguments)
     check_inputs(arguments.command[0], arguments.command[1:])
-    supervision = Supervision(show=_show, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
+    supervision = Supervision(show=said_above, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
     if arguments.launcher == "slurm":
         result = _as_job(arguments, supervision)
     elif arguments.launcher == "none":
@@ -242,10 +243,3 @@ def known_cluster(hostfile: Path) -> Cluster | None:
         if is_theirs and cluster.is_ready():
             return cluster
     return None
-
-
-def _show(line: str) -> None:
-    """A line of the ranks above the progress bar; stdout is the result's."""
-    from tqdm import tqdm
-
-    tqdm.write(line, file=sys.stderr)

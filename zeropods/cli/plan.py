@@ -13,7 +13,7 @@ from zeropods.tables import GIB, not_negative, number, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-    from zeropods.plan.estimate import Request
+    from zeropods.plan.estimate import Estimate, Request
 
 SECONDS_PER_HOUR = 3_600
 
@@ -44,13 +44,13 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
     report = PlanReport(plan(request_of(arguments)))
     made = report.to_json()
-    saving = _saving(arguments, made)
+    saving = _saving(arguments, report.plan.best)
     said = f"\n\n{_saving_text(saving)}" if saving else ""
     arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}"
     return {**made, "saving": saving, "formulas": arguments.formulas}
 
 
-def _saving(arguments: argparse.Namespace, made: Result) -> Result | None:
+def _saving(arguments: argparse.Namespace, best: Estimate | None) -> Result | None:
     """How often to save, in seconds and in steps of the technique that the plan chooses; None where nobody asked."""
     from zeropods.plan.estimate import saving_plan
 
@@ -61,14 +61,12 @@ def _saving(arguments: argparse.Namespace, made: Result) -> Result | None:
         given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
         raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
     found = saving_plan(mtbf * SECONDS_PER_HOUR, save)
-    fitting = [each for each in made["techniques"] if each["fits"]]
-    best = max(fitting, key=lambda each: each["samples_per_second"], default=None)
     return {
         "mtbf_seconds": mtbf * SECONDS_PER_HOUR,
         "save_seconds": save,
         **asdict(found),
-        "technique": best and best["technique"],
-        "steps": best and max(1, round(found.interval_seconds / best["step_seconds"])),
+        "technique": best and best.technique.name,
+        "steps": best and max(1, round(found.interval_seconds / best.time.seconds)),
     }
 
 

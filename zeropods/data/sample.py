@@ -350,7 +350,8 @@ def ask(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, Query]:
     if "{mods}" in template or "preds}" in template:
         said = sorted(((_predicate(table, c, n, rng), n) for n, c in enumerate(conds)), key=_rank)
         order = [n for _, n in said]
-        slots = _spoken(table, [text for text, _ in said], _is_plural(template, drawn), rng)
+        several = "{many}" in template or ("{entity}" in template and drawn.matches > 1)
+        slots = _spoken(table, [text for text, _ in said], several, rng)
         if "{mods}" in template and rng.random() < 0.15:
             order = list(range(len(conds)))
             slots["mods"] = _joined(["whose " + _clause(table, c, n, rng) for n, c in enumerate(conds)])
@@ -362,11 +363,6 @@ def ask(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, Query]:
     for number, condition in enumerate(conds):
         question = question.replace(_mark(number), condition.value)
     return question, replace(drawn.query, conds=tuple(conds[n] for n in order))
-
-
-def _is_plural(template: str, drawn: Draw) -> bool:
-    """Whether what the conditions are said of stands in the plural."""
-    return "{many}" in template or ("{entity}" in template and drawn.matches > 1)
 
 
 def _templates(table: FactTable, drawn: Draw, rng: Random) -> list[str]:

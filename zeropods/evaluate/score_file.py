@@ -6,11 +6,13 @@ import math
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
+
+from annotated_types import Ge, Le
 
 from zeropods.errors import UserError
 from zeropods.files import write_json
-from zeropods.measure.record import read_json
+from zeropods.measure.record import read_json, validated
 
 TEXT2SQL: Final = "text2sql"
 SQUAD: Final = "squad"
@@ -20,6 +22,7 @@ UNSEEN_SPLITS: Final = ("test", "dev")
 
 Interval = tuple[float, float]
 """The ends of a 95 % interval."""
+Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +42,15 @@ class TaskScore:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryScore(TaskScore):
-    """Accuracy of queries. Shares are of 1, not per cent; what could not be measured is None."""
+    """Accuracy of queries; what could not be measured is None."""
 
     task: Literal["text2sql"] = TEXT2SQL
     examples: int
-    exact_match: float
+    exact_match: Share
     """Share of predictions whose text is that of the gold query."""
-    logical_form_accuracy: float
+    logical_form_accuracy: Share
     """Share of predictions with the gold query's column, aggregate and conditions."""
-    execution_accuracy: float | None
+    execution_accuracy: Share | None
     """Share of the `executable` examples whose prediction finds what the gold query finds."""
     executable: int
     """Number of examples whose gold query finds something on the rows at hand."""
@@ -68,8 +71,8 @@ class SquadScore(TaskScore):
 
     task: Literal["squad"] = SQUAD
     examples: int
-    exact_match: float
-    f1: float
+    exact_match: Share
+    f1: Share
     intervals: dict[str, Interval | None]
     own_metrics: dict[str, float] = field(default_factory=dict)
     """Means of custom metrics by name."""
@@ -109,8 +112,6 @@ def text_score(loss_sum: float, tokens: int) -> TextScore:
 
 
 Score = QueryScore | SquadScore | TextScore
-SHARES = ("exact_match", "logical_form_accuracy", "execution_accuracy", "f1")
-"""Measures that no score has above 1."""
 SCORES: dict[str, type[Score]] = {TEXT2SQL: QueryScore, SQUAD: SquadScore, LM: TextScore}
 
 
@@ -120,23 +121,10 @@ def read_score(path: Path) -> Score:
     Raises:
         UserError: a file that is damaged, or the first value that is missing or of another type.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     task = read_json(path).get("task", TEXT2SQL)
     if task not in SCORES:
-        raise UserError(f"{path}: task is {task!r:.60}; expected one of {', '.join(SCORES)}: measure again")
-    try:
-        score = TypeAdapter(SCORES[task]).validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key, wrong = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
-        value = "missing" if first["type"] == "missing" else repr(first["input"])
-        raise UserError(f"{path}: {key} is {value:.60}; {wrong}: measure again") from None
-    for name in SHARES:
-        share = getattr(score, name, None)
-        if share is not None and not 0 <= share <= 1:
-            raise UserError(f"{path}: {name} is {share:g}; expected a share of 0 to 1: measure again")
-    return score
+        raise UserError(f"{path}: task is {task!r:.60}: expected one of {', '.join(SCORES)}; measure again")
+    return validated(SCORES[task], path, path.read_bytes(), "measure again")
 
 
 def score_of(run: Path) -> tuple[str, Score] | None:

@@ -334,21 +334,18 @@ def check_plain(what: str, path: Path | str) -> None:
 # The environment of the launcher and of every rank
 
 
-def exported_variables(
-    names: Iterable[str], fixed: Mapping[str, str], environment: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[str, str]:
     """Variables for every rank: `fixed` ones, those asked for by name, and FORWARDED ones that are set.
 
     They end up on command lines, so a name that sounds like a secret is refused, as is a value that
     does not pass a shell unchanged.
     """
-    here = os.environ if environment is None else environment
     for name in names:
         if name.startswith(OURS):
             raise UserError(f"--export {name}: is set by zeropods itself; leave it out")
-        if name not in here:
+        if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
-    variables = {**{name: here[name] for name in (*FORWARDED, *names) if name in here}, **fixed}
+    variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
         _check_variable(name, value)
     return variables

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from zeropods.launch.command import PROJECT, RUN
+from zeropods.pods.hostfile import own_gpus
 from zeropods.pods.leases import PLACE
 from zeropods.pods.processes import make_private_folder, reap
 from zeropods.programs import (
@@ -298,7 +299,7 @@ def mark(run: str) -> None:
 
 def main() -> None:
     """Import, then serve; nothing is served where there is a GPU."""
-    if has_gpus():
+    if own_gpus():
         return
     wait_passively()
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
@@ -314,18 +315,6 @@ def main() -> None:
         compile_in_turns()
         import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
     server.serve()
-
-
-def has_gpus() -> bool:
-    """Whether NVIDIA's driver is there."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    pynvml.nvmlShutdown()
-    return True
 
 
 if __name__ == "__main__":

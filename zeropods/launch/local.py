@@ -26,6 +26,7 @@ from zeropods.launch.outcome import (
     RunLog,
     UnopenedError,
     check_timeout,
+    failure,
     following,
     overdue,
     record_run,
@@ -75,9 +76,9 @@ class CommandEnd:
 
     def failure(self, folder: Path) -> str:
         """Why it failed, with its last lines."""
-        last = "\n".join(self.lines)
         if self.record is not None:
-            return f"{folder}: {self.record.status}: {self.record.reason}; last lines of {LOG}:\n{last}"
+            return failure(folder, self.record)
+        last = "\n".join(self.lines)
         how = self.reason if self.status is None else f"ended with status {self.status}"
         return f"{folder}: training {how} and without a record; it said:\n{last}"
 

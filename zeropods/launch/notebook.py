@@ -35,9 +35,7 @@ from zeropods.launch.command import (
 from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.outcome import failure
 from zeropods.launch.restart import Restarts
-from zeropods.launch.slurm import plan_slurm, run_slurm
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.cluster import Cluster, workers_of
 from zeropods.pods.processes import Process, descendants, ending_in_order, send
@@ -90,7 +88,9 @@ def launch(
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
     supervision = Supervision(timeout_seconds=timeout_seconds, step_timeout=step_timeout)
     record = run_launch(planned, cluster, Restarts(most=restarts, min_pods=min_pods), supervision)
-    return _run(planned.folder, record)
+    if record.status != "ok":
+        raise UserError(failure(planned.folder, record))
+    return Run(planned.folder)
 
 
 def command_line(
@@ -105,43 +105,6 @@ def command_line(
         return shell_line([sys.executable, str(find_script(script, Path.cwd())), *arguments])
     planned = plan_launch(cluster, script, arguments, pods=pods)
     return shell_line(runner_argv(planned, cluster.hostfile), launcher_variables(planned))
-
-
-def launch_slurm(
-    script: str | Path = "textsql_train.py",
-    *,
-    pods: int = 1,
-    slots: int = 1,
-    partition: str | None = None,
-    time_limit: str | None = None,
-    account: str | None = None,
-    options: tuple[str, ...] = (),
-    timeout_seconds: float | None = None,
-    step_timeout: float | None = None,
-    **flags: Any,
-) -> Run:
-    """Run a training script as a SLURM job.
-
-    Args:
-        pods: nodes of the job.
-        slots: processes per node, each with a GPU where the cluster has them.
-        partition, time_limit, account: as sbatch takes them.
-        options: further options of sbatch.
-        timeout_seconds: a job that has run for longer is cancelled.
-        step_timeout: as `Supervision` has it.
-    """
-    submission = plan_slurm(
-        script, train_arguments(**flags), pods=pods, slots=slots, partition=partition, time_limit=time_limit,
-        account=account, options=options,
-    )  # fmt: skip
-    record = run_slurm(submission, Supervision(timeout_seconds=timeout_seconds, step_timeout=step_timeout))
-    return _run(submission.launch.folder, record)
-
-
-def _run(folder: Path, record: Record) -> Run:
-    if record.status != "ok":
-        raise UserError(failure(folder, record))
-    return Run(folder)
 
 
 # Several runs on this machine, one after the other
@@ -161,7 +124,12 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
         UserError: a run that could not begin; those before it stay.
     """
     launches = [_planned(script, **flags) for flags in runs]
-    waiting = [each for each in launches if not _is_finished(each)]
+    # It is known without asking the script, which refuses a folder that holds another finished run.
+    waiting = [
+        each
+        for each in launches
+        if command.remembered(each.folder) != command.identity(each) or command.finished_record(each) is None
+    ]
     with ending_in_order(), ExitStack() as stack:
         for each in waiting:
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
@@ -179,13 +147,6 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
 
 def _planned(script: str | Path, *, outputdir: str | Path, slots: int = 1, **flags: Any) -> Launch:
     return plan_alone(script, train_arguments(**flags, outputdir=Path(outputdir).resolve()), slots)
-
-
-def _is_finished(planned: Launch) -> bool:
-    """Whether it is known without asking the script, which refuses a folder that holds another finished run."""
-    if command.remembered(planned.folder) != command.identity(planned):
-        return False
-    return command.finished_record(planned) is not None
 
 
 # A pod of this machine lost in mid-run, on purpose: to see that the run goes on.

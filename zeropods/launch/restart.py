@@ -11,7 +11,7 @@ from zeropods.errors import UserError
 from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, with_flags
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import Record
-from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
+from zeropods.train.arguments import PASSES, ROWS, batch_on
 from zeropods.train.checkpoints import MANIFEST
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def next_attempt(asked: Launch, left: Cluster, restarts: Restarts, *, opened: bo
     for number in numbers:
         same = batch_on(sum(pod.slots for pod in left.pods[:number]), effective, batch.rows)
         if same is not None:
-            changes = {**_changes(batch, same), **_resuming(asked, opened=opened)}
-            arguments = with_flags(asked.arguments, changes)
+            changes = {name: str(value) for name, value in same.flags.items() if value != batch.flags[name]}
+            arguments = with_flags(asked.arguments, changes | _resuming(asked, opened=opened))
             return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
     fewer = f", nor among fewer down to {restarts.min_pods}" if len(numbers) > 1 else ""
     return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
@@ -154,11 +154,6 @@ def changed_flags(launch: Launch) -> dict[str, str]:
     """What the script is told otherwise than was asked for."""
     before = {} if launch.asked is None else flag_values(launch.asked.arguments)
     return {name: value for name, value in flag_values(launch.arguments).items() if before.get(name) != value}
-
-
-def _changes(before: Batch, now: Batch) -> dict[str, str]:
-    """The flags by which a script that was told one batch is told another."""
-    return {name: str(value) for name, value in now.flags.items() if value != before.flags[name]}
 
 
 def _resuming(asked: Launch, *, opened: bool) -> dict[str, str]:

@@ -283,11 +283,6 @@ def look(number: int) -> SlurmJob | None:
         raise
 
 
-def node_names(nodes: str) -> list[str]:
-    """The names in a list as SLURM writes it, in the order of a job's tasks."""
-    return _ask(["scontrol", "show", "hostnames", nodes]).split()
-
-
 def offer(partition: str | None) -> tuple[int, bool]:
     """How many nodes a partition has, or all of them, and whether any has GPUs that jobs can ask for."""
     chosen = [] if partition is None else [f"--partition={partition}"]
@@ -400,7 +395,8 @@ class Follower:
             # The next attempt may be on other nodes.
             self._log.nodes = ()
         elif job.nodes and not self._log.nodes:
-            self._log.nodes = node_names(job.nodes)
+            # In the order of the job's tasks.
+            self._log.nodes = _ask(["scontrol", "show", "hostnames", job.nodes]).split()
         if job.state == "RUNNING" and self._running_since is None:
             self._running_since = time.monotonic()
         if job.state == "PENDING" and job.reason in HOPELESS and self._cancelled is None:

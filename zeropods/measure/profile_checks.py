@@ -171,7 +171,8 @@ def _sum(*parts: float | None) -> float | None:
 def _corrected(report: Report) -> Checked:
     said, figures = report.root if report.tree_is_whole else None, dict(report.summary)
     if _is_clock(figures["forward_seconds"]):
-        figures["forward_seconds"] = None if said is None else _inside(said) or None
+        inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
+        figures["forward_seconds"] = inside or None
     # Without an engine DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
     rows, times, missing, root = figures["batch_size_per_gpu"], None, 0, None
@@ -215,10 +216,6 @@ def _is_clock(seconds: float | None) -> bool:
 
 def _is_twice(times: float | None) -> bool:
     return times is not None and TWICE[0] < times < TWICE[1]
-
-
-def _inside(root: Module) -> float:
-    return sum(child.total("latency_seconds") for child in root.children)
 
 
 def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> tuple[Module, dict[Hashable, int]]:

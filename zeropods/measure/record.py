@@ -283,24 +283,30 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read_as(kind: type[T], path: Path) -> T:
     """A document of a run folder, validated strictly."""
-    from pydantic import ValidationError
-
     content = path.read_bytes()
     document = files.json_object(str(path), content, REMEDY)
     version = document.get("schema_version")
     if issubclass(kind, RunConfig) and version != SCHEMA_VERSION:
         raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: run it again")
+    found = validated(kind, path, content, "run it again")
+    fault = next(_faults(document), None)
+    if fault is not None:
+        raise UserError(f"{path}: {fault}: run it again")
+    return found
+
+
+def validated(kind: type[T], path: Path, content: bytes, remedy: str) -> T:
+    """A dataclass of the JSON in a file, by pydantic; `UserError` says the first fault: file, key, value, remedy."""
+    from pydantic import ValidationError
+
     try:
         # JSON, since a strict dataclass takes no dictionary from Python.
         found: T = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
-        raise UserError(f"{path}: {place}{shown}: {first['msg']}; run it again") from None
-    fault = next(_faults(document), None)
-    if fault is not None:
-        raise UserError(f"{path}: {fault}: run it again")
+        place = ".".join(map(str, first["loc"])) or path.name
+        shown = "" if first["type"] in ("missing", "json_invalid") else f" is {first['input']!r:.60}"
+        raise UserError(f"{path}: {place}{shown}: {first['msg']}; {remedy}") from None
     return found
 
 

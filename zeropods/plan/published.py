@@ -78,37 +78,20 @@ class Published:
     def _remark(self, planned: float) -> str:
         low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
         if planned < (1 - TOLERANCE) * low:
-            more = f"{_gib(low - planned):.1f} GiB more were published"
+            more = f"{GIGA * (low - planned) / GIB:.1f} GiB more were published"
             return f"{more}: the allocator's cache, which nvidia-smi counts as used"
         if planned > (1 + TOLERANCE) * high:
-            return f"{_gib(planned - high):.1f} GiB fewer were published: this plan is too high there"
+            return f"{GIGA * (planned - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
         return f"within {TOLERANCE:.0%}"
-
-
-def _gib(gigabytes: float) -> float:
-    return gigabytes * GIGA / GIB
 
 
 def published(model: str | None = None) -> tuple[Published, ...]:
     """All rows, or those of a model."""
+    from pydantic import TypeAdapter
+
     with FILE.open(encoding="utf-8", newline="") as file:
-        return tuple(_row(line) for line in csv.DictReader(file) if model in (None, line["model"]))
-
-
-def _row(line: dict[str, str]) -> Published:
-    train_seconds, samples_per_second = line["train_seconds"], line["samples_per_second"]
-    return Published(
-        model=line["model"],
-        technique=line["technique"],
-        pods=int(line["pods"]),
-        train_seconds=float(train_seconds) if train_seconds else None,
-        samples_per_second=float(samples_per_second) if samples_per_second else None,
-        gigabytes_a_pod_low=float(line["gigabytes_a_pod_low"]),
-        gigabytes_a_pod_high=float(line["gigabytes_a_pod_high"]),
-        gradient_checkpointing=line["gradient_checkpointing"] == "True",
-        effective_batch_size=int(line["effective_batch_size"]),
-        confounders=line["confounders"],
-    )
+        lines = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
+    return tuple(row for row in TypeAdapter(list[Published]).validate_python(lines) if model in (None, row.model))
 
 
 def beside(plan: Plan) -> tuple[Published, ...]:

@@ -139,14 +139,19 @@ def interface(address: str) -> str | None:
 
 
 def own_slots() -> int:
-    """GPUs of this pod as NVML counts them; 1 where there is none, for one process on the CPU."""
+    """GPUs of this pod; 1 where there is none, for one process on the CPU."""
+    return max(1, own_gpus())
+
+
+def own_gpus() -> int:
+    """GPUs of this pod as NVML counts them."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return 1
+        return 0
     try:
-        return max(1, pynvml.nvmlDeviceGetCount())
+        return int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()

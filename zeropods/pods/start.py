@@ -33,7 +33,7 @@ from zeropods.pods.cluster import (
     write_cluster,
     write_files,
 )
-from zeropods.pods.hostfile import Host, own_slots, read_hostfile
+from zeropods.pods.hostfile import Host, own_gpus, read_hostfile
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Answer, Pod, Rendezvous
 from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
@@ -48,7 +48,6 @@ PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "op
 LEASES = {"kernel": 25.0, "idle": 7200.0}
 """`kernel`: the cluster ends so long after the process that started it, and is gone 30 seconds after; `idle`: so long
 after its last use."""
-GPU_DEVICES = Path("/dev/nvidiactl")
 OTHER_SSH_PORTS = 7
 LIST_SECONDS = 1.0
 """Time between two questions to the backend."""
@@ -112,7 +111,7 @@ def up(
         lease_seconds=lease_seconds or LEASES[lease],
         cpu=cpu,
         memory=memory,
-        nvidia_gpu=(own_slots() if GPU_DEVICES.exists() else 0) if nvidia_gpu is None else nvidia_gpu,
+        nvidia_gpu=own_gpus() if nvidia_gpu is None else nvidia_gpu,
         hosts=tuple(host.line() for host in hosts),
         ssh_config=None if ssh_config is None else str(Path(ssh_config).absolute()),
     )

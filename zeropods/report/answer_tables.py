@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 from zeropods.data.manifest import read_manifest
-from zeropods.data.squad import SquadExample, read_squad, squad_prompt
+from zeropods.data.squad import read_squad, squad_prompt
 from zeropods.data.wikisql import Example, read_split
 from zeropods.evaluate.generate import sample_text, text_perplexity
 from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
@@ -34,19 +34,14 @@ def question_table(data: Path, split: str = "train", count: int = 3) -> Table:
 
 
 def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> Table:
-    """`answered_table` of a prediction file and the split that it answers."""
-    answers = read_predictions(predictions)
-    return answered_table(answers, list(islice(read_squad(data, split), answers[-1].index + 1)), count)
-
-
-def answered_table(answers: Sequence[Prediction], examples: Sequence[SquadExample], count: int = 8) -> Table:
     """Question, prediction and expected answer side by side, with exact match and F1.
 
     Args:
-        answers: their `index` names the example that they answer.
+        data: what the predictions are of.
         count: how many are shown, taken at even distances.
     """
-    by_index = {example.index: example for example in examples}
+    answers = read_predictions(predictions)
+    by_index = {example.index: example for example in islice(read_squad(data, split), answers[-1].index + 1)}
     chosen = answers[:: max(1, len(answers) // count)][:count]
     pairs = [(answer.text or "", by_index[answer.index]) for answer in chosen]
     scores = load_metric("squad_accuracy").compute(

@@ -9,7 +9,7 @@ from html import escape
 
 from zeropods.report.figures import DEVICE_USED, Values
 from zeropods.report.groups import ratio_interval
-from zeropods.tables import GIB, MIB, markdown_text
+from zeropods.tables import GIB, MIB, counted, markdown_text
 
 QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
 LINES = "white-space: pre-line"
@@ -146,8 +146,8 @@ class Subject:
         if not self.done:
             return " ".join([f"did not train: {_names(self.about)} ended otherwise.", *lacking, *beside])
         where = next((f" on {row['hardware']}" for row in self.done if row["hardware"]), "")
-        of_all = "" if len(self.done) == len(self.about) else f" of {len(self.about)}"
-        trained = f"trained in {_counted(len(self.done), of_all)}{where}."
+        ways = counted(len(self.about), "way")
+        trained = f"trained in {ways if len(self.done) == len(self.about) else f'{len(self.done)} of {ways}'}{where}."
         return " ".join([trained, *self._sizes(), *lacking, *beside])
 
     def _sizes(self) -> list[str]:
@@ -226,7 +226,8 @@ class Subject:
             return "No run was scored; zeropods predict and zeropods score do it."
         base = min(scored, key=lambda row: (row["world_size"], row["technique"] != "none"))
         told = [f"{base['label']} reaches {base['inference_text']}."]
-        others = [row for row in scored if row is not base and _same_score(row, base)]
+        same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
+        others = [row for row in same if row is not base]
         apart = [row for row in others if _is_apart(row, base)]
         unscored = [row for row in self.done if row["inference_result"] is None]
         if others and not apart:
@@ -243,19 +244,10 @@ def _is_done(row: Values) -> bool:
     return "ok" in row["status"].replace(",", " ").split()
 
 
-def _same_score(row: Values, base: Values) -> bool:
-    keys = ("inference_kind", "split")
-    return all(row[key] == base[key] for key in keys)
-
-
 def _is_apart(row: Values, base: Values) -> bool:
     """Whether the 95 % intervals of two scores do not meet; a score without one is compared by itself."""
     spans = [each["inference_result_interval"] or [each["inference_result"]] * 2 for each in (row, base)]
     return bool(spans[0][0] > spans[1][1] or spans[0][1] < spans[1][0])
-
-
-def _counted(ways: int, of_all: str) -> str:
-    return f"{ways}{of_all} {'way' if ways == 1 and not of_all else 'ways'}"
 
 
 def _names(rows: Sequence[Values]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zeropods.errors import UserError
-from zeropods.measure.record import STRICT
+from zeropods.measure.record import STRICT, validated
 from zeropods.report.settings import PREFIX, as_key
 from zeropods.tables import Table
 
@@ -109,17 +109,9 @@ class GateVerdict:
 
 def read_rows(path: Path) -> list[GateRow]:
     """The rows of a `summary.json`; `UserError` where it is none, of another version, or holds what is no figure."""
-    from pydantic import TypeAdapter, ValidationError
-
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected a summary.json that `zeropods summary` wrote")
-    try:
-        return TypeAdapter(GateRows).validate_json(path.read_bytes()).groups
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "summary.json"
-        shown = "" if first["type"] in ("missing", "json_invalid") else f" is {first['input']!r:.60}"
-        raise UserError(f"{path}: {place}{shown}: {first['msg']}; summarize the old runs again") from None
+    return validated(GateRows, path, path.read_bytes(), "summarize the old runs again").groups
 
 
 def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:

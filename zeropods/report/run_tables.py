@@ -239,7 +239,11 @@ def training_table(runs: Sequence[Run]) -> Table:
     where there was one.
     """
     records = {run.folder.name: run.record for run in runs}
-    by_epoch = {name: _eval_losses_by_epoch(record) for name, record in records.items()}
+    # The last loss within each epoch, from 1; under 0 that before the first step.
+    by_epoch = {
+        name: {math.ceil(point.step / _steps_per_epoch(record)): point.loss for point in record.eval_losses}
+        for name, record in records.items()
+    }
     epochs = sorted({epoch for losses in by_epoch.values() for epoch in losses})
     return Table.of(
         {
@@ -270,13 +274,9 @@ def memory_table(runs: Sequence[Run]) -> Table:
     return Table.of(_memory_line(run) for run in runs)
 
 
-def scaling_table(runs: Sequence[Run], *, allow_differences: bool = False) -> Table:
-    """Speed-up and efficiency over slots and pods, against the run with the fewest processes; repeats are one line.
-
-    Args:
-        allow_differences: as in `summary.read_runs`.
-    """
-    lines = read_runs([run.folder for run in runs], allow_differences=allow_differences).lines
+def scaling_table(runs: Sequence[Run]) -> Table:
+    """Speed-up and efficiency over slots and pods, against the run with the fewest processes; repeats are one line."""
+    lines = read_runs([run.folder for run in runs]).lines
     known = [{**line, "slots": line["pods"] and line["world_size"] // line["pods"]} for line in lines]
     return rows.table("", SCALING, known)
 
@@ -302,9 +302,3 @@ def _memory_line(run: Run) -> dict[str, str]:
 def _steps_per_epoch(record: Record) -> int:
     """Optimizer steps of an epoch: rows of the train split / effective batch size, rounded up."""
     return math.ceil(record.train_rows / record.effective_batch_size)
-
-
-def _eval_losses_by_epoch(record: Record) -> dict[int, float]:
-    """The last evaluation loss within each epoch, from 1; under 0 that before the first step."""
-    length = _steps_per_epoch(record)
-    return {math.ceil(point.step / length): point.loss for point in record.eval_losses}

@@ -33,7 +33,7 @@ from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, Row, Sweep, earlier_rows
-from zeropods.tables import progress
+from zeropods.tables import progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
 
@@ -99,11 +99,11 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
     standing = dict(zip(planned, sweep.rows, strict=True))
     waiting = [trial for trial, row in standing.items() if not row.is_measured]
     if len(waiting) < len(planned):
-        _say(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
+        said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
     _answer([trial for trial, row in standing.items() if row.status == "ok"], sweep.matrix)
     with progress("sweep", "runs", len(waiting)) as bar:
         for number, trial in enumerate(waiting, 1):
-            _say(f"run {number} of {len(waiting)}: {trial.name} begins")
+            said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
             try:
                 row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
             except (KeyboardInterrupt, SystemExit):
@@ -114,7 +114,7 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
             rate = "" if row.samples_per_second is None else f", {row.samples_per_second:.4g} samples/s"
             reason = "" if row.reason is None else f": {row.reason}"
             said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
-            _say(f"run {number} of {len(waiting)}: {trial.name} {said}")
+            said_above(f"run {number} of {len(waiting)}: {trial.name} {said}")
             if row.status == "ok":
                 _answer([trial], sweep.matrix)
             bar.update(1)
@@ -146,13 +146,6 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)
     return row.recorded(record, time.monotonic() - began)
-
-
-def _say(line: str) -> None:
-    """A line above the progress bar; stdout is the result's."""
-    from tqdm import tqdm
-
-    tqdm.write(line, file=sys.stderr)
 
 
 # What earlier calls have left, and what of it stays as it is.
@@ -227,7 +220,7 @@ def provide_datasets(matrix: Matrix, out: Path) -> None:
             with progress("prepare", "rows") as bar:
                 _, made = prepare(_preparation(matrix, raw, cell), folder, bar.update)
             if made:
-                _say(f"prepared {folder}")
+                said_above(f"prepared {folder}")
         elif kind is not None and read_manifest(folder).prompt != cell.prompt:
             prepared = read_manifest(folder).prompt
             raise UserError(

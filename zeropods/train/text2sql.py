@@ -103,7 +103,8 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
             label_positions = (labels.flatten() != -100).nonzero().squeeze(1)
         decoder_input_ids = self._shift_right(labels)
         hidden = self._decode(decoder_input_ids, *args, **kwargs).flatten(0, 1)
-        logits = self.lm_head(hidden.index_select(0, label_positions) * self._scale())
+        scale = self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
+        logits = self.lm_head(hidden.index_select(0, label_positions) * scale)
         wanted = labels.flatten().index_select(0, label_positions)
         total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
         count = wanted.numel() if num_items_in_batch is None else num_items_in_batch
@@ -120,9 +121,6 @@ class T5ForTextToSQL(T5ForConditionalGeneration):
             encoder_attention_mask=cross,
             use_cache=False,
         ).last_hidden_state
-
-    def _scale(self) -> float:
-        return self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
 
 
 def whole_masks(mask: Tensor, targets: int) -> tuple[Tensor, Tensor]:
