@@ -40,7 +40,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _round(hostfile: Path) -> tuple[float, int]:
-    """Seconds, and different hosts in the hostfile; reading it refuses a host that is there twice."""
+    """Seconds, and different hosts in the hostfile; reading it refuses a host that occurs twice."""
     secret = secrets.token_bytes(32)
     answer = Answer(authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
     rendezvous = Rendezvous(

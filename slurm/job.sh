@@ -7,7 +7,7 @@
 : "${PYTHON:=$PROJECT/.venv/bin/python}"         # the interpreter that runs the script
 : "${SCRIPT:=textsql_train.py}"                  # the training script; words after the .sbatch file replace it
 : "${ARGUMENTS:=}"                               # its arguments, split at blanks; or as words after the script
-: "${SLOTS:=}"                                   # processes a node; its GPUs if not given, 1 where there is none
+: "${SLOTS:=}"                                   # processes per node; its GPUs if not given, 1 where there is none
 : "${MASTER_PORT:=$((20000 + SLURM_JOB_ID % 10000))}"      # where the processes meet, on the first node
 : "${CUDA_VERSION:=}"                            # take CUDA from /usr/local/cuda-VERSION
 : "${TORCH_CUDA_ARCH_LIST:=8.0 8.6 8.9 9.0 10.0 10.3}"     # for operations that are compiled on first use

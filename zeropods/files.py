@@ -162,7 +162,7 @@ def json_lines(path: Path, remedy: str = MEND) -> Iterator[tuple[int, dict[str, 
             is_empty = False
             yield number, json_object(f"{path}:{blank or number}", b"" if blank else line, remedy)
     if is_empty:
-        raise UserError(f"{path}: the file is empty; expected one JSON object a line")
+        raise UserError(f"{path}: the file is empty; expected one JSON object per line")
 
 
 def json_object(place: str, content: bytes, remedy: str = MEND) -> dict[str, Any]:

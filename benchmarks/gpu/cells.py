@@ -51,7 +51,7 @@ def matrix() -> list[Cell]:
     """The twelve cells; what others are compared with first."""
     cells = []
     for model in ("t5-small", "t5-large"):
-        # At 32 rows a step waits for launches, of which few are left where both stacks are replayed. To compile these
+        # At 32 rows per step waits for launches, of which few are left where both stacks are replayed. To compile these
         # takes minutes for 24 layers; a large batch does as well with each layer compiled.
         cells += [
             Cell(name=f"{model}-control", kind="control", model=model, precision="fp32", multiple=96),

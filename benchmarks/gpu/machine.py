@@ -11,7 +11,7 @@ from zeropods.plan.machines import published_flops
 
 BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
 OTHER_BANDWIDTH = 2.0e12
-"""Bytes a second between a GPU and its memory, as published, by words of its name; and of one that is not there."""
+"""Bytes per second between a GPU and its memory, as published, by words of its name; and of one that is not there."""
 CPU_FLOPS, GPU_FLOPS = 1e11, 3e14
 """Of a CPU, and of a GPU that is not known here: a batch is chosen by them; nothing is predicted."""
 
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second between the GPU and its memory."""
+        """Bytes per second between the GPU and its memory."""
         words = set((self.gpu or "").lower().replace("-", " ").split())
         return next((rate for name, rate in BANDWIDTHS if words.issuperset(name.split())), OTHER_BANDWIDTH)
 

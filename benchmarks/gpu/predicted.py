@@ -64,7 +64,7 @@ def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machin
 
 
 def predicted_rate(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) -> float | None:
-    """Samples a second; None where the device has no published peak."""
+    """Samples per second; None where the device has no published peak."""
     if machine.peak("fp32") is None:
         return None
     return rows / predicted_seconds(cell, rows, shapes, machine)

@@ -54,7 +54,7 @@ def _row(name: str, record: Record, records: Mapping[str, Record], machine: Mach
 
 
 def mfu(record: Record, machine: Machine) -> float | None:
-    """FLOPs of real tokens a second / the published dense BF16 peak; also of FP32 runs, so that all compare."""
+    """FLOPs of real tokens per second / the published dense BF16 peak; also of FP32 runs, so that all compare."""
     rate, tokens, peak = record.get("samples_per_second"), record.get("tokens_per_sample"), machine.peak("bf16")
     if not rate or not tokens or not peak:
         return None

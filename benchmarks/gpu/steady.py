@@ -17,7 +17,7 @@ def steady_steps(seconds: Sequence[float], warm: int) -> list[float]:
 
 
 def rate(seconds: Sequence[float], batch: int) -> float | None:
-    """Samples a second; None without a step."""
+    """Samples per second; None without a step."""
     return batch * len(seconds) / sum(seconds) if seconds and sum(seconds) > 0 else None
 
 

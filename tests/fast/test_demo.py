@@ -89,7 +89,7 @@ def test_what_cannot_be_asked_is_a_line_and_status_1(
 
 def test_a_page_whose_last_model_has_gone_says_so(tmp_path: Path) -> None:
     site = Site((tmp_path,), passed_over={a_run(tmp_path / "damaged", 0.5).resolve()})
-    with pytest.raises(UserError, match="no model that can be loaded is there any more"):
+    with pytest.raises(UserError, match="no model can be loaded any more"):
         site.models()
 
 
@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path: Path, content: by
 
 
 def test_a_file_that_has_gone_is_asked_for_again(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the file cats.csv is not kept any longer; upload it again"):
+    with pytest.raises(UserError, match=r"the file cats.csv is no longer kept; upload it again"):
         uploaded(tmp_path / "cats.csv")
 
 

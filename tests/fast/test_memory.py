@@ -165,7 +165,7 @@ def test_a_full_disk_ends_the_sampling_with_one_line(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING), Sampler(path, 0.005, Counting(), lambda: "load"):
         pass
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: No space left on device; memory is sampled no more"
+        f"{path}: No space left on device; memory is no longer sampled"
     ]
 
 

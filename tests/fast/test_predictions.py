@@ -97,7 +97,7 @@ def test_the_official_form_is_read_in_the_order_of_the_split(tmp_path: Path) -> 
         ([{key: value for key, value in GOOD.items() if key != "question"}], "1: question missing"),
         ([ANSWER | {"id": 5}], "1: id 5; expected text"),
         ([ANSWER, GOOD | {"index": 1}], "2: id missing"),
-        ([GOOD, GOOD], "2: index 7 is there twice"),
+        ([GOOD, GOOD], "2: index 7 occurs twice"),
         ([{"query": None}, GOOD], "2: .*expected 'query' or 'error'"),
         ([GOOD, {"query": None}], "2: index, question, prediction missing"),
         ([{"answer": 42}], "1: .*expected 'query' or 'error'"),

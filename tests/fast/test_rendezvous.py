@@ -166,7 +166,7 @@ def test_watch_ends_the_wait(listening: Opener) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (pod(1, address="127.0.1.2", host_key="another"), "w1: two pods call themselves so, at 127.0.1.1 and"),
+        (pod(1, address="127.0.1.2", host_key="another"), "w1: two pods have this name, at 127.0.1.1 and"),
         (pod(2, address="127.0.1.1"), "127.0.1.1: two pods have this address, w1 and w2;"),
     ],
     ids=["the same pod twice", "two pods with one address"],

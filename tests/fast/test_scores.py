@@ -65,7 +65,7 @@ def test_perplexity_is_the_exponential_of_the_mean_loss(tmp_path: Path) -> None:
     ("loss_sum", "tokens", "said"),
     [
         (0.0, 0, "perplexity of 0 tokens"),
-        (math.nan, 5, "a loss of nan nats a token over 5 tokens"),
+        (math.nan, 5, "a loss of nan nats per token over 5 tokens"),
         (10_000.0, 5, "a loss of 2000 nats"),
     ],
 )

@@ -59,7 +59,7 @@ def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
 def test_an_id_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
     document = deepcopy(DOCUMENT)
     document["data"][0]["paragraphs"][0]["qas"].append(QUESTION)
-    assert "id 'q1' stands there twice" in fault(write(tmp_path, document))
+    assert "id 'q1' occurs twice" in fault(write(tmp_path, document))
 
 
 @pytest.mark.parametrize(

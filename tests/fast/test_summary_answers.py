@@ -116,7 +116,7 @@ def test_a_price_and_an_accuracy_that_fell_are_told(tmp_path: Path) -> None:
         a_run(tmp_path / name, "ddp" if pods > 1 else "none", pods, score=score)
     _, _, time, accuracy = read_runs([tmp_path], price_per_hour=120.0).answers().texts
     assert "which costs 1" in time and "adds the cost" not in time
-    assert "By more than chance differ B ddp x2 0.250" in accuracy
+    assert "B ddp x2 0.250 differs from it by more than chance." in accuracy
 
 
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_first_table_has_accuracy_ratio_and_memory_of_states(compared: Summa
     assert line["speed-up"].startswith("2.00 [1.") and line["speed-up"].endswith("] over A")
     assert line["throughput (samples/s)"].startswith("120.0 [") and line["duration (s)"] == "30.0"
     assert (line["states of each pod (MiB)"], line["memory of each pod (GiB)"]) == ("8.0", "1.00")
-    assert dict(zip(table.header, table.rows[0], strict=True))["speed-up"] == "1.00, the base"
+    assert dict(zip(table.header, table.rows[0], strict=True))["speed-up"] == "1.00, baseline"
 
 
 def test_activations_are_those_of_the_plan(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_mfu_is_of_the_best_peak_of_such_hardware_and_a_disturbed_one_is_told(tm
     ]
     assert rows[0]["model_flops_utilization"] == pytest.approx(rows[1]["model_flops_utilization"])
     (remark,) = (line for line in found.remarks() if "peak" in line)
-    assert remark.startswith("a: its own matmul peak, 100.0 GFLOP/s, is 50% of that of b, 200.0")
+    assert remark.startswith("a: its own matmul peak, 100.0 GFLOP/s, is 50% of the 200.0 of b")
 
 
 def test_use_and_power_are_means_over_ranks_with_their_95th_percentile(tmp_path: Path) -> None:

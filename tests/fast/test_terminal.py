@@ -59,7 +59,7 @@ WIDE = {
     "profile": (["profile", REPORTS[0], "--depth", 2, "--against", REPORTS[1]], ["lm_head", "ratio", "T5LayerNorm"]),
     "summary": (
         ["summary", "runs", "--out", "out"],
-        ["throughput", "a-model-with-a-long-name-2", "What makes each hard to compare"],
+        ["throughput", "a-model-with-a-long-name-2", "Caveats:"],
     ),
 }
 
@@ -106,7 +106,7 @@ def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
     assert main(["data", "sample", "--out", "data"]) == 0
     said = in_terminal("prepare", "--data", "data", "--tokenizer", "t5-tiny", "--limit", 20, "--out", "set")
     assert re.match(r"set: prepared; task text2sql, prompt schema, tokenizer t5-tiny of [\d,]+ tokens\n", said)
-    assert re.search(r"\ntrain: 20 rows; source [\d.]+ tokens in the mean, \d+ at most; target ", said)
+    assert re.search(r"\ntrain: 20 rows; source [\d.]+ tokens on average, \d+ at most; target ", said)
     asked = [json.loads(line) for line in Path("data/test.jsonl").read_text().splitlines()[:4]]
     answers = [
         {"index": number, "question": each["question"], "prediction": "", "query": each["sql"] if number else None}

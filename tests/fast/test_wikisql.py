@@ -72,7 +72,7 @@ def test_a_bad_example_is_named_with_its_line(tmp_path: Path, example: Any, said
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (TABLE, "tables.jsonl:2: table id 't' stands there twice"),
+        (TABLE, "tables.jsonl:2: table id 't' occurs twice"),
         ({**TABLE, "id": "u", "rows": [["Ann"]]}, "tables.jsonl:2: row 1 is ['Ann']; expected 2 cells"),
         ({**TABLE, "id": "u", "types": ["text"]}, "tables.jsonl:2: types ['text']"),
         ({**TABLE, "id": "u", "types": ["text", "date"]}, "tables.jsonl:2: types"),

@@ -133,7 +133,7 @@ def readable_prepare(result: Result) -> str:
         said = [f"{name}: {split['rows']:,} rows"]
         for side in ("source", "target")[: 2 if result["task"] == "text2sql" else 1]:
             found, cut = split[side], split[side]["truncated_rows"]
-            said.append(f"{side} {found['mean']:.1f} tokens in the mean, {found['max']:,} at most")
+            said.append(f"{side} {found['mean']:.1f} tokens on average, {found['max']:,} at most")
             said += [f"{cut:,} were cut"] if cut else []
         lost = {"with unknown characters": split["source"]["rows_with_unknown"], "lost": split["targets_lost"]}
         lines.append("; ".join([*said, *(f"{number:,} rows {what}" for what, number in lost.items() if number)]))

@@ -33,24 +33,24 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
     flag = verb.add_argument
-    flag("--num-pods", type=int, metavar="N", help="on the first N pods (default: all of them)")
+    flag("--num-pods", type=int, metavar="N", help="use the first N pods (default: all of them)")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="the cluster (default: pods, or the only one)")
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there")
-    flag("--ssh-config", type=Path, metavar="C", help="by which ssh reaches them (default: your usual one)")
+    flag("--ssh-config", type=Path, metavar="C", help="ssh configuration for them (default: your usual one)")
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: this machine alone, without ssh")
     flag("--slots", type=int, metavar="K", help="slurm, none: processes on each node (default: 1), here (each GPU)")
     job = verb.add_argument_group("--launcher slurm: a job of --num-pods nodes").add_argument
     job("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
-    job("--time-limit", metavar="T", help="as sbatch has --time; the run saves and requeues (default: SLURM's own)")
-    job("--account", metavar="A", help="whom the job is charged to (default: you)")
-    job("--cpus-per-slot", type=int, metavar="N", help="CPU cores of a process (default: 4)")
-    job("--sbatch-option", action="append", metavar="OPTION", help="another one: --sbatch-option=--qos=high")
-    flag("--export", action="append", default=[], metavar="VARIABLE", help="ranks get it as it is here; repeatable")
+    job("--time-limit", metavar="T", help="time limit as for sbatch; the run saves and requeues (default: SLURM's own)")
+    job("--account", metavar="A", help="account to charge (default: yours)")
+    job("--cpus-per-slot", type=int, metavar="N", help="CPU cores per process (default: 4)")
+    job("--sbatch-option", action="append", metavar="OPTION", help="any other, as in --sbatch-option=--qos=high")
+    flag("--export", action="append", default=[], metavar="VARIABLE", help="pass it on to the ranks; repeatable")
     flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
-    flag("--step-timeout", type=float, metavar="SECONDS", help="the same of a step; 0: never (default: by its steps)")
-    flag("--restarts", type=int, metavar="N", help="go on so often after a lost pod or a killed rank (default: 0)")
-    flag("--min-pods", type=int, metavar="M", help="go on with at least M pods (default: 1)")
+    flag("--step-timeout", type=float, metavar="SECONDS", help="the same for a step; 0: never (default: by its steps)")
+    flag("--restarts", type=int, metavar="N", help="restart up to N times after a lost pod or killed rank (default: 0)")
+    flag("--min-pods", type=int, metavar="M", help="restart on no fewer than M pods (default: 1)")
     flag("--questions", type=int, metavar="N", help="score the model on N test questions (default: none)")
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py, with its own flags")
@@ -173,7 +173,7 @@ def _alone(arguments: argparse.Namespace) -> Result:
     planned = plan_alone(arguments.command[0], arguments.command[1:], arguments.slots)
     restarts = arguments.restarts or 0
     if restarts and flag_values(planned.arguments).get("resume") == "never":
-        raise UserError("--resume never: would begin anew after each of --restarts; leave one of them out")
+        raise UserError("--resume never: would start over after each of --restarts; leave one of them out")
     if arguments.dry_run:
         return _dry(planned, Path())
     run_here(runner_argv(planned, Path()), planned.folder, arguments.timeout, arguments.step_timeout, restarts)

@@ -125,8 +125,8 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--model", str, "ID", "such as t5-large, Qwen/Qwen3-0.6B, llama-8b"),
-    ("--pods", whole, "N", "pods, alike (default: 3)"),
-    ("--slots", whole, "N", "processes of a pod, a GPU each (default: 1)"),
+    ("--pods", whole, "N", "pods, all alike (default: 3)"),
+    ("--slots", whole, "N", "processes per pod, one GPU each (default: 1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: that of --gpu)"),
     ("--host-memory", _gibibytes, "GIB", "of one pod (default: not checked)"),
     ("--batch-size", whole, "ROWS", "of a process (default: 32, causal 4)"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 UP = ("count", "hostfile", "ssh_config", "slots", "backend", "name", "port", "seconds", "cpu", "memory", "nvidia_gpu")
 """Flags of `pods up` that are arguments of `pods.up`."""
-SSH_CONFIG_HELP = "by which ssh reaches hosts of your own (default: your usual one)"
+SSH_CONFIG_HELP = "ssh configuration for hosts of your own (default: your usual one)"
 NAME_HELP = "the cluster (default: pods, or the only one)"
 
 
@@ -26,14 +26,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
     kinds = verbs.add_parser("pods", help="worker pods").add_subparsers(required=True, metavar="WHAT")
     _up(add(kinds, "up", "start pods and wait until all of them are ready", run_up))
-    check = add(kinds, "check", "look at every pod before something is started there", run_check)
+    check = add(kinds, "check", "check every pod before anything starts there", run_check)
     where = check.add_mutually_exclusive_group()
     where.add_argument("--name", help=NAME_HELP)
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
     check.set_defaults(readable=readable_check, status=lambda result: 0 if result["ok"] else 1)
-    add(kinds, "list", "clusters and their pods, asked now", run_list).set_defaults(readable=readable_list)
+    add(kinds, "list", "clusters and the state of their pods", run_list).set_defaults(readable=readable_list)
     down = add(kinds, "down", "end pods and remove their keys", run_down)
     chosen = down.add_mutually_exclusive_group()
     chosen.add_argument("--name", help=NAME_HELP)
@@ -45,7 +45,7 @@ def _up(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
     verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
     verb.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
-    verb.add_argument("--slots", type=int, metavar="K", help="processes of a pod (default: its GPUs, at least 1)")
+    verb.add_argument("--slots", type=int, metavar="K", help="processes per pod (default: its GPUs, at least 1)")
     verb.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
     verb.add_argument("--name", default="pods", help="of the cluster")
     verb.add_argument("--port", type=int, metavar="P", help="where pods report (default: 6000, or a free one)")

@@ -32,7 +32,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="a cluster that is up (default: pods of the sweep's own)")
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own for the pods")
-    verb.add_argument("--again", action="store_true", help="once more what ran out of memory or time, or failed")
+    verb.add_argument("--again", action="store_true", help="run again what failed or ran out of memory or time")
     verb.add_argument("--dry-run", action="store_true", help="print the commands of the runs in their order")
     verb.set_defaults(readable=readable, status=exit_status)
 

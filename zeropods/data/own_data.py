@@ -47,7 +47,7 @@ def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
     Numbers with decimal commas, which only a file with semicolons has, are kept with a point.
 
     Raises:
-        UserError: not text in UTF-8 (or UTF-16 with its mark), no header, a name that is empty or is there twice, a
+        UserError: not text in UTF-8 (or UTF-16 with its mark), no header, a name that is empty or occurs twice, a
             row of another length, no row.
     """
     name = f"the file {shown(path.name)}"

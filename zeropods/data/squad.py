@@ -46,7 +46,7 @@ def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
     for place, context, document in _questions(path):
         example = _example(place, index, context, document)
         if example.id in seen:
-            raise UserError(f"{place}: id {example.id!r} stands there twice; keep one of them")
+            raise UserError(f"{place}: id {example.id!r} occurs twice; keep one of them")
         seen.add(example.id)
         index += 1
         yield example
@@ -64,7 +64,7 @@ def squad_file(folder: Path, split: str) -> Path:
     found = _named(folder, split)
     if not found:
         raise UserError(
-            f"{official}: no such file; give a folder that has it, such as that of: zeropods data get squad --out squad"
+            f"{official}: no such file; give a folder that has it, or fetch it: zeropods data get squad --out squad"
         )
     if len(found) > 1:
         names = ", ".join(path.name for path in found)

@@ -215,7 +215,7 @@ def _by_split(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
 def split_by_hash(text: str) -> str:
     """`dev` for one document in twenty by the SHA-256 of its text, else `train`.
 
-    The same text is always on the same side: a document that stands there twice is not in both.
+    The same text is always on the same side: a document that occurs twice is not in both.
     """
     return "train" if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) % DEV_SHARE else "dev"
 

@@ -65,7 +65,7 @@ def read_tables(path: Path) -> dict[str, SQLTable]:
     for number, document in json_lines(path):
         table = _table(f"{path}:{number}", document)
         if table.id in tables:
-            raise UserError(f"{path}:{number}: table id {table.id!r} stands there twice; keep one of them")
+            raise UserError(f"{path}:{number}: table id {table.id!r} occurs twice; keep one of them")
         tables[table.id] = table
     return tables
 
@@ -77,7 +77,7 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
     path = Path(folder) / f"{split}.{suffix}"
     if not path.is_file():
         raise UserError(
-            f"{path}: no such file; give a folder that has it, such as that of: zeropods data get wikisql --out wikisql"
+            f"{path}: no such file; give a folder that has it, or fetch it: zeropods data get wikisql --out wikisql"
         )
     return path
 

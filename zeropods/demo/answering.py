@@ -347,7 +347,7 @@ def uploaded(path: Path) -> SQLTable:
             raise UserError(f"{name}: larger than {MAX_BYTES >> 20} MiB; upload fewer rows")
         table = read_csv(path)
     except FileNotFoundError:
-        raise UserError(f"{name} is not kept any longer; upload it again") from None
+        raise UserError(f"{name} is no longer kept; upload it again") from None
     if len(table.header) > MAX_COLUMNS:
         raise UserError(f"{name}: {len(table.header)} columns; expected at most {MAX_COLUMNS}: leave some out")
     if len(table.rows) > MAX_ROWS:

@@ -199,7 +199,7 @@ class Site:
         """Models by their line in the list, the best first; looked up anew, as runs come while the page is open."""
         found = [model for model in trained_models(self.folders) if model.folder not in self.passed_over]
         if not found:
-            raise UserError("no model that can be loaded is there any more; train one, and open the page again")
+            raise UserError("no model can be loaded any more; train one and open the page again")
         self._listed = {model.label: model for model in found}
         return self._listed
 
@@ -207,7 +207,7 @@ class Site:
         """The model of a line; `UserError` where it has gone."""
         model = self._listed.get(label or "") or self.models().get(label or "")
         if model is None:
-            raise UserError("this model is not there any more; load the page again and choose another")
+            raise UserError("this model is gone; load the page again and choose another")
         return model
 
     def tables(self, label: str | None) -> Tables:

@@ -89,7 +89,7 @@ def raw_data(run: Path) -> tuple[Path, str]:
         raise UserError(f"{run}: trained on text, it answers nothing; see zeropods perplexity")
     found = raw_data_of(_prepared(run), UNSEEN_SPLITS)
     if found is None:
-        raise UserError(f"{run}: the raw data of {_prepared(run)} are not near it any more; give --data and --split")
+        raise UserError(f"{run}: the raw data of {_prepared(run)} are no longer near it; give --data and --split")
     return found
 
 

@@ -323,7 +323,7 @@ def sample_text(source: str | Path, prompt: str, *, max_new_tokens: int = 60) ->
     ids = [*first_tokens(saved.tokenizer), *words]
     room = max_new_tokens if saved.positions is None else min(max_new_tokens, saved.positions - len(ids))
     if not words:
-        raise UserError(f"prompt {prompt!r}: no tokens; give some words to go on from")
+        raise UserError(f"prompt {prompt!r}: no tokens; give some words to continue")
     if room < 1:
         raise UserError(f"prompt of {len(ids)} tokens, the model has {saved.positions} positions; give a shorter one")
     began = time.perf_counter()

@@ -348,7 +348,7 @@ def read_predictions(path: Path) -> list[Prediction]:
             keys = ANSWER_KEYS if "id" in line and "query" not in line else QUERY_KEYS
         prediction = _prediction(place, line, keys) if keys else _official(place, line, number - 1)
         if prediction.index in predictions:
-            raise UserError(f"{place}: index {prediction.index} is there twice; keep one of them")
+            raise UserError(f"{place}: index {prediction.index} occurs twice; keep one of them")
         predictions[prediction.index] = prediction
     return list(predictions.values())
 

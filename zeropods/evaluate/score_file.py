@@ -107,7 +107,7 @@ def text_score(loss_sum: float, tokens: int) -> TextScore:
     loss = loss_sum / tokens
     # Beyond this, exp() is more than a float holds; a loss that is not a number is not below it either.
     if not loss < math.log(sys.float_info.max):
-        raise UserError(f"perplexity: a loss of {loss:.4g} nats a token over {tokens} tokens; the model is broken")
+        raise UserError(f"perplexity: a loss of {loss:.4g} nats per token over {tokens} tokens; the model is broken")
     return TextScore(tokens=tokens, loss=loss, perplexity=math.exp(loss))
 
 

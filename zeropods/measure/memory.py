@@ -92,7 +92,7 @@ class Sampler:
                     ending = self._ending.wait(self.interval)
                 self._sample(file)
         except OSError as error:
-            log.warning("%s: %s; memory is sampled no more", self.path, error.strerror or error)
+            log.warning("%s: %s; memory is no longer sampled", self.path, error.strerror or error)
 
     def _sample(self, file: TextIO) -> None:
         self.last = values = self._read()

@@ -31,7 +31,7 @@ class SummaryLine:
 
 FIGURES = (
     SummaryLine("step", "", "", "number of the profiled step, counted from 1"),
-    SummaryLine("world_size", "world size", "", "processes of the run, one a GPU"),
+    SummaryLine("world_size", "world size", "", "processes of the run, one per GPU"),
     SummaryLine("data_parallel_size", "data parallel size", "", "processes that each work on rows of their own"),
     SummaryLine("model_parallel_size", "model parallel size", "",
                 "processes that one copy of the model is cut over; ZeRO cuts none, it shards"),

@@ -275,7 +275,7 @@ def _percent(part: float | None, whole: float | None) -> float | None:
     return 100 * part / whole if part is not None and whole else None
 
 
-# Forward MACs by arithmetic. Attention's products of queries with keys tell how many tokens a layer saw.
+# Forward MACs by arithmetic. Attention's products of queries with keys tell how many tokens per layer saw.
 
 
 def _attentions(root: Module, rows: float) -> list[tuple[float, float]]:

@@ -55,7 +55,7 @@ class Request:
     price_per_hour: float | None = None
     """Price of one pod, in any currency."""
     steps: int | None = None
-    """Optimizer steps of the whole training on all pods: a technique of fewer rows a step takes more of them."""
+    """Optimizer steps of the whole training on all pods: a technique of fewer rows per step takes more of them."""
     samples: int | None = None
     """Rows of the training set; with `epochs` in place of `steps`."""
     epochs: float = 1.0
@@ -280,7 +280,7 @@ class Plan:
 
     @property
     def best(self) -> Estimate | None:
-        """The one that fits and trains most samples a second, of equal ones the first; None where none fits."""
+        """The one that fits and trains most samples per second, of equal ones the first; None where none fits."""
         fitting = [estimate for estimate in self.estimates if estimate.fits]
         # In as many digits as rounding leaves: recomputation that hides behind the network costs nothing.
         return max(fitting, key=lambda estimate: float(f"{estimate.samples_per_second:.9g}"), default=None)

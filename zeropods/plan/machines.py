@@ -107,25 +107,25 @@ class Machines:
 
     pods: int = 3
     slots: int = 1
-    """Processes a pod."""
+    """Processes per pod."""
     gpu: str = "A100-40GB"
     flops: float | None = None
     """FLOP/s that a process reaches; a share of the GPU's published peak if not given."""
     bandwidth: float = 1.1 * GIGA
-    """Bytes a second through a pod's link, each way, as collectives reach it; the default is that of the published
+    """Bytes per second through a pod's link, each way, as collectives reach it; the default is that of the published
     reports, a 10 Gbit/s network."""
     latency_seconds: float = 50e-6
     """Of one message between two processes."""
     pcie_bandwidth: float = 12 * GIGA
-    """Bytes a second between a GPU and its host, each way: PCIe 3.0 x16 as copies reach it."""
+    """Bytes per second between a GPU and its host, each way: PCIe 3.0 x16 as copies reach it."""
     peer_bandwidth: float | None = None
     """Between the GPUs of a pod, each way, as collectives reach it (NVLink); that of PCIe if not given."""
     host_bandwidth: float = 50 * GIGA
-    """Bytes a second between a pod's processor and its memory: a few channels of DDR4."""
+    """Bytes per second between a pod's processor and its memory: a few channels of DDR4."""
 
     @property
     def link(self) -> float:
-        """Bytes a second through the slowest link of a ring over all processes."""
+        """Bytes per second through the slowest link of a ring over all processes."""
         if self.pods > 1:
             return self.bandwidth
         return self.pcie_bandwidth if self.peer_bandwidth is None else self.peer_bandwidth

@@ -11,6 +11,7 @@ from zeropods.plan.activations import activations
 from zeropods.plan.machines import is_before_ampere
 from zeropods.plan.shapes import CausalShape, shape_from
 from zeropods.plan.workload import PARTS, Term, Workload, total
+from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, keys_beyond, read_zero_settings
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ once all else is counted. Drivers and libraries differ by some 0.2 GB."""
 PROCESS_BYTES = 2 << 30
 """Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
 MASTER, MOMENTS = 4, 8
-"""Bytes a parameter of an FP32 master, and of Adam's two moments."""
+"""Bytes per parameter of an FP32 master, and of Adam's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def plan_memory(
     process = _Process(work.under(technique), technique, ranks, zero or ZeroSettings())
     reduced = replace(process, work=replace(process.work, accumulates=False))
     saved = activations(process.work).terms()
-    context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / 1e9:.3g} GB, a constant", "context")
+    context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / GIB:.2g} GiB, a constant", "context")
     return PlannedMemory(
         terms=(
             *process.device_states(),

@@ -29,7 +29,7 @@ STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=Fa
 STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
 """What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
 BANDWIDTH = 2 * 2 / 3 * 4 * 60_506_624 / (0.2877 - 2 * 0.060 + 0.1399)
-"""Bytes a second through a pod's link, by the published profiler report of t5-small under ZeRO-1 on three pods:
+"""Bytes per second through a pod's link, by the published profiler report of t5-small under ZeRO-1 on three pods:
 gradients are reduced to their owners and parameters gathered, each 2/3 of 4 B x P round the ring, in what is left of
 backward (287.7 ms) and step (139.9 ms) when a backward pass of twice the forward one (60 ms) is taken away."""
 
@@ -139,9 +139,9 @@ def _states(shape: CausalShape) -> tuple[Claim, ...]:
         Claim("states, as claimed", 96 * GIGA, "8 G x (2 + 2 + 8) B",
               "leaves out the FP32 master, without which half precision does not learn"),
         Claim("states of 8 G parameters", 8 * GIGA * (2 + 2 + 4 + 8), "8 G x (2 + 2 + 4 + 8) B",
-              "with the master: 16 bytes a parameter, as DeepSpeed keeps them"),
+              "with the master: 16 bytes per parameter, as DeepSpeed keeps them"),
         Claim("the same, gradients added up in FP32", 8 * GIGA * (2 + 4 + 4 + 8), "8 G x (2 + 4 + 4 + 8) B",
-              "18 bytes a parameter: what some trainings choose"),
+              "18 bytes per parameter: what some trainings choose"),
         Claim("states of this model", shape.parameters * (2 + 2 + 4 + 8), f"{shape.parameters:,} x 16 B",
               "over all processes of ZeRO-3 together, not on each GPU"),
     )  # fmt: skip

@@ -212,7 +212,7 @@ def check_cml(environ: Mapping[str, str], address: str | None) -> Check:
     if missing:
         return _check("CML", ", ".join(missing), warning="start the pod as a CML session or worker")
     if address not in (None, found["CDSW_IP_ADDRESS"]):
-        remedy = f"another pod answers at {address}; start the cluster anew"
+        remedy = f"another pod answers at {address}; restart the cluster"
         return _check("CML", f"is {found['CDSW_IP_ADDRESS']}", failed=remedy)
     return _check("CML", str(found["CDSW_ENGINE_ID"]))
 

@@ -65,7 +65,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
         host = Host(match[1], int(match[2]))
         earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
         if earlier != number:
-            raise UserError(f"{place}:{number}: {host.address!r} stands in line {earlier} already; remove one of them")
+            raise UserError(f"{place}:{number}: {host.address!r} is on line {earlier} already; remove one of them")
     if not hosts:
         raise UserError(f"{place}: no host; expected a line '<address> slots=<gpus>' for each pod")
     return tuple(host for _, host in hosts.values())

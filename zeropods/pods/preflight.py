@@ -37,14 +37,14 @@ FAILURES = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "host key changed",
-        "another machine answers at {place}, or the pod was made anew: "
+        "another machine answers at {place}, or the pod was recreated: "
         + ANEW
         + "; a host of your own that you trust: ssh-keygen -R {known}",
     ),
     (
         "host key is known|Host key verification failed",
         "host key unknown",
-        "start the cluster anew: " + ANEW + "; a host of your own: log in once by hand, and compare its key",
+        "restart the cluster: " + ANEW + "; a host of your own: log in once by hand, and compare its key",
     ),
     (
         "Permission denied|Too many authentication failures",

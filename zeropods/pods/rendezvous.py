@@ -258,7 +258,7 @@ class Rendezvous:
         same = self._pods.get(new.worker)
         if same is not None and same.host_key != new.host_key:
             where = f"at {same.address} and {new.address}, with different host keys"
-            return f"{new.worker}: two pods call themselves so, {where}; end one of them"
+            return f"{new.worker}: two pods have this name, {where}; end one of them"
         for other in self._pods.values():
             if other.address == new.address and other is not same:
                 workers = f"{other.worker} and {new.worker}"

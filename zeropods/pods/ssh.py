@@ -270,7 +270,9 @@ def account() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
-        raise UserError(f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses who has none") from None
+        raise UserError(
+            f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses users without one"
+        ) from None
 
 
 async def _has_banner(address: str, port: int) -> bool:

@@ -87,7 +87,7 @@ def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[st
     return {
         "split": split,
         "tokens": f"{first.tokens:,}",
-        "loss before (nats a token)": f"{first.loss:.4f}",
+        "loss before (nats/token)": f"{first.loss:.4f}",
         "loss after": f"{last.loss:.4f}",
         "perplexity before": f"{first.perplexity:,.1f}",
         "perplexity after": f"{last.perplexity:,.1f}",

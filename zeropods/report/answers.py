@@ -235,7 +235,8 @@ class Subject:
             told.append(f"{_names(others)} {differ} from it by no more than chance.")
         elif apart:
             shown = (f"{row['label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
-            told.append(f"By more than chance differ {', '.join(shown)}.")
+            differ = "differs" if len(apart) == 1 else "differ"
+            told.append(f"{', '.join(shown)} {differ} from it by more than chance.")
         return " ".join([*told, *([f"Not scored: {_names(unscored)}."] if unscored else [])])
 
 

@@ -206,8 +206,8 @@ def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
         if rate < DISTURBED * peak.flops_per_second:
             yield (
                 f"{entry.name}: its own matmul peak, {rate / 1e9:,.1f} GFLOP/s, is {rate / peak.flops_per_second:.0%} "
-                f"of that of {peak.run}, {peak.flops_per_second / 1e9:,.1f}, which its MFU is of: something else ran "
-                "beside it, and its times may be too long as well"
+                f"of the {peak.flops_per_second / 1e9:,.1f} of {peak.run}, on which its MFU is based: something else "
+                "was running, and its times may be too long as well"
             )
 
 
@@ -294,7 +294,7 @@ def differences(groups: Sequence[Group]) -> list[str]:
             by_task.setdefault(group.task, []).append(number)
     lines = []
     if len(by_task) > 1:
-        lines.append(f"task: {_listed(by_task, groups)}: of each another kind of sample, never compared")
+        lines.append(f"task: {_listed(by_task, groups)}: different kinds of samples, never compared")
     for numbers in by_task.values():
         for name in dict.fromkeys(name for number in numbers for name in groups[number].settings):
             values: dict[str, list[int]] = {}

@@ -72,7 +72,7 @@ class PlanReport:
         several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
         alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
         speed = f"{rate(best.samples_per_second)} samples/s"
-        said = f"Choose {name(best)}: of those that fit the fastest, {speed} on {where}."
+        said = f"Recommended: {name(best)}, the fastest of those that fit: {speed} on {where}."
         return f"{wrapped(said)}{alone}\n"
 
     @property
@@ -116,7 +116,7 @@ class PlanReport:
         axes = self._bars(
             {label: [getattr(each.time, key) for each in self.plan.estimates] for key, label in TIMES.items()}
         )
-        return self._finished(axes, "step", "seconds a step", "planned seconds of one step")
+        return self._finished(axes, "step", "seconds per step", "planned seconds of one step")
 
     def _bars(self, values: dict[str, list[float]]) -> Axes:
         """A bar for each technique, stacked."""
@@ -239,7 +239,7 @@ class LengthPlans:
         axes.annotate(
             f"the GPU: {size:g} GiB", (lengths[0], size), (0, 3), textcoords="offset points", fontsize="small"
         )
-        axes.set(xlabel="tokens a row", ylabel="GiB of one GPU", yscale="log", xticks=lengths)
+        axes.set(xlabel="tokens per row", ylabel="GiB of one GPU", yscale="log", xticks=lengths)
         axes.yaxis.set_major_formatter("{x:g}")
         text = f"planned memory of one GPU at {', '.join(map(str, lengths))} tokens"
         return _finished(axes, f"{self.request.model}: planned memory by length", text)

@@ -364,11 +364,11 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
     axes.axhline(1.0, color="0.5", linestyle="--", linewidth=1, label="ideal")
     for (technique, base), points in shown.items():
         style = LINE_STYLES[bases.index(base) % len(LINE_STYLES)]
-        label = _literal(f"{technique}, base {base}" if len(bases) > 1 else technique)
+        label = _literal(f"{technique}, baseline {base}" if len(bases) > 1 else technique)
         xs, ys = zip(*sorted(points), strict=True)
         axes.plot(xs, ys, marker="o", color=technique_color(technique), linestyle=style, label=label)
     axes.set(xlabel="processes", ylabel="scaling efficiency")
-    _title(axes, f"Speed-up over the base row, per process{_of_all(len(shown), len(curves), 'curves')}")
+    _title(axes, f"Speed-up over the baseline, per process{_of_all(len(shown), len(curves), 'curves')}")
     if curves:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))

@@ -69,7 +69,7 @@ class ProfileReport:
                 key,
                 {
                     "line": report.lines[key][1] if key in report.lines else "Profile Summary at step",
-                    "said": written(said, unit),
+                    "reported": written(said, unit),
                     "corrected": "" if is_same else written(right, unit) or "unknown",
                 },
             )
@@ -155,7 +155,7 @@ class ProfileReport:
             {
                 "fault": fault.name.replace("_", " "),
                 "where": f"line {fault.line}: {fault.where}",
-                "said": written(fault.said, fault.unit),
+                "reported": written(fault.said, fault.unit),
                 "corrected": written(fault.corrected, fault.unit),
                 "why": fault.reason,
             }

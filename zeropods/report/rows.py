@@ -148,7 +148,7 @@ def _line(group: Group, label: str, scaling: Scaling) -> Values:
         "processes": values["world_size"] if values["samples_per_second"] is not None else None,
         "sharing": f"{pods} on {machines}" if machines is not None and machines < pods else None,
         "inference_text": _inference_text(values),
-        "base": "is the base" if base == values["row"] else f"{base}{MARK}" if values["differs_in"] else base,
+        "base": "baseline" if base == values["row"] else f"{base}{MARK}" if values["differs_in"] else base,
         "base_row": base,
     }
 
@@ -167,7 +167,7 @@ def _speed_text(values: Values) -> str | None:
         return None
     mark = MARK if values["differs_in"] else ""
     shown = Column("speed_up", "", "", _TWO).show(values)
-    return "1.00, the base" if values["base"] == values["row"] else f"{shown} over {values['base']}{mark}"
+    return "1.00, baseline" if values["base"] == values["row"] else f"{shown} over {values['base']}{mark}"
 
 
 def _inference_text(values: Values) -> str | None:

@@ -46,14 +46,14 @@ from zeropods.tables import GIB, Table, markdown_text
 
 PAGE = Path(__file__).with_name("page.html")
 TITLE = "Runs side by side"
-REMARKS = "To know about the runs:"
+REMARKS = "Notes on the runs:"
 DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between rows that do:"
 ALLOWED = "Rows differ in more than technique and pods. Ratios between rows that do were asked for, and carry a *:"
 REFERENCE = Path(__file__).parents[1] / "plan" / "published.csv"
 REFERENCE_TITLE = "Published elsewhere: A100-40GB pods, 3 epochs of WikiSQL"
 REFERENCE_NOTE = (
     "Measured by others on other hardware; memory was read off screenshots of nvidia-smi. "
-    "For orientation only: no ratio is drawn to these rows. What makes each hard to compare:"
+    "For orientation only: no ratio is drawn to these rows. Caveats:"
 )
 NOT_PUBLISHED = "n/a"
 VERSIONS = ("zeropods", "torch", "deepspeed", "transformers")

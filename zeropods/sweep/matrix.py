@@ -88,7 +88,7 @@ class LeftOut:
 def _different(values: tuple[Value, ...]) -> tuple[Value, ...]:
     for each in values:
         if values.count(each) > 1:
-            raise ValueError(f"{each!r} is there twice; leave one of them out")
+            raise ValueError(f"{each!r} occurs twice; leave one of them out")
     return values
 
 
@@ -311,7 +311,7 @@ class _StrictLoader(yaml.SafeLoader):
         seen = set[str]()
         for key, _ in node.value:
             if str(key.value) in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value}: is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value}: occurs twice", problem_mark=key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -389,7 +389,7 @@ def _cell_faults(matrix: Matrix) -> Iterator[str]:
         yield f"technique: no cell is left: {why}"
     for name in names:
         if names.count(name) > 1:
-            yield f"cells: {name} is there twice; leave one of them out"
+            yield f"cells: {name} occurs twice; leave one of them out"
 
 
 def _batch_faults(place: str, flags: Mapping[str, Any]) -> Iterator[str]:

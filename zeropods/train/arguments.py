@@ -369,7 +369,7 @@ class CausalArguments(RunArguments):
             asked = getattr(self, name)
             if asked is not None and asked != value:
                 shown = "is made already" if value is None else f"was prepared with {value}"
-                raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data anew")
+                raise UserError(f"--{name} {asked}: {place} {shown}; leave the flag out, or prepare the data again")
         return found
 
     def _check_raw(self, *, is_there: bool) -> None:

@@ -172,7 +172,7 @@ def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
     """Refuse before training what could not be gone on with after it."""
     tokens = len(data.tokenizer(prompt).input_ids)
     if not prompt.strip() or tokens == 0:
-        raise UserError(f"--generation_prompt {prompt!r}: no words; give some to go on from")
+        raise UserError(f"--generation_prompt {prompt!r}: no words; give some to continue")
     if positions is not None and tokens >= positions:
         raise UserError(f"--generation_prompt: {tokens} tokens, the model has {positions} positions; shorten it")
 
