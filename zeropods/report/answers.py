@@ -14,6 +14,8 @@ from zeropods.tables import GIB, MIB, counted, markdown_text
 QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
 LINES = "white-space: pre-line"
 """Each model has a line of its own."""
+ONE_BELOW = "float: none; width: auto;"
+"""Notebooks would set the questions into a column of a fifth of the page, wider than which a word may be."""
 NO_PRICE = "A price per pod and hour adds the cost."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
@@ -40,7 +42,10 @@ class Answers:
 
     def _repr_html_(self) -> str:
         pairs = zip(QUESTIONS, self.texts, strict=True)
-        items = (f"<dt>{question}</dt><dd style='{LINES}'>{escape(text)}</dd>" for question, text in pairs)
+        items = (
+            f"<dt style='{ONE_BELOW}'>{question}</dt><dd style='{ONE_BELOW} {LINES}'>{escape(text)}</dd>"
+            for question, text in pairs
+        )
         return f"<dl>{''.join(items)}</dl>"
 
     def __repr__(self) -> str:
