@@ -109,7 +109,7 @@ def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_
     recorded(trial, a_record())
     refuse_other_runs(trials(a_matrix(repeats=3, timeout_seconds=9), tmp_path))
     a_sweep(tmp_path).write()
-    with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate: 0.1, now 0.5\)"):
+    with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate 0.1 -> 0.5\)"):
         run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
     assert read_sweep(tmp_path).matrix == a_matrix() and not (tmp_path / "matrix.yaml").exists()
 

@@ -32,7 +32,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
-    check.set_defaults(readable=readable_check, status=lambda result: 0 if result["ok"] else 1)
+    check.set_defaults(readable=lambda result: str(result["table"]), status=lambda result: 0 if result["ok"] else 1)
     add(kinds, "list", "clusters and the state of their pods", run_list).set_defaults(readable=readable_list)
     down = add(kinds, "down", "end pods and remove their keys", run_down)
     chosen = down.add_mutually_exclusive_group()
@@ -102,11 +102,6 @@ def run_check(arguments: argparse.Namespace) -> Result:
     if arguments.json:
         return found.to_json()
     return {"ok": found.ok, "table": check_table(found)}
-
-
-def readable_check(result: Result) -> str:
-    """Pods x checks, and below it what to do."""
-    return str(result["table"])
 
 
 def _preflight(arguments: argparse.Namespace) -> Preflight:

@@ -26,7 +26,7 @@ from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import CausalPreparation
 from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squad
 from zeropods.data.tokenizers import fingerprint, first_tokens, with_ends
-from zeropods.data.wikisql import PROMPTS, Example, read_split, source_text
+from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_folder, task_of, trained_length
 from zeropods.evaluate.score import Prediction, write_predictions
@@ -182,7 +182,7 @@ class QueryAnswerer(Answerer[Example, Prediction]):
         return islice(read_split(Path(data), split), limit)
 
     def _encoded(self, examples: Sequence[Example], how: Generation) -> list[list[int]]:
-        sources = [source_text(self.prompt, e.question, e.table.header, e.table.types) for e in examples]
+        sources = [source_of(example, self.prompt) for example in examples]
         return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(sources)]
 
     def _batch(self, examples: list[Example], ids: list[Any], how: Generation) -> list[Prediction]:

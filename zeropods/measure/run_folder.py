@@ -71,7 +71,10 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
         raise UserError(f"{folder}: a finished run is never overwritten; choose another --outputdir")
     changed = _differences(config.identity, identity)
     if changed and not is_claimed(folder):
-        _clear(folder)
+        # What a run that has done no step has written about itself.
+        (folder / RECORD).unlink()
+        for name in ("attempts", "memory", "ranks", "stacks"):
+            shutil.rmtree(folder / name, ignore_errors=True)
         return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
     if changed and not again:
         remedy = "" if finished else ", or --resume never to start again"
@@ -98,13 +101,6 @@ def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[s
     new = json.loads(json.dumps(dict(new)))
     changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     return [told_differences(old, new, [key]) for key in changed]
-
-
-def _clear(folder: Path) -> None:
-    """Remove what a run that has done no step has written about itself."""
-    (folder / RECORD).unlink()
-    for name in ("attempts", "memory", "ranks", "stacks"):
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _put_aside(folder: Path, again: bool) -> int:

@@ -11,7 +11,7 @@ from statistics import mean
 
 from zeropods.data.manifest import read_manifest
 from zeropods.data.squad import read_squad, squad_prompt
-from zeropods.data.wikisql import Example, read_split
+from zeropods.data.wikisql import Example, read_split, target_of
 from zeropods.evaluate.generate import sample_text, text_perplexity
 from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
 from zeropods.evaluate.score_file import Score, TextScore, read_score
@@ -19,7 +19,7 @@ from zeropods.measure.record import read_record
 from zeropods.report.entry import score_lines
 from zeropods.report.rows import accuracy_columns
 from zeropods.report.run import Run
-from zeropods.sql.query import Execution, Query, cells_text, format_query
+from zeropods.sql.query import Execution, Query, cells_text
 from zeropods.tables import Table, progress
 
 # SQuAD's questions and a model's answers to them: what 11 shows.
@@ -126,7 +126,7 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
     return Table.of(
         {
             "question": example.question,
-            "expected": format_query(example.query, example.table.header),
+            "expected": target_of(example),
             **{run: found[example.index] for run, found in by_index.items()},
         }
         for example in examples
@@ -180,12 +180,11 @@ def accuracy_table(score: Score, split: str) -> Table:
 
 
 def _answer_line(prediction: Prediction, example: Example) -> dict[str, str]:
-    header = example.table.header
     with closing(Execution(example.table)) as execution:
         return {
             "question": example.question,
             "prediction": prediction.text or NO_QUERY,
-            "expected": format_query(example.query, header),
+            "expected": target_of(example),
             "answer": cells_text(execution.execute(prediction.query) if prediction.query else None),
             "expected answer": cells_text(execution.execute(example.query)),
             "rows found": _rows(execution, prediction.query),

@@ -10,12 +10,12 @@ import numpy as np
 
 from zeropods.data.manifest import Manifest, TokenStatistics
 from zeropods.data.tokenizers import load_tokenizer
-from zeropods.data.wikisql import Example, read_split, source_text
+from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
 from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.plots import Plot, drawn, new_axes
-from zeropods.sql.query import cells_text, execute, format_query
+from zeropods.sql.query import cells_text, execute
 from zeropods.tables import GIB, Table
 
 # A prepared data set as tables and plots: what 01 shows.
@@ -64,7 +64,7 @@ def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "t
     tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
     unknown = tokenizer.unk_token_id
     while chunk := list(itertools.islice(examples, 4_096)):
-        texts = [text for example in chunk for text in _texts(manifest.prompt, example)]
+        texts = [text for each in chunk for text in (source_of(each, manifest.prompt), target_of(each))]
         for text, row in zip(texts, tokenizer.backend_tokenizer.encode_batch(texts), strict=True):
             if unknown in row.ids:
                 spans = itertools.compress(row.offsets, [id_ == unknown for id_ in row.ids])
@@ -110,11 +110,5 @@ def _described(example: Example) -> dict[str, str]:
     return {
         "question": example.question,
         "columns": "; ".join(example.table.header),
-        "query": format_query(example.query, example.table.header),
+        "query": target_of(example),
     }
-
-
-def _texts(prompt: str, example: Example) -> tuple[str, str]:
-    table = example.table
-    source = source_text(prompt, example.question, table.header, table.types)
-    return source, format_query(example.query, table.header)

@@ -17,7 +17,7 @@ from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import CausalPreparation, Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
-from zeropods.errors import UserError
+from zeropods.errors import UserError, told_differences
 from zeropods.evaluate.after_run import answer_runs
 from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.files import folder_locked
@@ -168,10 +168,10 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
         before = command.remembered(trial.folder)
         if before is None:
             continue
-        now = command.identity(trial.launch)
-        changed = [key for key in now if now[key] != before.get(key)]
+        old, new = _by_flag(before), _by_flag(command.identity(trial.launch))
+        changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if changed:
-            said = _difference(before, now, changed[0])
+            said = told_differences(old, new, changed[:1])
             raise UserError(f"{trial.folder}: was run with other settings ({said}); choose another --out")
 
 
@@ -193,14 +193,11 @@ def standing_row(trial: Trial, earlier: Mapping[tuple[str, int], Row], *, again:
     return before if before is not None and was_refused and not again else waiting
 
 
-def _difference(before: Mapping[str, object], now: Mapping[str, object], key: str) -> str:
-    """What is different, as it was and by its name."""
-    old, new = before.get(key), now[key]
-    if key != "arguments" or not isinstance(old, list) or not isinstance(new, list):
-        return f"{key}: {old!r:.60}, now {new!r:.60}"
-    was, will = flag_values(old), flag_values(new)
-    name = next((name for name in {**will, **was} if was.get(name) != will.get(name)), "order of flags")
-    return f"--{name}: {was.get(name)}, now {will.get(name)}"
+def _by_flag(identity: Mapping[str, object]) -> dict[str, object]:
+    """What tells launches apart, with each flag under its own name."""
+    arguments = identity["arguments"]
+    assert isinstance(arguments, list)
+    return {**identity, "arguments": None, **{f"--{name}": value for name, value in flag_values(arguments).items()}}
 
 
 # The prepared data sets: made, or checked to be what the matrix says.

@@ -45,7 +45,6 @@ class Causal:
     def check(self, precision: str) -> None:
         """Refuse an attention that cannot run."""
         check_attention(self.arguments.attn_implementation, precision)
-        self.arguments.check_inputs()
 
     @property
     def is_prepared(self) -> bool:

@@ -34,6 +34,11 @@ from zeropods.train.tasks import Prepared, Task
 
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
 """Techniques that keep the same files."""
+UNCHANGED = (
+    *(ROWS, PASSES, "per_device_eval_batch_size", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_steps"),
+    *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "seed", "dataloader_num_workers"),
+)
+"""Flags that transformers has under the same names."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ def check_call(task: Task) -> TrainingJob:
         check_blocks(config, arguments.deepspeed)
     if arguments.max_train_seconds and ranks > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
+    arguments.check_inputs()
     task.check(precision)
     return TrainingJob(task, precision, config, task.data() if task.is_prepared else None)
 
@@ -238,20 +244,9 @@ def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
     settings = TrainingArguments(
         output_dir=str(job.folder / "checkpoints"),
         num_train_epochs=arguments.epochs,
-        max_steps=arguments.max_steps,
-        per_device_train_batch_size=arguments.per_device_train_batch_size,
-        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
-        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        **{name: getattr(arguments, name) for name in UNCHANGED},
         activation_checkpointing=arguments.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
-        learning_rate=arguments.learning_rate,
-        lr_scheduler_type=arguments.lr_scheduler_type,
-        warmup_steps=arguments.warmup_steps,
-        adam_beta1=arguments.adam_beta1,
-        adam_beta2=arguments.adam_beta2,
-        weight_decay=arguments.weight_decay,
-        max_grad_norm=arguments.max_grad_norm,
-        logging_steps=arguments.logging_steps,
         eval_strategy=_strategy(arguments.eval_steps),
         eval_steps=arguments.eval_steps or None,
         save_strategy=_strategy(arguments.save_steps),
@@ -263,11 +258,9 @@ def _transformers_arguments(job: TrainingJob) -> TrainingArguments:
         # Without DeepSpeed, BF16 is our own: FP32 masters and BF16 copies, not autocast.
         bf16=job.precision == "bf16" and job.deepspeed is not None,
         fp16=job.precision == "fp16",
-        seed=arguments.seed,
         report_to=[],
         remove_unused_columns=False,
         label_names=["labels"],
-        dataloader_num_workers=arguments.dataloader_num_workers,
         dataloader_pin_memory=on_gpu,
         # A copy that blocks waits for all that the GPU still has to do.
         accelerator_config={"non_blocking": True} if on_gpu else None,

@@ -38,7 +38,6 @@ class TextToSQL:
 
     def check(self, precision: str) -> None:
         """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
-        self.arguments.check_inputs()
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         check_tf32(self.arguments.tf32)
 
