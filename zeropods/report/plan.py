@@ -47,7 +47,12 @@ class PlanReport:
         """One table, what to choose, and the published runs beside it; every term if asked."""
         remark = self.plan.request.remark
         parts = [str(self.table()), self.choice(), f"{wrapped(LEGEND)}\n", f"Note: {remark}.\n" if remark else ""]
-        parts += [str(self.reference) if self.published else "", str(self.formulas()) if formulas else ""]
+        notes = (
+            f"Memory of {row.technique} on {counted(row.pods, 'pod')}: {row.to_json()['remark']}."
+            for row in self.published
+        )
+        parts += [str(self.reference), "".join(f"{wrapped(note)}\n" for note in notes)] if self.published else []
+        parts += [str(self.formulas())] if formulas else []
         return "\n".join(filter(None, parts)).rstrip()
 
     def table(self) -> Table:
@@ -72,12 +77,12 @@ class PlanReport:
         several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
         alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
         speed = f"{rate(best.samples_per_second)} samples/s"
-        said = f"Recommended: {name(best)}, the fastest of those that fit: {speed} on {where}."
+        said = f"Recommended: technique {name(best)}, the fastest of those that fit: {speed} on {where}."
         return f"{wrapped(said)}{alone}\n"
 
     @property
     def reference(self) -> Table:
-        """Published runs of this model beside the plan, each with how they differ."""
+        """Published runs of this model beside the plan."""
         title = "Published on A100-40GB pods, and planned with the settings published"
         return Table.of(map(_published, self.published), title)
 
@@ -180,7 +185,6 @@ def _published(row: Published) -> dict[str, str]:
         "planned (GiB)": f"{row.planned()[0] / GIB:.1f}",
         "published step (s)": "" if row.step_seconds is None else rate(row.step_seconds),
         "planned step (s)": rate(row.planned()[1]),
-        "memory": str(row.to_json()["remark"]),
     }
 
 
