@@ -22,7 +22,7 @@ PREPARE = ["prepare", "--data", "nowhere", "--tokenizer", "gpt-tiny", "--out", "
         ("lm", ["--loss-on", "answer"], "loss_on 'answer': text of the task lm has no answers"),
         ("lm", ["--max-seq-length", "1"], "max_seq_length 1; expected at least 2"),
         ("squad", ["--limit", "0"], "limit 0; expected at least 1"),
-        ("squad", [], "nowhere: no such folder; fetch SQuAD"),
+        ("squad", [], "nowhere: no such folder; give one that is there, or fetch SQuAD"),
     ],
 )
 def test_a_flag_that_does_not_fit_is_one_line(

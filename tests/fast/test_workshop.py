@@ -71,7 +71,7 @@ def test_the_states_of_a_model_are_measured_on_all_pods_apart_from_what_is_compa
     matrix = workshop.states_matrix
     cells = [(cell.technique, cell.pods) for cell in matrix.cells]
     assert cells == [("none", 1), ("zero1", 4), ("zero2", 4), ("zero3", 4)] and matrix.questions is None
-    assert {cell.model for cell in matrix.cells} == {"t5-small"} and matrix.flags["effective_batch_size"] == 4
+    assert {cell.model for cell in matrix.cells} == {"t5-efficient-mini"} and matrix.flags["effective_batch_size"] == 4
     assert not workshop.states_folder.is_relative_to(workshop.area)
 
 

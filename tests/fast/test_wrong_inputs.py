@@ -171,26 +171,6 @@ def test_no_name_of_a_function_a_type_or_a_temporary_file_is_said(
     assert not re.search(r"NoneType|<class|invalid \w+ value|UserError|\(\) -> |/\.\w", found)
 
 
-def test_a_byte_order_mark_and_a_blank_last_line_of_ones_own_file_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, answers = tmp_path / "data", tmp_path / "p.jsonl"
-    assert main(["data", "sample", "--out", str(data)]) == 0
-    asked = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()[:2]]
-    for name in ("test.jsonl", "test.tables.jsonl"):
-        (data / name).write_text(f"\ufeff{(data / name).read_text()}\n  \n")
-    lines = [
-        {"index": n, "question": each["question"], "prediction": "", "query": each["sql"]}
-        for n, each in enumerate(asked)
-    ]
-    answers.write_text("\ufeff" + "".join(f"{json.dumps(each)}\n" for each in lines) + "\n")
-    capsys.readouterr()
-    assert main(["score", str(answers), "--data", str(data), "--split", "test", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["execution_accuracy"] == 1.0
-    answers.write_text("{\n")
-    assert "p.jsonl:1: broken JSON at " in said_by(f"score {answers} --data {data} --split test", capsys)
-
-
 def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
     hidden = PermissionError(13, "Permission denied", "/there/.out.a1b2c3d4/new/train.jsonl")
 

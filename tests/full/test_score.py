@@ -308,3 +308,24 @@ def test_models_are_compared_question_by_question(sample: Path, tmp_path: Path) 
     assert shown.header[2:] == tuple(line["run"] for line in lines)
     assert shown.rows[1][2:] == ("as expected", "(no query)", "as expected")
     assert not paired_table([], sample, "test").rows and not compared_answers([], sample, "test").rows
+
+
+def test_a_byte_order_mark_and_a_blank_last_line_of_ones_own_file_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, answers = tmp_path / "data", tmp_path / "p.jsonl"
+    assert main(["data", "sample", "--out", str(data)]) == 0
+    asked = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()[:2]]
+    for name in ("test.jsonl", "test.tables.jsonl"):
+        (data / name).write_text(f"\ufeff{(data / name).read_text()}\n  \n")
+    lines = [
+        {"index": n, "question": each["question"], "prediction": "", "query": each["sql"]}
+        for n, each in enumerate(asked)
+    ]
+    answers.write_text("\ufeff" + "".join(f"{json.dumps(each)}\n" for each in lines) + "\n")
+    capsys.readouterr()
+    assert main(["score", str(answers), "--data", str(data), "--split", "test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["execution_accuracy"] == 1.0
+    answers.write_text("{\n")
+    assert main(["score", str(answers), "--data", str(data), "--split", "test"]) == 1
+    assert "p.jsonl:1: broken JSON at " in capsys.readouterr().err
