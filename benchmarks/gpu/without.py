@@ -35,7 +35,8 @@ def whole_logits(
     """`T5ForTextToSQL.forward` with a loss, over all positions: most of the logits are thrown away."""
     kwargs.pop("label_positions", None)
     hidden = self._decode(self._shift_right(labels), *args, **kwargs)
-    logits = self.lm_head(hidden * self._scale()).flatten(0, 1).float()
+    scale = self.model_dim**-0.5 if self.config.scale_decoder_outputs else 1.0
+    logits = self.lm_head(hidden * scale).flatten(0, 1).float()
     total = nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
     return Seq2SeqLMOutput(loss=total / ((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch))
 

@@ -35,7 +35,7 @@ LIMIT_SECONDS = 600
 pytestmark = pytest.mark.timeout(3 * LIMIT_SECONDS)
 
 NOTEBOOKS = {
-    "00_plan": ({"largest batch", "published GB", "formula"}, 2),
+    "00_plan": ({"largest batch (rows)", "published (GiB)", "formula"}, 2),
     "01_prepare_dataset": ({"query", "truncated rows", "times", "parameters"}, 1),
     "02_train_single_pod": ({"value"}, 1),
     "03_train_pods": ({"address", "value", "began (UTC)", "states (MiB)", "speed-up"}, 2),

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.full.clusters import command, processes_of, zeropods
+from tests.full.clusters import command, zeropods
 from tests.full.conftest import TINY
 from tests.full.forks import fork_server
 from tests.full.launches import ROOT, until
@@ -80,21 +80,23 @@ def test_without_a_server_nothing_is_forked(script: Path, tmp_path: Path) -> Non
     assert fork(tmp_path / "none", [str(script), "0"], child_environment()) is None
 
 
+CLUSTER = ("--name", "forking")
+
+
 @pytest.fixture
-def home(shared_home: Path) -> Iterator[Path]:
-    """Two pods."""
-    assert zeropods("pods", "up", "--count", 2).returncode == 0
-    yield shared_home
-    zeropods("pods", "down")
+def two_pods(shared_home: Path) -> Iterator[None]:
+    assert zeropods("pods", "up", "--count", 2, *CLUSTER).returncode == 0
+    yield
+    zeropods("pods", "down", *CLUSTER)
 
 
 def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
-    home: Path, prepared: Path, tmp_path: Path
+    two_pods: None, prepared: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     flags = [*TINY, "--dataset_path", prepared, "--outputdir", folder, "--eval_steps", 0, "--max_steps", 100_000]
     launch = subprocess.Popen(
-        command("launch", "--", "textsql_train.py", *flags, "--deepspeed", "dsconfig/zero1.json"), cwd=ROOT
+        command("launch", *CLUSTER, "--", "textsql_train.py", *flags, "--deepspeed", "dsconfig/zero1.json"), cwd=ROOT
     )
     until(lambda: [beat.step > 1 for beat in read_beats(folder).values()] == [True, True], 120)
     ranks = [psutil.Process(beat.pid) for beat in read_beats(folder).values()]
@@ -106,11 +108,11 @@ def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
     launch.wait()
     until(lambda: not any(rank.is_running() for rank in ranks), 60)
     again = subprocess.run(
-        command("launch", "--", "textsql_train.py", *flags[:-1], 3, "--resume", "never"),
+        command("launch", *CLUSTER, "--", "textsql_train.py", *flags[:-1], 3, "--resume", "never"),
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert read_record(folder).status == "ok"
     assert all(server is not None and server.is_running() for server in servers)
-    assert zeropods("pods", "down").returncode == 0
-    assert not any(server is not None and server.is_running() for server in servers) and not processes_of(home)
+    assert zeropods("pods", "down", *CLUSTER).returncode == 0
+    until(lambda: not any(server is not None and server.is_running() for server in servers))

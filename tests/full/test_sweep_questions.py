@@ -46,7 +46,7 @@ def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_name
     (tmp_path / "manifest.json").write_text((prepared / "manifest.json").read_text().replace("test.jsonl", "test.gone"))
     capsys.readouterr()
     assert run_sweep(matrix, tmp_path / "out").is_measured
-    assert f"not scored: {score.parent}: the raw data of {tmp_path} are not near it" in capsys.readouterr().err
+    assert f"not scored: {score.parent}: the raw data of {tmp_path} are no longer near it" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(900)

@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ from zeropods.pods.hostfile import own_gpus
 from zeropods.pods.leases import PLACE
 from zeropods.pods.processes import make_private_folder, reap
 from zeropods.programs import (
+    EXTENSIONS,
     bound_argv,
     child_environment,
     compile_in_turns,
@@ -48,7 +50,8 @@ from zeropods.train import quick_imports
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
 """How the names of variables begin that libraries read while they are imported."""
 SEARCHED, THREADS = "PYTHONPATH", "OMP_NUM_THREADS"
-"""Two of them that can be heeded later as well, and that differ from launch to launch."""
+HEEDED = (SEARCHED, THREADS, EXTENSIONS)
+"""Those of them that can be heeded later as well."""
 MESSAGE_BYTES = 1 << 18
 FOLDER = "zeropods-forks-"
 """How the names of folders begin that hold a socket."""
@@ -232,7 +235,7 @@ class ForkServer:
             connection.close()
 
     def _can_become(self, environment: Mapping[str, str]) -> bool:
-        early = (name for name in environment if name.startswith(EARLY) and name not in (SEARCHED, THREADS))
+        early = (name for name in environment if name.startswith(EARLY) and name not in HEEDED)
         place = os.environ.get(PLACE[0])
         can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
         return (
@@ -240,6 +243,12 @@ class ForkServer:
             and newest_source() == self._newest
             and all(environment[name] == os.environ.get(name) for name in early)
         )
+
+
+def is_compiled() -> bool:
+    """Whether offload's optimizer was compiled for this environment, by the path that it has now."""
+    recipe = extension_cache() / OFFLOAD / "build.ninja"
+    return recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8")
 
 
 def newest_source() -> int:
@@ -310,8 +319,8 @@ def main() -> None:
             import_module(name)
     # transformers makes this table at the first model that it loads, in a second.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
-    if (extension_cache() / OFFLOAD / f"{OFFLOAD}.so").is_file():
-        # Offload needs it: to see that it is compiled takes longer than to load it.
+    if is_compiled():
+        # To see that it need not be compiled takes longer than to load it.
         compile_in_turns()
         import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
     server.serve()
