@@ -220,8 +220,10 @@ class ForkServer:
 
     def _abandon(self, pid: int) -> None:
         """Whoever asked for a fork has gone, or has no use for it any more."""
-        self._selector.unregister(self._connections[pid])
-        os.kill(pid, signal.SIGTERM)
+        # Both may end at once: the fork may have been reaped a moment ago.
+        if pid in self._connections:
+            self._selector.unregister(self._connections[pid])
+            os.kill(pid, signal.SIGTERM)
 
     def _reap(self, woken: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
