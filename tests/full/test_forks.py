@@ -69,6 +69,23 @@ def test_a_fork_heeds_signals_and_ends_with_whoever_asked_for_it(server: Path, s
     until(lambda: not psutil.pid_exists(pid))
 
 
+def test_a_server_stays_where_forks_end_just_as_nobody_wants_them_any_more(
+    server: Path, script: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ends.py").write_text("import os; os._exit(0)")
+    before = fork(server, [str(script), "600"], child_environment())
+    for number in range(100):
+        forked = fork(server, [str(tmp_path / "ends.py")], child_environment())
+        assert forked is not None
+        if number % 2:
+            forked.kill()
+        del forked
+    # It would have taken this one along.
+    assert before is not None and before.poll() is None
+    before.kill()
+    assert before.wait(60) == -signal.SIGKILL
+
+
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "LD_PRELOAD", "PYTHONOPTIMIZE", "HF_HOME", "DS_ACCELERATOR"])
 def test_what_libraries_read_while_they_are_imported_calls_for_a_new_process(
     server: Path, script: Path, name: str
