@@ -25,6 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if is_worker():
         # Several at once share the cores; torch would start a thread for each core in each.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # A rank that is ended by SIGABRT says where it was.
+        os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     else:
         config.pluginmanager.register(Watch())
 

@@ -85,8 +85,7 @@ class ForkServer:
         return Forked(process, said)
 
     def _fork(self, command: list[str], environment: Mapping[str, str], streams: Sequence[int]) -> forks.Forked | None:
-        # A rank that is ended by SIGABRT says where it was.
-        with variable_set("OMP_NUM_THREADS", "1"), variable_set("PYTHONFAULTHANDLER", "1"):
+        with variable_set("OMP_NUM_THREADS", "1"):
             server = forks.own_server()
         return None if server is None else forks.fork(server, command, environment, streams)
 

@@ -55,6 +55,19 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
 
 
+def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_its_own(
+    server: Path, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert fork(server, [str(script), "0"], child_environment()) is None
+    other = own_server()
+    assert other not in (None, server)
+    forked = fork(other, [str(script), "0"], child_environment())
+    assert forked is not None and forked.wait(60) == 7
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert own_server() == server
+
+
 def test_a_fork_heeds_signals_and_ends_with_whoever_asked_for_it(server: Path, script: Path) -> None:
     forked = fork(server, [str(script), "600"], child_environment())
     assert forked is not None and forked.poll() is None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -33,7 +32,7 @@ from zeropods.demo.answering import (
 )
 from zeropods.errors import UserError
 from zeropods.pods.processes import DEMO, make_private_folder
-from zeropods.programs import free_port
+from zeropods.programs import free_port, variable_set
 from zeropods.sql.query import AGGREGATES, OPERATORS, Query, cells_text
 
 if TYPE_CHECKING:
@@ -409,11 +408,18 @@ def usable_port(port: str | None) -> int:
 def _own_files() -> Iterator[None]:
     """A folder of this page's for what visitors upload, gone with it; no word to anybody outside."""
     folder = make_private_folder(DEMO)
-    os.environ |= {"GRADIO_TEMP_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
     # Gradio asks its own page whether it can be opened.
-    os.environ["NO_PROXY"] = HOST
+    said = {
+        "GRADIO_TEMP_DIR": str(folder),
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": HOST,
+    }
     try:
-        yield
+        with ExitStack() as variables:
+            for name, value in said.items():
+                variables.enter_context(variable_set(name, value))
+            yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -147,18 +147,23 @@ def fork(
 
 def own_server() -> Path | None:
     """The socket of a fork server of this process, started where none runs; None where there is a GPU."""
-    server, path = _started()
-    if server.poll() is not None:
-        # Its code was replaced.
+    early = early_variables(child_environment())
+    for _ in range(2):
+        server, path = _started(early)
+        while server.poll() is None and not path.exists():
+            time.sleep(POLL_SECONDS)
+        if server.poll() is None:
+            return path
+        # It was idle, or its code was replaced.
         _started.cache_clear()
-        server, path = _started()
-    while server.poll() is None and not path.exists():
-        time.sleep(POLL_SECONDS)
-    return path if server.poll() is None else None
+        if own_gpus():
+            break
+    return None
 
 
 @functools.cache
-def _started() -> tuple[subprocess.Popen[bytes], Path]:
+def _started(early: frozenset[tuple[str, str]]) -> tuple[subprocess.Popen[bytes], Path]:
+    """A server that was started with these variables."""
     folder = make_private_folder(FOLDER)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "forks"
@@ -173,10 +178,16 @@ def _started() -> tuple[subprocess.Popen[bytes], Path]:
     return server, path
 
 
+def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Those variables that libraries have read when they have been imported."""
+    return frozenset(item for item in environment.items() if item[0].startswith(EARLY) and item[0] not in HEEDED)
+
+
 class ForkServer:
     """The server's side; whoever may open the socket's folder may fork."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -197,9 +208,12 @@ class ForkServer:
         while self._connections or newest_source() == self._newest:
             events = self._selector.select(IDLE_SECONDS)
             if not events and not self._connections:
-                return
+                break
             for key, _ in events:
                 key.data()
+        # Python takes a second to end, in which nobody shall wait for an answer.
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -237,13 +251,12 @@ class ForkServer:
             connection.close()
 
     def _can_become(self, environment: Mapping[str, str]) -> bool:
-        early = (name for name in environment if name.startswith(EARLY) and name not in HEEDED)
         place = os.environ.get(PLACE[0])
         can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
         return (
             can_be_marked
             and newest_source() == self._newest
-            and all(environment[name] == os.environ.get(name) for name in early)
+            and early_variables(environment) <= early_variables(os.environ)
         )
 
 
