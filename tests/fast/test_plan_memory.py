@@ -26,9 +26,6 @@ TOUCHED = 176
 the first matrix of the decoder, the first 42; 64, 3 x 2, 64, 4 x 2 elements, cut at 71 in the decoder's biases: 134."""
 PLAIN = ZeroSettings(reduce_elements=100, persistent_elements=0)
 PUBLISHED = Workload(shape=t5_shape("t5-large"), rows=32, tokens=96, labels=96, checkpointing=True)
-OLD = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
-"""The published ZeRO-1 runs: gradients kept until the end of the backward pass, then copied together, 5e8 at a time."""
-GIGA = 1e9
 
 
 def memory(technique: str, ranks: int, work: Workload = T5_WORK, zero: ZeroSettings = PLAIN) -> PlannedMemory:
@@ -126,21 +123,6 @@ def test_tensors_of_a_causal_model_never_exceed_what_must_fit(model: str, tokens
         for technique in TECHNIQUES:
             made = plan_memory(work, technique, 3)
             assert made.peak_allocated_bytes <= made.device_bytes
-
-
-@pytest.mark.parametrize(
-    ("technique", "ranks", "zero", "low", "high"),
-    [
-        ("none", 1, OLD, 15, 15),
-        ("zero1", 3, OLD, 13, 13),
-        ("zero1", 2, OLD, 14, 15),
-        ("zero1", 3, replace(OLD, overlap=True), 13, 13),
-    ],
-)
-def test_t5_large_is_within_15_percent_of_the_published_memory(
-    technique: str, ranks: int, zero: ZeroSettings, low: float, high: float
-) -> None:
-    assert 0.85 * low <= memory(technique, ranks, PUBLISHED, zero).device_bytes / GIGA <= 1.15 * high
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "dsconfig").glob("zero*.json")), ids=lambda path: path.stem)

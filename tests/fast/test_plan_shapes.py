@@ -10,7 +10,6 @@ import pytest
 from zeropods.errors import UserError
 from zeropods.plan.activations import CausalActivations, T5Activations
 from zeropods.plan.machines import published_flops
-from zeropods.plan.published import claims, layer_bytes_by_formula
 from zeropods.plan.shapes import (
     CAUSAL_SHAPES,
     T5_SHAPES,
@@ -144,17 +143,6 @@ def test_activations_of_a_smallest_encoder_layer_by_hand() -> None:
     norm = 2 * (3 * 2 * 4 + 4)
     attention = norm + 4 * (4 * 2 * 2) + 4 * 2 * 2 + 4 * (2 * 2 * 2) + 4
     assert T5Activations(T5_WORK, T5).encoder.layer == attention + norm + 2 * 4 * (2 * 3) + 6 + 4
-
-
-def test_claims_about_8b_are_what_they_come_from() -> None:
-    # A layer: 2^14 x 2^12 x (34 + 5 x 32 x 4) = 2^26 x 674 bytes; 32 of them are 2^31 x 674, 1,348 GiB.
-    layer = layer_bytes_by_formula(rows=1, tokens=16_384, hidden=4_096, heads=32)
-    assert layer == 2**26 * 674 and 32 * layer / 2**30 == 1_348
-    sizes = [claim.bytes for claim in claims()]
-    assert sizes[:3] == [96e9, 128e9, 144e9]
-    assert sizes[-3:] == pytest.approx([1.84e12, 131e9, 30e9], rel=0.01)
-    with pytest.raises(UserError, match="bloom has eager only"):
-        claims("bloom-560m")
 
 
 @pytest.mark.parametrize(

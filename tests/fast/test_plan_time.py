@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.fast.test_plan_memory import PUBLISHED
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
 from zeropods.plan.estimate import compute_seconds, step_time, traffic
-from zeropods.plan.machines import Machines
-from zeropods.plan.published import BANDWIDTH, published
+from zeropods.plan.machines import GIGA, Machines
+from zeropods.plan.published import Published, published
+from zeropods.report.plan import plan_report
 from zeropods.techniques import ZeroSettings, technique_named
 
 P = 224
 LINKED = Machines(pods=2, bandwidth=100.0, latency_seconds=0.0, flops=1e12, pcie_bandwidth=64.0, host_bandwidth=28.0)
-OLD = ZeroSettings(reduce_elements=500_000_000, overlap=False, multi_rank_all_reduce=False)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +35,11 @@ OLD = ZeroSettings(reduce_elements=500_000_000, overlap=False, multi_rank_all_re
         ("ddp", {"slots": 2}, {}, (0, 2 * 3 / 4 * 4 * P / 100, 0)),
         # Within one pod the link is PCIe.
         ("ddp", {"pods": 1, "slots": 2, "pcie_bandwidth": 1_000.0}, {}, (0, 4 * P / 1_000, 0)),
-        # Three buckets of at most 100 elements, over two hops, reduced in two passes; one gather afterwards.
-        ("zero2", {"pods": 3, "bandwidth": 1e30, "latency_seconds": 0.5}, {"reduce_elements": 100}, (0, 6, 1)),
+        # Three buckets of at most 100 elements, each once up and down a tree of one level; one gather over two hops.
+        ("zero2", {"pods": 3, "bandwidth": 1e30, "latency_seconds": 0.5}, {"reduce_elements": 100}, (0, 3, 1)),
+        # A tree of five levels, not a ring of 31 hops; 17 matrices are gathered, and one bucket sent, round the ring.
+        ("ddp", {"pods": 32, "bandwidth": 1e30, "latency_seconds": 0.5}, {}, (0, 5, 0)),
+        ("zero3", {"pods": 32, "bandwidth": 1e30, "latency_seconds": 0.5}, {"live_elements": P}, (15.5 * 17, 15.5, 0)),
     ],
 )
 def test_seconds_on_the_network(
@@ -45,7 +47,8 @@ def test_seconds_on_the_network(
 ) -> None:
     settings = ZeroSettings(**{"live_elements": 0, **zero})
     found = traffic(T5_WORK, technique_named(technique), replace(LINKED, **machines), settings)
-    assert (found.forward_seconds, found.backward_seconds, found.step_seconds) == pytest.approx(seconds)
+    # Hops within a pod take some millionths of a second.
+    assert (found.forward_seconds, found.backward_seconds, found.step_seconds) == pytest.approx(seconds, rel=1e-4)
 
 
 def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -> None:
@@ -80,12 +83,45 @@ def test_passes_of_a_step_send_what_their_technique_cannot_keep() -> None:
     assert seconds == pytest.approx([2 * 1.36, 3 * 1.36, (4 * 2 + 1) * 1.36, 4 * 3 * 1.36])
 
 
-@pytest.mark.parametrize("zero", [OLD, ZeroSettings(reduce_elements=500_000_000)], ids=["as published", "as dsconfig"])
-def test_the_fitted_bandwidth_gives_t5_large_on_three_pods_within_20_percent(zero: ZeroSettings) -> None:
-    assert 1.0e9 <= BANDWIDTH <= 1.15e9
-    time = step_time(PUBLISHED, technique_named("zero1"), Machines(pods=3, bandwidth=BANDWIDTH), zero)
-    row = next(row for row in published("t5-large") if (row.technique, row.pods) == ("zero1", 3))
-    assert time.seconds == pytest.approx(row.step_seconds, rel=0.20)
+@pytest.mark.parametrize("row", published(), ids=lambda row: f"{row.model}-{row.technique}-{row.pods}")
+def test_published_runs_are_planned_within_10_percent(row: Published) -> None:
+    device_bytes, seconds = row.planned()
+    assert row.step_seconds is None or seconds == pytest.approx(row.step_seconds, rel=0.1)
+    # nvidia-smi counts the allocator's cache, which is far more than the tensors of this one.
+    low = 0.6 if row.technique == "zero3_offload" else 0.9
+    assert low * row.gigabytes_a_pod_low <= device_bytes / GIGA <= 1.1 * row.gigabytes_a_pod_high
+
+
+NEMO = {1: (27, 10, 1.0), 2: (27, 5, 1.95), 5: (27, 2, 4.65), 10: (27, 1, 8.64), 20: (14, 1, 14.68)}
+"""Pods of eight A100: rows of a process and passes, which come to 2,160 rows a step, and the published speed-up."""
+
+
+def test_scaling_is_as_published_within_15_percent() -> None:
+    def speed(model: str, pods: int, gpu: str, link: float, **asked: Any) -> float:
+        machines = Machines(pods=pods, slots=8, gpu=gpu, bandwidth=link, peer_bandwidth=2e11, latency_seconds=1e-5)
+        return plan_report(model, machines=machines, precision="bf16", **asked).plan.estimates[0].samples_per_second
+
+    def t5(pods: int) -> float:
+        rows, passes, _ = NEMO[pods]
+        asked = {"batch_size": rows, "gradient_accumulation": passes, "source_length": 512, "target_length": 128}
+        zero = ZeroSettings(overlap=False)
+        return speed("t5-3b", pods, "A100-80GB", 1.6e11, techniques=("zero1",), zero=zero, **asked)
+
+    def llama(pods: int) -> float:
+        return speed("llama-8b", pods, "H100", 3.2e11, techniques=("zero3",), batch_size=2, seq_length=8192)
+
+    found = [t5(pods) / t5(1) for pods in NEMO]
+    assert found == pytest.approx([speed_up for _, _, speed_up in NEMO.values()], rel=0.15)
+    assert llama(16) / llama(1) == pytest.approx(16 * 5_605 / 5_762, rel=0.15)
+
+
+def test_ten_thousand_gpus_wait_for_volume_not_for_hops() -> None:
+    def seconds(pods: int) -> float:
+        asked = {"precision": "bf16", "seq_length": 4096, "techniques": ("ddp",)}
+        machines = Machines(pods=pods, slots=8)
+        return plan_report("llama-8b", machines=machines, **asked).plan.estimates[0].time.seconds
+
+    assert seconds(2) < seconds(1_250) < 1.3 * seconds(2)
 
 
 def test_the_published_table_leaves_empty_what_was_not_published() -> None:

@@ -12,7 +12,7 @@ from zeropods.cli import main, parser
 from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan, request_for
 from zeropods.plan.machines import Machines
-from zeropods.report.plan import claims_table, length_plans
+from zeropods.report.plan import length_plans
 from zeropods.tables import GIB
 
 PARTS = {"parameters", "gradients", "optimizer", "buffers", "activations", "context", "total"}
@@ -99,8 +99,8 @@ def test_of_those_that_fit_the_fastest_is_named() -> None:
     [
         (("t5-large", "--technique", "zero3_offload"), 5.4, "3.2 GiB more were published: the allocator's cache"),
         # Planned with its own settings, whatever is asked.
-        (("t5-large", "--technique", "zero1", "--batch-size", "8", "--pods", "2"), 14.5, "within 15%"),
-        (("t5-small", "--technique", "zero1"), 5, "within 15%"),
+        (("t5-large", "--technique", "zero1", "--batch-size", "8", "--pods", "2"), 14.5, "within 10%"),
+        (("t5-small", "--technique", "zero1"), 5, "within 10%"),
     ],
 )
 def test_the_published_run_stands_beside_and_says_how_it_differs(
@@ -109,7 +109,7 @@ def test_the_published_run_stands_beside_and_says_how_it_differs(
     found = result(*argv)
     (row,) = found["reference"]
     assert f"Memory of {row['technique']} on {row['pods']} pods: {remark}"[:60] in found["text"]
-    assert row["planned_gigabytes"] == pytest.approx(gigabytes, rel=0.15) and row["remark"].startswith(remark)
+    assert row["planned_gigabytes"] == pytest.approx(gigabytes, rel=0.1) and row["remark"].startswith(remark)
 
 
 def test_every_formula_is_printed_where_asked() -> None:
@@ -150,8 +150,6 @@ def test_a_plan_by_length_has_a_line_for_each_way_and_length() -> None:
     made = length_plans("llama-tiny", [128, 256], attention="all", precision="bf16", techniques=("zero3",))
     assert len(made.table.rows) == 6
     assert made.plot.text == "planned memory of one GPU at 128, 256 tokens"
-    assert "1,348 GiB" in str(claims_table()) and claims_table().header[1] == "GiB"
-    assert claims_table().rows[1][1] == "119.21" and " GB" not in str(claims_table())
 
 
 @pytest.mark.parametrize(

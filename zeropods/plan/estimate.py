@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from zeropods.errors import UserError
-from zeropods.plan.machines import Machines, is_before_ampere, memory_bytes
+from zeropods.plan.machines import TREE_SHARE, Machines, is_before_ampere, memory_bytes
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory
 from zeropods.plan.shapes import ATTENTIONS, CausalShape, Shape, T5Shape, shape_named
 from zeropods.plan.workload import Workload, share
@@ -439,11 +439,12 @@ def _offload_seconds(work: Workload, technique: Technique, machines: Machines, p
     return (down + up) / machines.pcie_bandwidth, machines.slots * ADAM_BYTES * own / machines.host_bandwidth
 
 
-# Seconds on the network, by the volume of ring collectives.
+# Seconds on the network, by the collectives that NCCL chooses.
 #
-# A ring of R processes passes R - 1 parts of R of a tensor over each link for an all-gather or a reduce, twice that for
-# an all-reduce (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). Neighbours in the ring are neighbours in rank,
-# so that the ring enters and leaves a pod once: slots share a pod's link, and add no traffic to it.
+# An all-gather or a reduce-scatter goes round a ring of R processes, R - 1 parts of R of a tensor over each link, an
+# all-reduce twice (Patarasuk & Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). The ring enters and leaves a pod once: slots
+# share a pod's link, and add no traffic to it, only hops within the pod. An all-reduce takes a pair of trees between
+# the pods where its fewer hops outweigh the volume, which is the tensor twice (NCCL 2.7, src/graph/tuning.cc).
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,24 +461,29 @@ class Traffic:
 
 def traffic(work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
     """Seconds of one optimizer step of one pass; none where there is one process."""
-    ranks, parameters = 1 if technique.is_alone else machines.pods * machines.slots, work.shape.parameters
+    ranks, parameters = machines.pods * machines.slots, work.shape.parameters
+    if technique.is_alone or ranks == 1:
+        return Traffic()
     size = work.element_bytes * parameters
 
     def around(messages: int) -> float:
         """Seconds for all parameters to pass round the ring once, cut into so many messages."""
-        hops = ranks - 1
-        return hops / ranks * size / machines.link + hops * messages * machines.latency_seconds
+        return (ranks - 1) / ranks * size / machines.link + messages * machines.ring_latency
+
+    def reduced_everywhere(messages: int) -> float:
+        """Seconds for all gradients to be summed on every process."""
+        return min(2 * around(messages), 2 * (size / machines.link / TREE_SHARE + messages * machines.tree_latency))
 
     if technique.stage == 0:
-        return Traffic(backward_seconds=2 * around(math.ceil(size / DDP_BUCKET_BYTES)))
-    reduce = around(math.ceil(parameters / zero.reduce_elements))
+        return Traffic(backward_seconds=reduced_everywhere(math.ceil(size / DDP_BUCKET_BYTES)))
+    buckets = math.ceil(parameters / zero.reduce_elements)
     if technique.stage in (1, 2):
-        passes = 2 if zero.multi_rank_all_reduce else 1
-        return Traffic(backward_seconds=passes * reduce, step_seconds=around(1))
+        reduce = reduced_everywhere if zero.multi_rank_all_reduce else around
+        return Traffic(backward_seconds=reduce(buckets), step_seconds=around(1))
     gather = around(work.shape.matrices)
     # What the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / parameters)
-    return Traffic(forward_seconds=gather, backward_seconds=again * gather + reduce)
+    return Traffic(forward_seconds=gather, backward_seconds=again * gather + around(buckets))
 
 
 # How often to save a checkpoint on machines that fail now and then.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA
-from zeropods.plan.published import Published, beside, claims
+from zeropods.plan.published import Published, beside
 from zeropods.plan.workload import PARTS
 from zeropods.report.plots import Plot, drawn, legend_beside, new_axes
 from zeropods.tables import GIB, Table, counted, wrapped
@@ -285,12 +285,3 @@ def _finished(axes: Axes, title: str, text: str) -> Plot:
     figure: Any = axes.get_figure()
     figure.suptitle(title)
     return drawn(figure, text)
-
-
-def claims_table(model: str = "llama-8b", tokens: int = 16_384, rows: int = 1) -> Table:
-    """Published claims about large models, and what is right; `UserError` for a model without FlashAttention."""
-    lines = (
-        {"what": each.what, "GiB": gib(each.bytes), "from": each.formula, "verdict": each.verdict}
-        for each in claims(model, tokens, rows)
-    )
-    return Table.of(lines, f"{model}: {counted(tokens, 'token')}, {counted(rows, 'row')}")
