@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zeropods.launch.command import RUN
 from zeropods.launch.outcome import TrainLog, written_at
 from zeropods.measure.heartbeat import read_beats
-from zeropods.pods.processes import Process, descendants, find_process, is_alive, processes_with, variable
+from zeropods.pods.processes import RUN, Process, descendants, find_process, is_alive, processes_with, variable
 
 POLL_SECONDS = 0.02
 

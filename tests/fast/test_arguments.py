@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.command import PROJECT, plan_alone, run_folder_of
-from zeropods.train.arguments import SCRIPTS, CausalArguments, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.launch.command import plan_alone, run_folder_of
+from zeropods.train.arguments import PROJECT, SCRIPTS, CausalArguments, TextToSQLArguments, arguments_of, parse_flags
 
 T5, CAUSAL = TextToSQLArguments, CausalArguments
 

@@ -13,7 +13,6 @@ from zeropods.errors import UserError
 from zeropods.launch.command import (
     FORWARDED,
     LIGHT,
-    PROJECT,
     RUNNER,
     Launch,
     check_plain,
@@ -30,6 +29,7 @@ from zeropods.launch.command import (
     typed_flags,
 )
 from zeropods.pods.hostfile import Host
+from zeropods.train.arguments import PROJECT
 
 LAUNCH = Launch(
     script=Path("/project/textsql_train.py"),

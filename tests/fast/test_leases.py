@@ -15,8 +15,8 @@ import pytest
 
 from tests.full.launches import until
 from zeropods.pods import leases
-from zeropods.pods.leases import IDLE, KERNEL, RUN_VARIABLE, Leases, takes_sigterm
-from zeropods.pods.processes import Process, descendants, is_alive, send
+from zeropods.pods.leases import IDLE, KERNEL, Leases, takes_sigterm
+from zeropods.pods.processes import RUN, Process, descendants, is_alive, send
 
 SLEEP = shutil.which("sleep") or "sleep"
 
@@ -36,7 +36,7 @@ def start(agent: subprocess.Popen[bytes]) -> Callable[..., Process]:
 
     def begin(*argv: str, run: str | None = None) -> Process:
         before = {process.pid for process in Process(agent.pid).children()}
-        mark = f"{RUN_VARIABLE}={run}" if run else ""
+        mark = f"{RUN}={run}" if run else ""
         assert agent.stdin is not None
         agent.stdin.write(f"{mark} {shlex.join(argv)} &\n".encode())
         agent.stdin.flush()

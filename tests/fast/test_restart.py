@@ -12,14 +12,14 @@ from tests.made import a_rank, a_record, as_record
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import PROJECT, Launch, batch_of, plan_launch
+from zeropods.launch.command import Launch, batch_of, plan_launch
 from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
 from zeropods.measure.record import Record
 from zeropods.pods.backends.local import Settings
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.rendezvous import Pod
-from zeropods.train.arguments import PASSES, ROWS, Batch, batch_on
+from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, batch_on
 
 TRAIN = PROJECT / "textsql_train.py"
 

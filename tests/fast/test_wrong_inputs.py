@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from zeropods.cli import main, parser
 from zeropods.data.manifest import SCHEMA_VERSION, Manifest
 from zeropods.errors import guarded
-from zeropods.launch.command import PROJECT
+from zeropods.train.arguments import PROJECT
 
 MANIFEST = Manifest(
     schema_version=SCHEMA_VERSION,

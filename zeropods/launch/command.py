@@ -28,19 +28,16 @@ from zeropods.pods.hostfile import Host, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.techniques import offloads_optimizer
-from zeropods.train.arguments import PASSES, ROWS, Batch
+from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, TextToSQLArguments, arguments_of, parse_flags
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
 
-PROJECT = Path(__file__).resolve().parents[2]
 LIGHT = "zeropods.launch.light"
 """Runs a module of DeepSpeed's launcher with less imported."""
 RUNNER = "deepspeed.launcher.runner"
 LAUNCH = "launch.json"
 """In the run folder: what was launched last."""
-RUN = "ZEROPODS_RUN"
-"""Marks every process of a run: by it the agents find and end them. Its value is the run's lease."""
 OURS = "ZEROPODS_"
 FORWARDED = (
     "HF_HOME",
@@ -164,7 +161,6 @@ def check_arguments(planned: Launch) -> None:
 
     A script of ours would refuse its flags itself, after half a minute on every pod.
     """
-    from zeropods.train.arguments import arguments_of
     from zeropods.train.deepspeed import check_config, read_config
 
     check_plain("script", planned.script)
@@ -182,8 +178,6 @@ def check_arguments(planned: Launch) -> None:
 
 def check_inputs(script: str | Path, arguments: Sequence[str]) -> None:
     """Refuse flags of a script of ours, and a model and data that they name, before pods are asked for."""
-    from zeropods.train.arguments import arguments_of, parse_flags
-
     kind = arguments_of(find_script(script, Path.cwd()))
     if kind is not None:
         parse_flags(kind, arguments).check_inputs()
@@ -410,8 +404,6 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
 
 def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, object]:
     """Flags by name with typed values: those of a script of ours with its defaults, else by what they look like."""
-    from zeropods.train.arguments import arguments_of, parse_flags
-
     kind = arguments_of(script)
     if kind is None:
         return {name: _typed(text) for name, text in flag_values(arguments).items()}
@@ -439,8 +431,6 @@ def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
 
 def run_folder_of(arguments: Sequence[str], working_folder: Path, script: str | Path = "textsql_train.py") -> Path:
     """The run folder that a script's arguments name; where they name none, the script's own default if it is ours."""
-    from zeropods.train.arguments import TextToSQLArguments, arguments_of
-
     kind = arguments_of(script) or TextToSQLArguments
     return (working_folder / flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
 

@@ -30,10 +30,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from zeropods.launch.command import PROJECT, RUN
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.leases import PLACE
-from zeropods.pods.processes import make_private_folder, reap
+from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap
 from zeropods.programs import (
     EXTENSIONS,
     bound_argv,
@@ -46,6 +44,7 @@ from zeropods.programs import (
     wait_passively,
 )
 from zeropods.train import quick_imports
+from zeropods.train.arguments import PROJECT
 
 EARLY = ("OMP_", "MKL_", "KMP_", "GOMP_", "DNNL_", "ATEN_", "LD_", "MALLOC_", "PYTHON", "TORCH", "HF_", "DS_")
 """How the names of variables begin that libraries read while they are imported."""

@@ -8,24 +8,27 @@ here and on a pod, before a rank so much as starts.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from zeropods.launch.forks import fork
-from zeropods.pods.leases import FORKS_VARIABLE
+from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.train.arguments import arguments_of
 
 LAUNCH = "deepspeed.launcher.launch"
 """What DeepSpeed's runner lets each pod run."""
+POLL_SECONDS = 0.1
 FORM = "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"
 """Of the lines of DeepSpeed's logger."""
 
@@ -100,9 +103,19 @@ def fork_ranks() -> None:
     vars(subprocess)["Popen"] = start
 
 
+def look_often() -> None:
+    """Let the launcher of a pod see at once that its ranks have ended: it sleeps a second each time that it looks."""
+    vars(time)["sleep"] = functools.partial(_sleep_briefly, time.sleep)
+
+
+def _sleep_briefly(sleep: Callable[[float], None], seconds: float) -> None:
+    sleep(min(seconds, POLL_SECONDS))
+
+
 if __name__ == "__main__":
     lighten()
     if sys.argv[1] == LAUNCH:
         fork_ranks()
+        look_often()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

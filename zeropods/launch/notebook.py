@@ -22,7 +22,6 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import (
-    PROJECT,
     Launch,
     find_script,
     launcher_variables,
@@ -41,6 +40,7 @@ from zeropods.pods.cluster import Cluster, workers_of
 from zeropods.pods.processes import Process, descendants, ending_in_order, send
 from zeropods.programs import free_port
 from zeropods.report.run import Run
+from zeropods.train.arguments import PROJECT
 from zeropods.train.checkpoints import POINTER
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import PROJECT, Launch
+from zeropods.launch.command import Launch
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.outcome import LOG, Ending, GrowingFile, Observation, Ranks, RunLog, following, judge, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
@@ -22,6 +22,7 @@ from zeropods.measure.record import Record, read_json
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import Host
 from zeropods.programs import child_environment
+from zeropods.train.arguments import PROJECT
 
 SBATCH_FILE = PROJECT / "slurm" / "train.sbatch"
 JOB = "slurm.json"

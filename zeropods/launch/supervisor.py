@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import RUN, Launch, runner_argv, runner_environment
+from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.hangs import HangDetector, check_step_timeout
 from zeropods.launch.outcome import (
     LOG,
@@ -38,7 +38,7 @@ from zeropods.measure.record import Record
 from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import HAS_ENDED
-from zeropods.pods.processes import ENDING, descendants, ending_in_order, handled, processes_with, send
+from zeropods.pods.processes import ENDING, RUN, descendants, ending_in_order, handled, processes_with, send
 from zeropods.pods.wire import AgentError, Message, ask_all
 from zeropods.programs import bound_argv, child_environment
 
@@ -76,6 +76,8 @@ class Supervision:
     step_timeout: float | None = None
     """Seconds without a step, or a batch of an evaluation, after which a run is ended; derived from those that were
     seen if not given; 0: never."""
+    is_checked: bool = False
+    """Whether the pods have had what the launch needs a moment ago; else they are looked at first."""
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_seconds)
@@ -109,6 +111,7 @@ def run_launch(
             print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
             return end.result()
         current = replace(following_launch, restarts=current.restarts + 1)
+        supervision = replace(supervision, is_checked=False)
         journal.append(JournalEntry.of(end, current, [pod.name for pod in left.pods]))
         files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(entry) for entry in journal]})
         print(f"{planned.folder}: {journal[-1].line(current.restarts, restarts.most)}", file=sys.stderr)
@@ -122,7 +125,8 @@ def _answering(cluster: Cluster, lost: str | None) -> Cluster:
 
 def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> AttemptEnd:
     with ending_in_order():
-        command.check_pods(planned, cluster)
+        if not supervision.is_checked:
+            command.check_pods(planned, cluster)
         run = secrets.token_hex(8)
         marked = replace(planned, exported={**planned.exported, RUN: run})
         pods = cluster.pods[: len(planned.hosts)]

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import own_address
-from zeropods.pods.leases import PLACE, Leases, takes_sigterm
+from zeropods.pods.leases import Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
+    PLACE,
     POD,
     become_subreaper,
     descendants,

@@ -12,16 +12,10 @@ from dataclasses import dataclass, field
 import psutil
 from psutil import Process
 
-from zeropods.pods.processes import ask_for_stacks, child_pids, descendants, oom_kills, send, variable
+from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants, oom_kills, send, variable
 
 KERNEL, IDLE = "kernel", "idle"
 """A cluster's lease is prolonged by its master's renewals only, or by any use."""
-RUN_VARIABLE = "ZEROPODS_RUN"
-"""Marks the processes of a run: its launcher exports it on every pod."""
-FORKS_VARIABLE = "ZEROPODS_FORKS"
-"""Tells a pod's sessions the socket of the server that forks its ranks (`launch/forks.py`)."""
-PLACE = ("ZEROPODS_GAP", "0" * 16)
-"""A variable of that server, as long as the mark of a run: each fork has the mark in its place."""
 HAS_ENDED = "has ended"
 """In what a supervisor is told that renews a run after its end."""
 CHECK_SECONDS = 1.0
@@ -215,7 +209,7 @@ def pod_processes(agent: int, daemons: Sequence[int]) -> tuple[dict[str, list[Pr
         with suppress(psutil.Error), process.oneshot():
             parent = process.ppid()
             # The nearest mark counts, its own or that of a process above it.
-            run = variable(process, RUN_VARIABLE) or run_of.get(parent)
+            run = variable(process, RUN) or run_of.get(parent)
             if run is not None:
                 run_of[process.pid] = run
             if process.status() == psutil.STATUS_ZOMBIE:

@@ -27,6 +27,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+RUN = "ZEROPODS_RUN"
+"""Marks the processes of a run: its launcher exports it on every pod, and by it the agents find and end them. Its value
+is the run's lease."""
+FORKS_VARIABLE = "ZEROPODS_FORKS"
+"""Tells a pod's sessions the socket of the server that forks its ranks (`launch/forks.py`)."""
+PLACE = ("ZEROPODS_GAP", "0" * 16)
+"""A variable of that server, as long as the mark of a run: each fork has the mark in its place."""
 PAUSE_SECONDS = 0.05
 KILL_SECONDS = 5.0
 """What is there so long after SIGKILL hangs in the kernel."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import checked_address, interface
-from zeropods.pods.leases import FORKS_VARIABLE
+from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, find_program, is_free, own_programs_first
 
 KEYGEN_SECONDS = 30.0

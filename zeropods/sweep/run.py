@@ -136,8 +136,10 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
         else:
             cluster = pods.ready()
             planned = command.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
-            supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds)
+            known = trial.cell in pods.checked
+            supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
             record = run_launch(planned, cluster, supervision=supervision)
+            pods.checked.add(trial.cell)
     except UnopenedError as error:
         return row.ended(error.status, error.reason, seconds=time.monotonic() - began)
     except (UserError, OSError) as error:
@@ -256,6 +258,8 @@ class SweepPods(AbstractContextManager["SweepPods"]):
         self._hostfile = hostfile
         self._given = given
         self._own: Cluster | None = None
+        self.checked: set[Cell] = set()
+        """Cells that have run on these pods: their repeats need not look again whether the pods have what they need."""
         if given is not None:
             self._check(given)
 
@@ -271,6 +275,7 @@ class SweepPods(AbstractContextManager["SweepPods"]):
             from zeropods import pods
 
             self.__exit__()
+            self.checked.clear()
             name = f"sweep-{os.getpid()}"
             self._own = pods.up(self._count, slots=self._slots, name=name, hostfile=self._hostfile, lease="kernel")
         return self._own

@@ -46,7 +46,7 @@ SHORT: Flags = {
     "warmup_steps": 0,
 }
 """Flags of a run that goes on with a trained model for a few steps; clocks of several pods differ."""
-TINY_STEPS, SHORT_STEPS = 16, 200
+TINY_STEPS, SHORT_STEPS = 12, 200
 """Steps of such a run: long enough for a rate."""
 PODS_OF_A_BATCH = 3
 MATRIX_SECONDS = 1_800
