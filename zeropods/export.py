@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.files import SUFFIX, has_weights, refuse_other_weights
+from zeropods.files import SUFFIX, has_weights
 from zeropods.measure.record import read_config, read_json, read_record
 from zeropods.measure.run_folder import CONFIG, RECORD
 from zeropods.train.checkpoints import (
@@ -197,11 +197,11 @@ def _read(folder: Path, dtype: str = "float32") -> PreTrainedModel:
     """The model in a folder, every weight of it from the folder's safetensors files."""
     from transformers.utils import logging
 
-    from zeropods.evaluate.models import read_model
+    from zeropods.evaluate.models import is_t5, read_model
+    from zeropods.train.pretrained import source_options
 
-    refuse_other_weights(folder)
     logging.disable_progress_bar()
-    return read_model(str(folder), dtype, causal=not read_json(folder / "config.json").get("is_encoder_decoder"))
+    return read_model(str(folder), dtype, causal=not is_t5(folder), **source_options(str(folder)))
 
 
 def _compared(source: ExportSource, model: PreTrainedModel) -> bool | None:

@@ -126,9 +126,21 @@ class Table:
         return self.to_text(shutil.get_terminal_size().columns) if sys.stdout.isatty() else self.to_markdown()
 
 
-def wrapped(text: str) -> str:
-    """A paragraph in lines of a terminal, cut between words; elsewhere one line."""
-    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
+def wrapped(text: str, indent: str = "") -> str:
+    """Paragraphs, a line each, in lines of a terminal, cut between words; elsewhere as they are.
+
+    Args:
+        text: rows of tables in it, which have the terminal's width, stay as they are.
+        indent: of what follows a paragraph's first line.
+    """
+    if not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    lines = [
+        line if line.endswith("|") else textwrap.fill(line, columns, subsequent_indent=indent)
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines)
 
 
 def markdown_text(text: str) -> str:
@@ -143,7 +155,7 @@ class Help(argparse.HelpFormatter):
     """A line for most flags, each with its default; the usage names only what has to be given."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34)
+        super().__init__(prog, max_help_position=36)
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
         """The flags are listed below, and need not be twice there."""

@@ -78,14 +78,17 @@ BEYOND = {
     "SELECT Depth FROM rivers": "'Depth' is no column of rivers, which has River, Length (km)",
     "SELECT a FROM seas": "no table 'seas'; there are",
     "SELECT a FROM broken": "the file broken.csv: line 2: 3 cells, the first line has 2",
-    "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': expected a column, one of =, >, <",
-    "SELECT River FROM rivers WHERE River >= 'a'": "expected a column, one of =, >, <",
+    "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': out of reach; in reach: one column",
+    "SELECT River FROM rivers WHERE River >= 'a'": "WHERE COLUMN =, > or < VALUE, joined by AND",
+    "SELECT River FROM rivers WHERE River IN ('a')": "River IN ('a'): out of reach",
+    "SELECT River FROM rivers WHERE River BETWEEN 1 AND 2": "River BETWEEN 1 AND 2: out of reach",
+    "SELECT River FROM rivers WHERE River IS NULL": "River IS NULL: out of reach",
     "SELECT River FROM rivers WHERE 3 < River": "expected a column, one of =, >, <",
     "SELECT River FROM rivers WHERE River = NULL": "expected a column, one of =, >, <",
     'SELECT River FROM rivers WHERE River = "Nile"': "text stands in 'single quotes'",
     "SELECT River FROM rivers WHERE River = ' '": "an empty value",
     "SELECT River FROM rivers WHERE River = 'a AND River = b'": "can be read as another query",
-    "": "expected question and sql",
+    "": "its sql is empty; write one, or remove the row",
 }
 
 
@@ -97,23 +100,33 @@ def test_each_row_that_cannot_be_taken_is_named_with_its_reason(
     document = json.loads(printed.out)
     assert (document["questions"], len(document["left_out"])) == ({"train": 1}, len(BEYOND) + 1)
     for number, (line, said) in enumerate(
-        zip(document["left_out"], [*BEYOND.values(), "1 texts"], strict=True), start=3
+        zip(document["left_out"], [*BEYOND.values(), "1 cells; expected question and sql"], strict=True), start=3
     ):
         assert line.startswith(f"{tmp_path}/questions.csv:{number}: ") and said in line
-    (remark,) = document["remarks"]
-    assert remark == f"{tmp_path}/tables: too few tables to keep some for dev and test: questions are divided"
-    assert printed.err.splitlines() == [*(f"left out: {line}" for line in document["left_out"]), remark]
+    assert document["remarks"] == [
+        f"{tmp_path}/tables: too few tables to keep some for dev and test: questions are divided",
+        f"{tmp_path}/tables: no question is about Rivers.csv, broken.csv, lakes.csv",
+    ]
+    assert printed.err.splitlines() == [
+        *(f"left out: {line}" for line in document["left_out"]),
+        *document["remarks"],
+    ]
 
 
-def test_a_condition_that_matches_nothing_and_a_value_that_is_not_asked_for_are_remarked_upon(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [("Where does TIM live?", "SELECT Name FROM people WHERE Name = 'Tim'"), ("Who?", WHERE_IS_ANN[1])]
-    assert made(tmp_path, rows) == 0
+def test_what_is_odd_about_a_question_is_remarked_upon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        ("Where does TIM live?", "SELECT Name FROM people WHERE Name = 'Tim'"),
+        ("Who?", WHERE_IS_ANN[1]),
+        ("Last?", "SELECT MAX(Name) FROM people"),
+        ("How many?", "SELECT COUNT(Name) FROM people"),
+        ("Heaviest?", "SELECT MAX([Weight (kg)]) FROM people"),
+    ]
+    assert made(tmp_path, rows, people=TABLES["people"]) == 0
     err = capsys.readouterr().err
     assert "questions.csv:2: no row of people has Name = Tim\n" in err
     assert "questions.csv:3: 'Ann' is not in the question, where the model copies it from\n" in err
-    assert err.count("\n") == 3
+    assert "questions.csv:4: MAX of Name, which is text: a cell is no number\n" in err
+    assert err.count("\n") == 4
 
 
 @pytest.mark.parametrize(("tables", "alike"), [(5, True), (2, False)])
@@ -136,8 +149,9 @@ def test_tables_are_divided_where_there_are_enough_else_questions(tmp_path: Path
             {"--questions": "none.csv"},
             "none.csv: No such file or directory; name a CSV file of the columns question, sql",
         ),
+        ({"--questions": "own.csv"}, "own.csv: is empty; expected a line question,sql, then a row for each question"),
         ({"--questions": "tables/lakes.csv"}, "lakes.csv: columns lake, depth; expected question, sql"),
-        ({"--out": "tables"}, "tables: is there already; name a new folder"),
+        ({"--out": "tables"}, "tables: is there already; remove it, or name a new folder"),
         ({}, "questions.csv: no question can be taken ("),
     ],
 )
@@ -147,6 +161,7 @@ def test_what_is_wrong_with_a_place_is_a_line(
     assert made(tmp_path, [("What?", "SELECT * FROM lakes")]) == 1
     capsys.readouterr()
     (tmp_path / "own").mkdir()
+    (tmp_path / "own.csv").touch()
     flags = {"--tables": "tables", "--questions": "questions.csv", "--out": "own", **names}
     assert (
         main(["data", "from-csv", *(word for flag, name in flags.items() for word in (flag, str(tmp_path / name)))])

@@ -153,13 +153,13 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--count", "0"], "count: 0; expected a positive number"),
-        (["--count", "1", "--slots", "-1"], "slots: -1; expected a positive number"),
-        (["--count", "1", "--seconds", "0"], "seconds: 0.0; expected a positive number"),
+        (["--count", "0"], "--count 0; expected a positive number"),
+        (["--count", "1", "--slots", "-1"], "--slots -1; expected a positive number"),
+        (["--count", "1", "--seconds", "0"], "--seconds 0.0; expected a positive number"),
         (["--count", "1", "--name", "../x"], "cluster name '../x'"),
         (["--count", "1", "--backend", "cml"], "backend cml: neither"),
         (["--count", "1", "--ssh-config", "x"], "ssh configuration x: is for hosts of your own"),
-        ([], "count: not given"),
+        ([], "--count: not given"),
     ],
 )
 def test_what_cannot_come_up_is_refused_in_one_line(

@@ -20,8 +20,9 @@ PREPARE = ["prepare", "--data", "nowhere", "--tokenizer", "gpt-tiny", "--out", "
         ("text2sql", ["--max-seq-length", "8"], "--max-seq-length 8: a flag of task squad and lm, not of text2sql"),
         ("squad", ["--text-field", "body"], "--text-field body: a flag of task lm, not of squad"),
         ("lm", ["--loss-on", "answer"], "loss_on 'answer': text of the task lm has no answers"),
-        ("lm", ["--max-seq-length", "1"], "max_seq_length 1; expected at least 2"),
-        ("squad", ["--limit", "0"], "limit 0; expected at least 1"),
+        ("text2sql", ["--max-source-tokens", "1"], "--max-source-tokens 1; expected at least 2"),
+        ("lm", ["--max-seq-length", "1"], "--max-seq-length 1; expected at least 2"),
+        ("squad", ["--limit", "0"], "--limit 0; expected at least 1"),
         ("squad", [], "nowhere: no such folder; give one that is there, or fetch SQuAD"),
     ],
 )

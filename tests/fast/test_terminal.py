@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ import pytest
 from tests.made import a_config, a_rank, a_record, write_run
 from zeropods.cli import main, parser
 from zeropods.cli.pods import readable_list
+from zeropods.train.arguments import SCRIPTS, parse_flags
 
 DATA = Path(__file__).parent / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
-COLUMNS, SCREEN = 80, 40
+COLUMNS, SCREEN = 80, 37
 STYLE = re.compile("\x1b[^m]*m")
 
 
@@ -75,7 +77,8 @@ def test_no_table_is_wider_than_the_terminal_and_nothing_is_lost(
     monkeypatch.chdir(runs)
     shown = in_terminal(*arguments)
     rows = [line for line in shown.splitlines() if line.startswith("|")]
-    assert rows and all(len(line) <= COLUMNS and line.endswith("|") for line in rows)
+    assert rows and all(line.endswith("|") for line in rows)
+    assert all(len(line) <= COLUMNS for line in shown.splitlines())
     assert all(word in shown for word in words) and "…" not in shown
     # No terminal: Markdown, a row a line.
     assert main(list(map(str, arguments))) == 0
@@ -145,6 +148,18 @@ def test_the_help_of_a_verb_fits_a_screen_and_has_a_line_for_each_flag(
         if flag and action.nargs != 0 and value not in (None, [], argparse.SUPPRESS):
             assert f"(default: {value})" in shown
     assert "if not given" not in said and usage.count("--") <= 4
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_help_of_a_script_has_one_line_for_each_flag(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    with pytest.raises(SystemExit):
+        parse_flags(SCRIPTS[script], ["--help"])
+    _, _, listed = capsys.readouterr().out.partition("options:\n")
+    assert all(re.fullmatch(r"  -[^ ]+ .* \S.{0,42}", line) and len(line) < COLUMNS for line in listed.splitlines())
+    assert listed.count("(default: ") == listed.count("\n") - 1 == len(fields(SCRIPTS[script]))
 
 
 def test_the_usage_of_a_launch_says_where_the_script_stands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, models
 from zeropods.cli import main, parser
 from zeropods.data.manifest import SCHEMA_VERSION, Manifest
 from zeropods.errors import guarded
-from zeropods.train.arguments import PROJECT
+from zeropods.launch import command
+from zeropods.train.arguments import NO_FP16, PROJECT
 
 MANIFEST = Manifest(
     schema_version=SCHEMA_VERSION,
@@ -55,6 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 2 if name == "small" else 4_000}))
         if name != "bare":
             (tmp_path / name / "model.safetensors").touch()
+    (tmp_path / "raw").mkdir()
     matrix = {"model": "other", "technique": "none", "pods": 1, "dataset_path": "set", "flags": {"max_steps": 3}}
     (tmp_path / "m.yaml").write_text(json.dumps(matrix))
     (tmp_path / "squad.yaml").write_text(json.dumps(matrix | {"dataset_path": "questions"}))
@@ -72,6 +74,7 @@ WRONG = [
     ("textsql_train.py --model_id other --dataset_path set", "its tokenizer gives 'b' id 1, the prepared set's"),
     ("textsql_train.py --model_id small --dataset_path set", "has 2000 tokens, small has 2 embedding rows"),
     ("textsql_train.py --model_id bare --dataset_path set", "bare: no weights (*.safetensors) in this folder"),
+    (f"textsql_train.py {WORDS} --precision fp16", "--precision fp16: T5's activations overflow FP16"),
     ("causal_train.py --data set", "prepared for text2sql; textsql_train.py trains on it"),
     ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
     ("causal_train.py --data questions --loss_on all", "--loss_on all: --data questions was prepared with answer"),
@@ -88,6 +91,26 @@ def test_a_launch_looks_before_anything_starts(
     out, err = capsys.readouterr()
     assert said in err and err.count("\n") == 1 and out == ""
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--launcher none -- causal_train.py --precision fp16 --init random", NO_FP16),
+        (
+            "--launcher slurm --time-limit soon -- causal_train.py --init random",
+            "--time-limit 'soon'; expected",
+        ),
+        ("--launcher slurm --time-limit 1:00:00:00 -- causal_train.py --init random", "--time-limit '1:00:00:00'"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_call_would(
+    flags: str, said: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "own_gpus", lambda: 0)
+    launcher, _, script = flags.partition(" -- ")
+    assert main(["launch", *launcher.split(), "--dry-run", "--", *script.split(), "--data", "raw"]) == 1
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,11 +177,14 @@ def test_a_command_that_a_message_names_can_be_pasted(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("predict --model nowhere --limit -1", "--limit: -1; expected more than 0"),
+        ("predict --model nowhere --num-beams 0", "--num-beams: 0; expected more than 0"),
+        ("predict --model nowhere --split validation", "argument --split: invalid choice: 'validation'"),
         ("summary runs --out s --price-per-hour free", "--price-per-hour: 'free'; expected a number"),
         ("pods up --count many", "--count: 'many'; expected a whole number"),
         ("sweep empty.yaml --dry-run", "empty.yaml: nothing; expected keys with values, like repeats: 2"),
         ("data sample --out /proc/x/sample", "/proc/x"),
-        ("pods up --hostfile hosts --count 3", "count 3: hosts has 1 hosts"),
+        ("pods up --hostfile hosts --count 3", "--count 3: hosts has 1 hosts"),
     ],
 )
 def test_no_name_of_a_function_a_type_or_a_temporary_file_is_said(

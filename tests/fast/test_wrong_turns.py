@@ -59,6 +59,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     ("words", "said"),
     [
         ([*VERBS["predict"], "--out", "run"], "--out 'run': is a folder; give the name of a file"),
+        (
+            ["score", "nosuch", "--data", "nowhere", "--split", "dev"],
+            "nosuch: no such file; name one that",
+        ),
         (["score", "/proc/p.jsonl", "--data", "nowhere", "--split", "dev"], "choose another place"),
         (["summary", "run", "--out", "run"], "--out run: is a run; choose another folder"),
     ],
@@ -80,11 +84,13 @@ def test_an_accuracy_above_1_is_not_shown(here: Path, capsys: pytest.CaptureFixt
     assert "execution_accuracy is 7: Input should be less than or equal to 1" in run["reason"]
 
 
-def test_a_summary_of_broken_runs_alone_fails(here: Path) -> None:
+def test_a_summary_of_broken_runs_alone_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(here / "runs" / "good", a_record())
     write_run(here / "runs" / "bad", "{")
     assert main(["summary", "runs", "--out", "both"]) == 0
+    assert capsys.readouterr().err == ""
     assert main(["summary", "runs/bad", "--out", "one"]) == 1
+    assert re.fullmatch(r"zeropods: bad: .*broken JSON.*; no run could be read\n", capsys.readouterr().err)
 
 
 def test_a_terminal_that_cannot_show_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
@@ -92,6 +98,13 @@ def test_a_terminal_that_cannot_show_a_name_is_no_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
     assert main(["data", "sample", "--task", "lm", "--out", "thé"]) == 0
     assert b"th\\xe9" in shown.getvalue()
+
+
+def test_a_locale_that_cannot_read_a_name_is_said_to_be_the_fault(here: Path) -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    call = [sys.executable, "-m", "zeropods", "data", "sample", "--out", "thé"]
+    done = subprocess.run(call, capture_output=True, text=True, env={**os.environ, **locale}, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("a name here cannot be read; set LC_ALL=C.UTF-8\n")
 
 
 def test_a_prepared_set_is_not_replaced_by_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,9 +142,9 @@ SCRIPT = ["--", "script.py", "--outputdir", "run"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["pods", "up", "--count", "1", "--memory", "nan"], "memory: nan; expected a positive number"),
-        (["pods", "up", "--count", "1", "--nvidia-gpu", "-1"], "nvidia_gpu: -1; expected at least 0"),
-        (["pods", "up", "--count", "1", "--seconds", "inf"], "seconds: inf; expected a positive number"),
+        (["pods", "up", "--count", "1", "--memory", "nan"], "--memory nan; expected a positive number"),
+        (["pods", "up", "--count", "1", "--nvidia-gpu", "-1"], "--nvidia-gpu -1; expected at least 0"),
+        (["pods", "up", "--count", "1", "--seconds", "inf"], "--seconds inf; expected a positive number"),
         (["pods", "up", "--count", "1", "--name", ""], "cluster name '': expected 1 to 40 letters"),
         (["pods", "down", "--name", ""], "cluster name '': expected 1 to 40 letters"),
         (["pods", "check", "--name", ""], "cluster name '': expected 1 to 40 letters"),
@@ -140,7 +153,8 @@ SCRIPT = ["--", "script.py", "--outputdir", "run"]
         (["pods", "up", "--count", "300", "--seconds", "0.01"], "of 300 pods were started in 0.01 s; give them more"),
         ([*LAUNCH, "--export", "NOT_SET_HERE", *SCRIPT], "--export NOT_SET_HERE: not set here"),
         ([*LAUNCH, "--", "textsql_train.py", "--outputdir", ""], "--outputdir '': expected a folder"),
-        ([*LAUNCH, "--export", "A=B", *SCRIPT], "--export A=B: not set here"),
+        ([*LAUNCH, "--export", "A=B", *SCRIPT], "--export 'A=B': no name of an environment variable"),
+        ([*LAUNCH, "--export", "", *SCRIPT], "--export '': no name of an environment variable"),
         ([*LAUNCH, "--export", "AN_API_KEY", *SCRIPT], "--export AN_API_KEY: sounds like a secret"),
     ],
 )

@@ -81,6 +81,11 @@ def test_another_prompt_than_the_models_is_refused_unless_forced(
     assert main([*map(str, words), "--force-prompt"]) == 0
 
 
+def test_a_t5_has_no_perplexity(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = said(capsys, "perplexity", trained, "--data", "data", "--split", "test")
+    assert line == f"zeropods: {trained}: its model is a t5; expected a causal one, such as gpt2"
+
+
 @pytest.mark.parametrize("verb", ["predict --model", "perplexity"])
 def test_a_length_of_no_tokens_is_not_taken_for_none_given(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -77,4 +77,4 @@ def test_auto_takes_bf16_where_a_model_gains_by_it(
 ) -> None:
     monkeypatch.setattr(device, "multiplies_bf16", lambda: hardware)
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
-    assert device.resolve_precision("auto", None, model) == taken
+    assert device.resolve_precision("auto", model) == taken

@@ -63,9 +63,6 @@ def test_predict_and_score_print_one_document_each(
     ("changed", "said"),
     [
         (["--model", "nowhere"], "no trained model"),
-        (["--split", "validation"], "split 'validation'"),
-        (["--limit", "0"], "--limit 0"),
-        (["--batch-size", "0"], "--batch-size 0"),
         (["--max-seq-length", "9"], "--max-seq-length: is for squad, this is text2sql"),
     ],
 )

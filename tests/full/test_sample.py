@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from zeropods.data.manifest import SPLITS
 from zeropods.data.sample import SampleSummary, write_sample
-from zeropods.data.wikisql import SPLITS, Example, SQLTable, read_split, read_tables
+from zeropods.data.wikisql import Example, SQLTable, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, format_query, is_usable, parse_query
 

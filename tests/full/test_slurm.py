@@ -178,7 +178,7 @@ def test_a_rejected_job_leaves_a_failed_run_as_it_was(here: SlurmCluster, tmp_pa
     assert (found["status"], found["pod"][:3]) == ("oom", "pod") and "no memory left" in found["reason"]
     before = (folder / "record.json").read_bytes()
     with pytest.raises(SlurmError):
-        launched(folder, time_limit="soon")
+        launched(folder, options=("--time=soon",))
     assert (folder / "record.json").read_bytes() == before
     # One that SLURM does not know is no error.
     assert look(4_000_000) is None

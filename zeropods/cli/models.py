@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
 from zeropods.files import out_file, out_folder
@@ -35,8 +36,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--out", type=out_file, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run)")
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
     flag("--task", choices=["text2sql", "squad"], help="of a model that does not say it (default: text2sql)")
-    flag("--max-new-tokens", type=int, metavar="N", help="(default: 96 for a query, 32 for an answer)")
-    flag("--num-beams", type=int, default=1, metavar="N", help="beams of a search; 1 is greedy")
+    flag("--max-new-tokens", type=whole, metavar="N", help="(default: 96 for a query, 32 for an answer)")
+    flag("--num-beams", type=whole, default=1, metavar="N", help="beams of a search; 1 is greedy")
     flag("--prompt", choices=["question", "schema"], help="of a T5 that does not say it (default: its own)")
     flag("--force-prompt", action="store_true", default=None, help="--prompt also for a T5 that says another")
     flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
@@ -79,25 +80,26 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """The flags of every verb that reads a split."""
     flag("--data", required=required, metavar="DIR", help=data)
-    flag("--split", required=required, metavar="NAME", help="such as dev" + " (default: test)" * (not required))
+    of_split = "such as test" if required else "(default: the first of test and dev that is there)"
+    flag("--split", required=required, choices=SPLITS, help=of_split)
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
     """The flags of every verb that asks a model about a split."""
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens of a row or block (default: as trained)")
-    flag("--batch-size", type=int, metavar="N", help=f"at once: {batch}")
+    flag("--batch-size", type=whole, metavar="N", help=f"at once: {batch}")
     flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the arithmetic")
-    flag("--limit", type=int, metavar="N", help=f"only the first N {unit} (default: all)")
+    flag("--limit", type=whole, metavar="N", help=f"only the first N {unit} (default: all)")
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.after_run import raw_data
     from zeropods.evaluate.generate import TASKS, answer_task, predict
 
-    if (arguments.data is None) != (arguments.split is None):
-        raise UserError("--data, --split: belong together; give both, or neither for those of a run")
     if arguments.data is None:
-        arguments.data, arguments.split = raw_data(arguments.model)
+        arguments.data, usual = raw_data(arguments.model)
+        arguments.split = arguments.split or usual
+    arguments.split = arguments.split or "test"
     out = arguments.out or out_file(str(arguments.model / f"predictions.{arguments.split}.jsonl"))
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
     asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}
@@ -123,6 +125,8 @@ def _score(arguments: argparse.Namespace) -> Result:
     from zeropods.evaluate.score import custom_metric, score
 
     out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
+    if not arguments.predictions.is_file():
+        raise UserError(f"{arguments.predictions}: no such file; name one that zeropods predict has written")
     metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
     with progress("score", "predictions") as bar:

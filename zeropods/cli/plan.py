@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.tables import GIB, not_negative, number, whole
+from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -118,7 +118,7 @@ def run_profile(arguments: argparse.Namespace) -> Result:
     report = ProfileReport.read(arguments.file)
     pair = report.against(ProfileReport.read(arguments.against)) if arguments.against is not None else None
     # People get tables made from the report itself, not from its JSON.
-    arguments.readable = lambda result: report.to_text(arguments.depth, arguments.top, pair)
+    arguments.readable = lambda result: wrapped(report.to_text(arguments.depth, arguments.top, pair), "  ")
     against = {} if pair is None else {"against": pair.to_json(arguments.depth)}
     return report.checked.to_json(arguments.depth) | against
 
@@ -133,12 +133,12 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--gradient-accumulation", whole, "PASSES", "of a step (default: 1)"),
     ("--source-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
     ("--target-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
-    ("--seq-length", whole, "TOKENS", "causal: of a row, with padding (default: 512)"),
+    ("--seq-length", whole, "TOKENS", "causal: of a padded row (default: 512)"),
     ("--label-length", whole, "TOKENS", "causal: with a loss (default: all but one)"),
-    ("--attention", str, "NAME", "causal: eager, sdpa, flash_attention_2, or all to compare them (default: sdpa)"),
+    ("--attention", str, "NAME", "eager, flash_attention_2, all (default: sdpa)"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
-    ("--bucket-size", whole, "ELEMENTS", "DeepSpeed's reduce_bucket_size (default: 1e7)"),
+    ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
     ("--bandwidth", _times(1e9), "GB/S", "of a pod's link, each way (default: 0.86)"),
     ("--latency", not_negative, "S", "of a message to a pod (default: 5e-5)"),
     ("--gpu", str, "NAME", "says peak and memory (default: A100-40GB)"),
@@ -146,7 +146,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
-    ("--steps", whole, "N", "of a training on all pods, for its time, cost"),
+    ("--steps", whole, "N", "of a training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),
     ("--epochs", number, "N", "over --samples (default: 1)"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.files import out_folder
 from zeropods.measure.run_folder import LOCK, RECORD
-from zeropods.tables import not_negative
+from zeropods.tables import not_negative, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> Result:
     price, allow = arguments.price_per_hour, arguments.allow_differences
     summary = read_runs(runs, price_per_hour=price, allow_differences=allow)
     document = summary.write(arguments.out)
-    arguments.readable = lambda result: f"{summary.to_text()}{readable(result)}"
+    arguments.readable = lambda result: f"{wrapped(summary.to_text(), '  ')}{readable(result)}"
     verdict = None if old is None else compare(old, read_rows(arguments.out / "summary.json"))
     return {"out": str(arguments.out), **document, "against": verdict and verdict.to_json()}
 
@@ -56,7 +57,6 @@ def run(arguments: argparse.Namespace) -> Result:
 def readable(result: Result) -> str:
     """What the gate has found, where the page lies, and last what it all comes to."""
     from zeropods.report.gate import gate_text
-    from zeropods.tables import wrapped
 
     gate = "" if result["against"] is None else f"\n{gate_text(result['against'])}"
     answers = "\n".join(wrapped(f"{each['question']} {each['answer']}") for each in result["answers"])
@@ -66,4 +66,8 @@ def readable(result: Result) -> str:
 def exit_status(result: Result) -> int:
     """1 where a row got worse, or where no run could be read, else 0."""
     is_worse = result["against"] is not None and result["against"]["worse"]
-    return 1 if is_worse or all(run["status"] == "broken" for run in result["runs"]) else 0
+    is_broken = all(run["status"] == "broken" for run in result["runs"])
+    if is_broken:
+        first = result["runs"][0]
+        print(f"zeropods: {first['run']}: {first['reason']}; no run could be read", file=sys.stderr)
+    return 1 if is_worse or is_broken else 0

@@ -17,6 +17,7 @@ from zeropods.files import sha256
 
 SCHEMA_VERSION = 1
 FILE = "manifest.json"
+SPLITS = ("train", "dev", "test")
 LEVELS_UP = 3
 """Raw data are looked for in as many folders above a prepared set."""
 

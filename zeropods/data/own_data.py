@@ -19,7 +19,7 @@ from zeropods.data.tokenizers import folded
 from zeropods.data.wikisql import SQLTable
 from zeropods.errors import UserError
 from zeropods.files import new_folder
-from zeropods.sql.query import OPERATORS, Condition, Execution, Query, format_query, parse_query
+from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -140,7 +140,10 @@ def _with_point(cell: str) -> str:
 
 # A plain SQL statement as a query: one table, one column, at most one aggregate, conditions joined by AND.
 
-REACH = "in reach: one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table WHERE conditions joined by AND"
+REACH = (
+    "in reach: one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table "
+    "WHERE COLUMN =, > or < VALUE, joined by AND"
+)
 QUOTES = "text stands in 'single quotes', a name with blanks in \"double quotes\" or [brackets]"
 
 
@@ -211,9 +214,11 @@ def _condition(node: exp.Expr, table: SQLTable) -> Condition:
     from sqlglot import exp
 
     operators = (exp.EQ, exp.GT, exp.LT)
+    if type(node) not in operators:
+        raise ValueError(f"{shown(node.sql('sqlite'))}: out of reach; {REACH}")
     value = node.args.get("expression")
     literal = value.this if isinstance(value, exp.Neg) else value
-    if type(node) not in operators or not isinstance(node.this, exp.Column) or not isinstance(literal, exp.Literal):
+    if not isinstance(node.this, exp.Column) or not isinstance(literal, exp.Literal):
         said = shown(node.sql("sqlite"))
         raise ValueError(f"{said}: expected a column, one of {', '.join(OPERATORS[:3])}, and a value; {QUOTES}")
     text = " ".join(literal.name.split())
@@ -252,6 +257,9 @@ class Asked:
 
     def remarks(self, execution: Execution) -> Iterator[str]:
         """What is odd about it, in lines with their place; `execution` is that of its table."""
+        sel, agg = self.query.sel, AGGREGATES[self.query.agg]
+        if agg not in ("", "COUNT") and self.table.types[sel] == "text":
+            yield f"{self.place}: {agg} of {self.table.header[sel]}, which is text: a cell is no number"
         for condition in self.query.conds:
             name, operator = self.table.header[condition.column], OPERATORS[condition.operator]
             if not execution.execute(Query(0, 0, (condition,))):
@@ -283,14 +291,17 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
         UserError: a place that cannot be read or written, or no question that can be taken.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: is there already; name a new folder")
-    taken, left_out = _taken(_files(tables), questions)
+        raise UserError(f"{out}: is there already; remove it, or name a new folder")
+    files = _files(tables)
+    taken, left_out = _taken(files, questions)
     if not taken:
         more = f" ({left_out[0]})" if left_out else ""
         raise UserError(f"{questions}: no question can be taken{more}; docs/own_data.md has examples")
     tables_asked = {asked.table.id: asked.table for asked in taken}
     by_tables = len(tables_asked) >= FEWEST_TABLES
     remarks = [] if by_tables else [f"{tables}: too few tables to keep some for dev and test: questions are divided"]
+    if unasked := [path.name for name, path in files.items() if name not in tables_asked]:
+        remarks.append(f"{tables}: no question is about {shown(', '.join(unasked), 200)}")
     for id_, table in tables_asked.items():
         with closing(Execution(table)) as execution:
             remarks += [said for asked in taken if asked.table.id == id_ for said in asked.remarks(execution)]
@@ -321,18 +332,20 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
         lines, _ = _lines(str(path), path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; name a CSV file of the columns {', '.join(COLUMNS)}") from None
-    header = [cell.casefold() for cell in lines[0][1]] if lines else []
+    if not lines:
+        raise UserError(f"{path}: is empty; expected a line {','.join(COLUMNS)}, then a row for each question")
+    header = [cell.casefold() for cell in lines[0][1]]
     if sorted(header) != sorted(COLUMNS):
         raise UserError(f"{path}: columns {shown(', '.join(header)) or 'of no name'}; expected {', '.join(COLUMNS)}")
     taken, left_out, read = [], [], cache(read_csv)
     for number, cells in lines[1:]:
         place = f"{path}:{number}"
         try:
-            if len(cells) != len(header) or not all(cells):
-                raise ValueError(
-                    f"{len(list(filter(None, cells)))} texts; expected {' and '.join(COLUMNS)}, each in double quotes"
-                )
+            if len(cells) != len(header):
+                raise ValueError(f"{len(cells)} cells; expected {' and '.join(COLUMNS)}, each in double quotes")
             row = dict(zip(header, cells, strict=True))
+            if "" in cells:
+                raise ValueError(f"its {header[cells.index('')]} is empty; write one, or remove the row")
             statement, name = parsed(row["sql"])
             if name.casefold() not in files:
                 raise ValueError(f"no table {name!r}; there are {shown(', '.join(files), 200)}")

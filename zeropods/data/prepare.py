@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 CAUSAL_TASKS = ("squad", "lm")
 LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
-"""A row of one token has nothing to predict."""
+"""A row of one token has nothing to predict, a source of one nothing to read beside its end token."""
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 
 
@@ -88,8 +88,9 @@ class Preparation:
     def __post_init__(self) -> None:
         if self.prompt not in PROMPTS:
             raise UserError(f"prompt {self.prompt!r}; expected {' or '.join(PROMPTS)}")
-        for name in ("limit", "max_source_tokens", "max_target_tokens"):
-            _at_least(1, name, getattr(self, name))
+        _at_least(1, "limit", self.limit)
+        for name in ("max_source_tokens", "max_target_tokens"):
+            _at_least(FEWEST_TOKENS, name, getattr(self, name))
 
     @property
     def source_limit(self) -> int:
@@ -202,7 +203,7 @@ class CausalPreparation:
 
 def _at_least(least: int, name: str, value: int | None) -> None:
     if value is not None and value < least:
-        raise UserError(f"{name} {value}; expected at least {least}")
+        raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {least}")
 
 
 def prepare(

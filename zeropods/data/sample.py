@@ -33,7 +33,7 @@ from random import Random
 from typing import Any
 
 from zeropods.data.causal_samples import squad_files, text_files
-from zeropods.data.wikisql import SPLITS
+from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import NO_LOSS, Ids, TokenRows, first_tokens, folded
 from zeropods.errors import UserError
 from zeropods.files import MEND, json_object, sha256, text_of
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-SPLITS = ("train", "dev", "test")
 CHUNK_QUESTIONS = 2_048
 QUESTION, CONTEXT, ANSWER = "Question: ", " Context: ", " Answer:"
 

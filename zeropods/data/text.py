@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import ANSWER_SECONDS, NO_LOSS, Ids, TokenRows, first_tokens
 from zeropods.errors import UserError
 from zeropods.files import encodable, first_line, json_lines, sha256
@@ -22,7 +23,6 @@ from zeropods.files import encodable, first_line, json_lines, sha256
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPLITS = ("train", "dev", "test")
 DEV_SHARE = 20
 """Where no name tells a split, one document in so many is dev."""
 WORDS = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import Encoder, Ids, TokenRows, folded
 from zeropods.errors import UserError
 from zeropods.files import json_lines, sha256, text_of
@@ -18,7 +19,6 @@ from zeropods.sql.query import Query, format_query
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SPLITS = ("train", "dev", "test")
 TYPES = ("text", "real")
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.tokenizers import hub_options
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import SCORES, SQUAD, TEXT2SQL
-from zeropods.files import check_digests, first_line, has_weights, refuse_other_weights
+from zeropods.files import has_weights
 from zeropods.measure.record import read_json
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ def model_folder(folder: Path) -> Path:
     within = folder / "model" if (folder / "model").is_dir() else folder
     if not has_weights(within):
         raise UserError(f"{folder}: no trained model (*.safetensors) there; expected a run or model folder")
-    refuse_other_weights(within)
     return within
 
 
@@ -102,18 +99,25 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
         causal: whether a causal language model is wanted, else an encoder-decoder such as T5.
 
     Raises:
-        UserError: as `read_model`; a precision that cannot be had, a tokenizer without an end token.
+        UserError: no weights, a model of another kind, or one that lacks a tensor; a precision that cannot be had, a
+            tokenizer without an end token.
     """
     import torch
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
+
+    from zeropods.train.pretrained import loading, source_options
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
     local = Path(source).exists() or not causal
     name = str(model_folder(Path(source))) if local else str(source)
-    options = {} if local else hub_options(name)
+    options = source_options(name)
+    with loading(name):
+        config = AutoConfig.from_pretrained(name, **options)
+    if causal and config.is_encoder_decoder:
+        raise UserError(f"{source}: its model is a {config.model_type}; expected a causal one, such as gpt2")
     model = read_model(name, DTYPES[precision], causal=causal, **options)
-    with _loading(name):
+    with loading(name):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.eos_token_id is None:
         raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
@@ -123,37 +127,10 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
 
 
 def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:
-    """A model folder's or hub id's model on the CPU, every weight of it from safetensors files.
-
-    Args:
-        dtype: of its numbers, by PyTorch's name.
-        options: those of transformers' `from_pretrained`.
-
-    Raises:
-        UserError: no weights, a model of another kind, or one that lacks a tensor.
-    """
+    """A model folder's or hub id's model on the CPU, as `train.pretrained.load_weights` has it."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    check_digests(Path(name))
+    from zeropods.train.pretrained import load_weights
+
     kind = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
-    with _loading(name):
-        model, found = kind.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )  # fmt: skip
-    # transformers would draw a missing tensor at random, and answer with it.
-    wrong = [str(key) for fault in ("missing_keys", "mismatched_keys") for key in sorted(found[fault])]
-    if wrong:
-        raise UserError(f"{name}: {wrong[0]} is missing, or of another size; save the model again")
-    return model
-
-
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (SafetensorError, StrictDataclassError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        expected = "expected a run, a model folder or a hub id"
-        raise UserError(f"{name}: cannot be loaded ({first_line(error)}); {expected}") from None
+    return load_weights(kind, name, dtype=dtype, **options)

@@ -24,7 +24,7 @@ from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.measure.run_folder import RECORD
-from zeropods.pods.hostfile import Host, own_slots
+from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.techniques import offloads_optimizer
@@ -128,6 +128,8 @@ def plan_launch(
         threads = str(max(1, len(os.sched_getaffinity(0)) // sum(host.slots for host in hosts)))
     if threads is not None:
         fixed["OMP_NUM_THREADS"] = threads
+    if cluster.shared_machine:
+        check_fp16(script, arguments)
     over_ssh = {"ssh_config": cluster.ssh_config, "ssh_port": cluster.ssh_port, "export": tuple(export)}
     return plan_on(hosts, script, arguments, exported=exported_variables(export, fixed), **over_ssh)
 
@@ -138,6 +140,7 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     Args:
         processes: each slot of this machine has one if not given.
     """
+    check_fp16(script, arguments)
     return plan_on((Host(socket.gethostname(), processes or own_slots()),), script, arguments, launcher="none")
 
 
@@ -174,6 +177,15 @@ def check_arguments(planned: Launch) -> None:
         path = Path(flags["deepspeed"])
         known = {**typed, "world_size": planned.world_size}
         check_config(read_config(path), path, known, None if kind is None else kind.fp16_fault)
+
+
+def check_fp16(script: str | Path, arguments: Sequence[str]) -> None:
+    """Refuse FP16 on this machine where it has no GPU, as a script of ours would."""
+    from zeropods.train.arguments import NO_FP16, arguments_of
+
+    asked = arguments_of(script) is not None and typed_flags(script, arguments)["precision"] == "fp16"
+    if asked and not own_gpus():
+        raise UserError(NO_FP16)
 
 
 def check_inputs(script: str | Path, arguments: Sequence[str]) -> None:
@@ -335,6 +347,8 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     does not pass a shell unchanged.
     """
     for name in names:
+        if not NAME.fullmatch(name):
+            raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
         if name.startswith(OURS):
             raise UserError(f"--export {name}: is set by zeropods itself; leave it out")
         if name not in os.environ:
@@ -346,8 +360,6 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
 
 
 def _check_variable(name: str, value: str) -> None:
-    if not NAME.fullmatch(name):
-        raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
     if _is_secret(name):
         raise UserError(
             f"--export {name}: sounds like a secret, and would be seen on command lines; "

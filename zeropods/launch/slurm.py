@@ -45,6 +45,8 @@ HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig",
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
 SAVED = 75
 """EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
+"""A time limit as sbatch(1) takes it."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
 LABEL = re.compile(r" *(\d+): ?")
 """What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
@@ -68,7 +70,7 @@ class Submission:
     """Its hosts are placeholders: SLURM chooses the nodes."""
     partition: str | None = None
     time_limit: str | None = None
-    """As sbatch takes it: minutes, `hours:minutes:seconds`, `days-hours`."""
+    """Minutes, `hours:minutes:seconds`, `days-hours`, or another form of `TIME`."""
     account: str | None = None
     options: tuple[str, ...] = ()
     """Further options of sbatch, such as `--qos=high`; they come last and win."""
@@ -142,6 +144,9 @@ def plan_slurm(
     """
     if min(pods, slots, asked.get("cpus_per_slot", 1)) < 1:
         raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
+    limit = asked.get("time_limit")
+    if limit is not None and not TIME.fullmatch(limit):
+        raise UserError(f"--time-limit {limit!r}; expected minutes, hours:minutes:seconds or days-hours")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")

@@ -95,14 +95,14 @@ def up(
     numbers = {"count": count, "slots": slots, "lease_seconds": lease_seconds, "cpu": cpu, "memory": memory}
     for what, value in {**numbers, "seconds": seconds}.items():
         if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{what}: {value}; expected a positive number")
+            raise UserError(f"--{what.replace('_', '-')} {value}; expected a positive number")
     if nvidia_gpu is not None and nvidia_gpu < 0:
-        raise UserError(f"nvidia_gpu: {nvidia_gpu}; expected at least 0")
+        raise UserError(f"--nvidia-gpu {nvidia_gpu}; expected at least 0")
     if lease not in LEASES:
         raise UserError(f"lease {lease!r}: expected {' or '.join(LEASES)}")
     hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)
     if count is None and not hosts:
-        raise UserError("count: not given; say how many pods, or name a hostfile")
+        raise UserError("--count: not given; say how many pods, or name a --hostfile")
     settings = Settings(
         count=len(hosts) or count or 0,
         slots=slots,
@@ -166,7 +166,7 @@ def _own_hosts(
         raise UserError(f"{ssh_config}: no such ssh configuration; name one, or leave it out for your usual one")
     hosts = read_hostfile(Path(hostfile))
     if count is not None and count > len(hosts):
-        raise UserError(f"count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
+        raise UserError(f"--count {count}: {hostfile} has {len(hosts)} hosts; add some, or ask for fewer pods")
     return hosts[:count]
 
 

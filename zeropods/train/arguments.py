@@ -24,6 +24,7 @@ from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+NO_FP16 = "--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32"
 INITS = ("pretrained", "random")
 COMPILED = ("off", "blocks", "graphs")
 TASKS = ("squad", "lm")
@@ -102,34 +103,32 @@ class RunArguments:
     fp16_fault: ClassVar[str | None] = None
     """Why these models do not train in FP16; None where they do."""
 
-    outputdir: str = flag("runs/run", "the run folder: everything of this run, and nothing else")
-    init: str = flag("pretrained", "pretrained | random | RUN: weights that exist, drawn ones, or those of a run")
-    per_device_train_batch_size: int = flag(32, "training rows per process and forward pass", least=1, most=MOST_ROWS)
-    per_device_eval_batch_size: int = flag(64, "evaluation rows per process and forward pass", least=1, most=MOST_ROWS)
-    gradient_accumulation_steps: int = flag(1, "forward passes per optimizer step", least=1, most=MOST_ROWS)
-    gradient_checkpointing: bool = flag(False, "True or False: recompute activations in the backward pass")
-    deepspeed: str | None = flag(None, "DeepSpeed configuration, dsconfig/TECHNIQUE.json (default: none, that is ddp)")
-    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto: bf16 where it is faster, else fp32", PRECISIONS)
+    outputdir: str = flag("runs/run", "the run folder")
+    init: str = flag("pretrained", "random, or a RUN's")
+    per_device_train_batch_size: int = flag(32, "rows per process and pass", least=1, most=MOST_ROWS)
+    per_device_eval_batch_size: int = flag(64, "the same in evaluation", least=1, most=MOST_ROWS)
+    gradient_accumulation_steps: int = flag(1, "passes per optimizer step", least=1, most=MOST_ROWS)
+    gradient_checkpointing: bool = flag(False, "recompute activations")
+    deepspeed: str | None = flag(None, "dsconfig/TECHNIQUE.json (default: none)")
+    precision: str = flag("auto", "fp32 | bf16 | fp16 | auto", PRECISIONS)
     dropout: float | None = flag(None, "dropout rate (default: the model's own)", least=0, below=1)
     learning_rate: float = flag(3e-4, "peak rate of AdamW", least=0)
-    lr_scheduler_type: str = flag("linear", "a schedule of transformers: linear, cosine, constant ...", SCHEDULES)
+    lr_scheduler_type: str = flag("linear", "schedule of transformers", SCHEDULES)
     weight_decay: float = flag(0.0, "AdamW's weight decay", least=0)
-    adam_beta2: float = flag(0.999, "AdamW's decay of squared gradients; 0.98 suits short runs", least=0, below=1)
-    max_grad_norm: float = flag(1.0, "gradient norm above which gradients are scaled down", least=0)
-    eval_steps: int | None = flag(None, "evaluate each N steps; 0: only at the end (default: each epoch)", least=0)
-    save_steps: int | None = flag(None, "checkpoint each N steps; 0: never (default: each epoch)", least=0)
-    save_total_limit: int | None = flag(
-        None, "keep the newest N checkpoints, once they are verified (default: all)", least=1
-    )
-    logging_steps: int = flag(10, "record the loss each N steps", least=1)
-    early_stopping_patience: int = flag(0, "stop after N evaluations without a better loss; 0: never", least=0)
-    early_stopping_threshold: float = flag(0.0, "how much lower the loss must be to count as better", least=0)
-    load_best_model: bool = flag(False, "True or False: end with the checkpoint of the lowest evaluation loss")
-    resume: str = flag("auto", "auto | never | DIR: go on from the last checkpoint, start again, or a checkpoint")
-    memory_interval: float = flag(0.5, "seconds between two samples of memory (memory/N.csv); 0: none", least=0)
-    threads: int = flag(0, "CPU threads per process; 0: as many as cores", least=0, most=MOST_THREADS)
-    seed: int = flag(42, "seed of weights, order and dropout", least=0, most=MOST_SEED)
-    local_rank: int = flag(-1, "given by the DeepSpeed launcher")
+    adam_beta2: float = flag(0.999, "AdamW's second decay rate", least=0, below=1)
+    max_grad_norm: float = flag(1.0, "clip gradients above it", least=0)
+    eval_steps: int | None = flag(None, "evaluate each N, 0: at end (default: epoch)", least=0)
+    save_steps: int | None = flag(None, "save each N, 0: never (default: epoch)", least=0)
+    save_total_limit: int | None = flag(None, "newest checkpoints to keep (default: all)", least=1)
+    logging_steps: int = flag(10, "record the loss each N", least=1)
+    early_stopping_patience: int = flag(0, "stop after N in vain; 0: no", least=0)
+    early_stopping_threshold: float = flag(0.0, "least gain that counts", least=0)
+    load_best_model: bool = flag(False, "end with the best weights")
+    resume: str = flag("auto", "never, or a checkpoint")
+    memory_interval: float = flag(0.5, "s between samples; 0: none", least=0)
+    threads: int = flag(0, "per process; 0: all cores", least=0, most=MOST_THREADS)
+    seed: int = flag(42, "of weights, order, dropout", least=0, most=MOST_SEED)
+    local_rank: int = flag(-1, "from DeepSpeed's launcher")
 
     # What the engine asks of every script, at the value that it has where a script has no such flag.
     adam_beta1 = 0.9
@@ -147,6 +146,8 @@ class RunArguments:
                 shown = repr(value) if isinstance(value, str) else value
                 finite = "a finite number, " if isinstance(value, float) and not math.isfinite(value) else ""
                 raise UserError(f"--{each.name} {shown}; expected {finite}{bounds}")
+        if self.precision == "fp16" and self.fp16_fault is not None:
+            raise UserError(f"--precision fp16: {self.fp16_fault}; use bf16 or fp32")
         if not self.outputdir:
             raise UserError("--outputdir '': expected a folder; '.' is the one in which you are")
         if self.init not in INITS and not has_weights(Path(self.init) / "model"):
@@ -253,19 +254,19 @@ class TextToSQLArguments(RunArguments):
     prompts: ClassVar[tuple[str, ...]] = ("schema", "question")
     fp16_fault: ClassVar[str | None] = "T5's activations overflow FP16, the loss becomes NaN"
 
-    model_id: str = flag("t5-small", "hub id, local folder, or with --init random the name of a known shape")
-    dataset_path: str = flag("wikisql_tok_dataset", "prepared data set (zeropods prepare --out)")
-    outputdir: str = flag("runs/textsql", "the run folder: everything of this run, and nothing else")
+    model_id: str = flag("t5-small", "id, folder, known shape")
+    dataset_path: str = flag("wikisql_tok_dataset", "prepared set")
+    outputdir: str = flag("runs/textsql", "the run folder")
     epochs: float = flag(3.0, "passes over the train split", above=0)
-    max_steps: int = flag(-1, "optimizer steps; wins over --epochs (default: none)", least=1)
-    max_train_seconds: float = flag(0.0, "stop after so much training time, the rate decayed to 0 by then", least=0)
-    generation_max_length: int = flag(96, "most new tokens of a prediction, stored with the model", least=1)
-    generation_num_beams: int = flag(1, "beams of a prediction, stored with the model", least=1)
-    scaled_rates: bool = flag(False, "True or False: higher rates for embedding, position bias and norms")
-    warmup_steps: int = flag(0, "optimizer steps over which the rate rises", least=0)
-    pad_to_multiple_of: int = flag(1, "pad lengths to a multiple of N: a GPU meets few shapes", least=1, most=1_024)
-    compile: str = flag("off", "off | blocks | graphs: compile layers, or stacks and replay CUDA graphs", COMPILED)
-    tf32: bool = flag(False, "True or False: FP32 products in TF32, on GPUs that have it")
+    max_steps: int = flag(-1, "wins over --epochs (default: none)", least=1)
+    max_train_seconds: float = flag(0.0, "rate is 0 by then; 0: never", least=0)
+    generation_max_length: int = flag(96, "tokens of a prediction", least=1)
+    generation_num_beams: int = flag(1, "beams of a prediction", least=1)
+    scaled_rates: bool = flag(False, "higher for embeddings")
+    warmup_steps: int = flag(0, "steps of a rising rate", least=0)
+    pad_to_multiple_of: int = flag(1, "pad to few lengths, on GPUs", least=1, most=1_024)
+    compile: str = flag("off", "off | blocks | graphs", COMPILED)
+    tf32: bool = flag(False, "TF32 on GPUs that have it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -302,46 +303,30 @@ class CausalArguments(RunArguments):
     warmup_flag: ClassVar[str] = "num_warmup_steps"
     prompts: ClassVar[tuple[str, ...]] = TASKS
 
-    model_name_or_path: str = flag(
-        "bigscience/bloom-560m", "hub id, local folder, or with --init random the name of a known shape"
-    )
-    tokenizer_name: str | None = flag(None, "of raw data: hub id, folder, or gpt-tiny (default: the model's own)")
-    outputdir: str = flag("runs/causal", "the run folder: everything of this run, and nothing else")
-    task: str | None = flag(None, "squad | lm (default: that of a prepared set, squad for raw data)", TASKS)
-    data: str = flag("squad", "prepared set (zeropods prepare --out), folder of raw data, or for lm a hub id")
-    dataset_config: str | None = flag(
-        None, "configuration of a data set at the hub, such as en of allenai/c4 (default: none)"
-    )
-    text_field: str | None = flag(
-        None, "field that holds the text of JSON lines, Parquet or a hub data set (default: text)"
-    )
-    max_seq_length: int | None = flag(
-        None, "most tokens of a row, or tokens of a block (default: 512 for raw data)", least=2
-    )
-    loss_on: str | None = flag(
-        None, "answer | all: which tokens of a squad row carry the loss (default: answer)", LOSSES
-    )
-    subset: int | None = flag(
-        None, "only the first N questions or documents of raw data, rows of a prepared set (default: all)", least=1
-    )
-    per_device_train_batch_size: int = flag(4, "training rows per process and forward pass", least=1, most=MOST_ROWS)
-    per_device_eval_batch_size: int = flag(4, "evaluation rows per process and forward pass", least=1, most=MOST_ROWS)
-    gradient_accumulation_steps: int = flag(4, "forward passes per optimizer step", least=1, most=MOST_ROWS)
+    model_name_or_path: str = flag("bigscience/bloom-560m", "id or path")
+    tokenizer_name: str | None = flag(None, "of raw data (default: the model's own)")
+    outputdir: str = flag("runs/causal", "the run folder")
+    task: str | None = flag(None, "squad | lm (default: the set's, or squad)", TASKS)
+    data: str = flag("squad", "set, folder or hub id")
+    dataset_config: str | None = flag(None, "such as en of allenai/c4 (default: none)")
+    text_field: str | None = flag(None, "of JSON lines, Parquet (default: text)")
+    max_seq_length: int | None = flag(None, "tokens of a row (default: 512 for raw data)", least=2)
+    loss_on: str | None = flag(None, "answer | all, of squad (default: answer)", LOSSES)
+    subset: int | None = flag(None, "first N questions or rows (default: all)", least=1)
+    per_device_train_batch_size: int = flag(4, "rows per process and pass", least=1, most=MOST_ROWS)
+    per_device_eval_batch_size: int = flag(4, "the same in evaluation", least=1, most=MOST_ROWS)
+    gradient_accumulation_steps: int = flag(4, "passes per optimizer step", least=1, most=MOST_ROWS)
     learning_rate: float = flag(5e-5, "peak rate of AdamW", least=0)
     weight_decay: float = flag(0.01, "AdamW's weight decay", least=0)
-    adam_beta1: float = flag(0.9, "AdamW's decay of gradients", least=0, below=1)
+    adam_beta1: float = flag(0.9, "AdamW's first decay rate", least=0, below=1)
     num_train_epochs: float = flag(3.0, "passes over the train split", above=0)
-    max_train_steps: int = flag(-1, "optimizer steps; wins over --num_train_epochs (default: none)", least=1)
-    num_warmup_steps: int = flag(0, "optimizer steps over which the rate rises", least=0)
-    max_eval_steps: int | None = flag(
-        None, "forward passes of an evaluation, of all processes (default: all rows)", least=1
-    )
-    eval_on_start: bool = flag(False, "True or False: evaluate before the first step too")
-    attn_implementation: str = flag("sdpa", "eager | sdpa | flash_attention_2", ATTENTIONS)
-    dataloader_num_workers: int = flag(0, "processes that make training batches; 0: the rank itself", least=0, most=128)
-    generation_prompt: str | None = flag(
-        None, "text that the trained model goes on with, into generated.json (default: none)"
-    )
+    max_train_steps: int = flag(-1, "wins over epochs (default: none)", least=1)
+    num_warmup_steps: int = flag(0, "steps of a rising rate", least=0)
+    max_eval_steps: int | None = flag(None, "passes of an evaluation (default: all)", least=1)
+    eval_on_start: bool = flag(False, "before the first step too")
+    attn_implementation: str = flag("sdpa", "eager | flash_attention_2", ATTENTIONS)
+    dataloader_num_workers: int = flag(0, "0: the rank itself", least=0, most=128)
+    generation_prompt: str | None = flag(None, "text to continue at the end (default: none)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ import torch
 from zeropods.errors import UserError
 from zeropods.measure.environment import Cpu, Gpu, find_gpu
 from zeropods.measure.memory import Counters, Peaks, resident_bytes
+from zeropods.train.arguments import NO_FP16
 from zeropods.train.deepspeed import read_config
 
 # What torch says of the device that this process trains on.
@@ -100,17 +101,14 @@ def check_tf32(asked: bool) -> None:
         raise UserError("--tf32 True: no GPU here has TF32 (Ampere or later); leave it out")
 
 
-def resolve_precision(asked: str, fp16_fault: str | None, model_id: str) -> str:
+def resolve_precision(asked: str, model_id: str) -> str:
     """`fp32`, `bf16` or `fp16`; `auto` takes BF16 where the hardware has it and the model gains by it.
 
     Args:
-        fp16_fault: why the model does not train in FP16; None where it does. It needs a GPU.
         model_id: name or folder.
     """
-    if asked == "fp16" and fp16_fault is not None:
-        raise UserError(f"--precision fp16: {fp16_fault}; use bf16 or fp32")
     if asked == "fp16" and not torch.cuda.is_available():
-        raise UserError("--precision fp16: there is no GPU here, and CPUs only emulate FP16; use bf16 or fp32")
+        raise UserError(NO_FP16)
     if asked != "auto":
         return asked
     # A CPU makes a BF16 kernel for each new length, keeps it, and takes longer for that than a tiny model saves.

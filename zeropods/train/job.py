@@ -118,7 +118,7 @@ class TrainingJob:
 def check_call(task: Task) -> TrainingJob:
     """Read what the flags of a task name, and refuse what contradicts itself."""
     arguments = task.arguments
-    precision = resolve_precision(arguments.precision, arguments.fp16_fault, arguments.model_id)
+    precision = resolve_precision(arguments.precision, arguments.model_id)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     config = None
     if arguments.deepspeed is not None:

@@ -1,4 +1,4 @@
-"""Weights of a saved model: safetensors only, in FP32, and all of them."""
+"""Weights of a saved model: safetensors only, and all of them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
-from zeropods.files import check_digests, check_weights
+from zeropods.files import check_digests, check_weights, first_line
 from zeropods.train import processes
 
+FAULTS = (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
+"""What loading raises."""
 
-def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **options: Any) -> Any:
-    """A model of the class with the weights that `name` has, in FP32.
+
+def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "float32", **options: Any) -> Any:
+    """A model of the class with the weights that `name` has, on the CPU.
 
     Args:
+        model_class: a model's class, or one of transformers' `Auto` classes.
         name: a local folder or a hub id.
-        flag: the flag that gave the name, for what is said when it cannot be loaded.
+        flag: the flag that gave the name of a model to train, for what is said when it cannot be loaded.
+        dtype: of the weights, by PyTorch's name.
         options: for `from_pretrained`, those of `source_options` among them.
 
     Raises:
@@ -36,7 +39,7 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
         try:
             model, found = model_class.from_pretrained(
                 name,
-                dtype=torch.float32,
+                dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -53,7 +56,8 @@ def load_weights(model_class: type[PreTrainedModel], name: str, *, flag: str, **
         # Rank 0 alone has read the tensors, and may be the only one that knows.
         fault = next(filter(None, processes.gathered(fault)), None)
     if fault is not None:
-        raise UserError(f"{flag} {name!r}: {fault}; save the model again, or train it with --init random")
+        remedy = "save the model again" + ", or train it with --init random" * bool(flag)
+        raise UserError(f"{_place(name, flag)}: {fault}; {remedy}")
     return model
 
 
@@ -65,18 +69,22 @@ def source_options(name: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def loading(name: str, flag: str) -> Iterator[None]:
-    """Say in one line why a model, or its configuration, cannot be loaded."""
+def loading(name: str, flag: str = "") -> Iterator[None]:
+    """Say in one line why a model, its configuration or its tokenizer cannot be loaded."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
-        text = str(error).strip()
-        # The first line of this one names a field; what is wrong with it comes after that.
-        reason = " ".join(text.split()) if isinstance(error, StrictDataclassError) else text.split("\n")[0]
-        raise UserError(
-            f"{flag} {name!r}: cannot be loaded ({reason[:200]}); "
-            "give a hub id that can be reached, a local folder, or --init random with a known shape"
-        ) from None
+    except FAULTS as error:
+        if flag and isinstance(error, RuntimeError):
+            raise  # A run out of memory is recorded as such.
+        # The first line of a `StrictDataclassError` names a field; what is wrong with it comes after that.
+        reason = " ".join(str(error).split())[:200] if isinstance(error, StrictDataclassError) else first_line(error)
+        known = "give a hub id that can be reached, a local folder, or --init random with a known shape"
+        remedy = known if flag else "expected a run, a model folder or a hub id"
+        raise UserError(f"{_place(name, flag)}: cannot be loaded ({reason}); {remedy}") from None
+
+
+def _place(name: str, flag: str) -> str:
+    return f"{flag} {name!r}" if flag else name
 
 
 def _fault(found: dict[str, list[Any]]) -> str | None:
