@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import fork_server
@@ -108,8 +109,11 @@ def test_a_call_that_did_no_step_leaves_its_folder_to_the_corrected_one(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, flags = tmp_path / "run", ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--eval_steps", 0]
-    misspelled = ["--init", "pretrained", "--model_id", "nowhere/t5-smalll", "--max_steps", 3]
-    assert "cannot be loaded" in refused(capsys, *flags, *misspelled)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text('{"model_type": "t5"}')
+    save_file({}, tmp_path / "bare" / "model.safetensors", {"format": "pt"})
+    mistaken = ["--init", "pretrained", "--model_id", tmp_path / "bare", "--max_steps", 3]
+    assert "its weights have no tensor" in refused(capsys, *flags, *mistaken)
     corrected = [*TINY, *flags, "--max_steps", 2, "--per_device_train_batch_size", 4]
     fork_server().train(corrected, 1, tmp_path / "said")
     record = read_record(folder)

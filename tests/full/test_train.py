@@ -193,8 +193,12 @@ def test_weights_that_are_not_there_are_named(
     here = ("--init", "pretrained", "--dataset_path", prepared)
     assert "no weights" in refused(capsys, *here, "--model_id", tmp_path / "empty", "--outputdir", tmp_path / "a")
     assert "cannot be loaded" in refused(capsys, *here, "--model_id", "nobody/nothing", "--outputdir", tmp_path / "b")
-    # A user reads it: no name of an exception.
-    assert (read_record(tmp_path / "b").reason or "").startswith("--model_id 'nobody/nothing': cannot be loaded")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "half" / "model.safetensors").write_bytes(bytes(9))
+    assert "cannot be loaded" in refused(capsys, *here, "--model_id", tmp_path / "half", "--outputdir", tmp_path / "c")
+    # Nothing began, so nothing is left.
+    assert sorted(os.listdir(tmp_path)) == ["empty", "half"]
 
 
 def test_a_model_with_another_tokenizer_is_refused(

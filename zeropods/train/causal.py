@@ -21,6 +21,7 @@ from zeropods.tables import progress
 from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, RunArguments
 from zeropods.train.causal_models import check_attention, load_causal, positions_of, shape_of
+from zeropods.train.pretrained import check_source
 from zeropods.train.sampler import Row, load_split, padded
 from zeropods.train.tasks import Prepared
 
@@ -43,8 +44,9 @@ class Causal:
         self.arguments = arguments
 
     def check(self, precision: str) -> None:
-        """Refuse an attention that cannot run."""
+        """Refuse an attention that cannot run, and a model that is not there."""
         check_attention(self.arguments.attn_implementation, precision)
+        check_source(self.arguments)
 
     @property
     def is_prepared(self) -> bool:

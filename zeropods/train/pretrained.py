@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from zeropods.data.tokenizers import hub_options
 from zeropods.errors import UserError
-from zeropods.files import check_digests, check_weights, first_line
+from zeropods.files import SUFFIX, check_digests, check_weights, first_line
 from zeropods.train import processes
+from zeropods.train.arguments import RunArguments
 
 FAULTS = (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 """What loading raises."""
@@ -66,6 +68,18 @@ def source_options(name: str) -> dict[str, Any]:
     check_weights(Path(name))
     check_digests(Path(name))
     return {} if Path(name).is_dir() else hub_options(name)
+
+
+def check_source(arguments: RunArguments) -> None:
+    """Refuse a model that cannot be loaded, as far as its configuration and the heads of its files tell."""
+    if arguments.init == "random":
+        return
+    name = arguments.source
+    with loading(name, f"--{arguments.model_flag}"):
+        AutoConfig.from_pretrained(name, trust_remote_code=False, **({} if Path(name).is_dir() else hub_options(name)))
+        for path in Path(name).glob(f"*{SUFFIX}"):
+            with safe_open(path, "pt"):
+                pass
 
 
 @contextlib.contextmanager

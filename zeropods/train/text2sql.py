@@ -14,7 +14,7 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.plan.shapes import T5Shape, t5_shape
 from zeropods.train.arguments import RunArguments, TextToSQLArguments, check_tokenizer, check_vocabulary
 from zeropods.train.device import check_compiled, check_tf32
-from zeropods.train.pretrained import load_weights, source_options
+from zeropods.train.pretrained import check_source, load_weights, source_options
 from zeropods.train.sampler import Row, collate
 from zeropods.train.tasks import Prepared
 
@@ -37,9 +37,10 @@ class TextToSQL:
         self.arguments = arguments
 
     def check(self, precision: str) -> None:
-        """Refuse to compile what ZeRO-3 fetches layer by layer, and TF32 where no hardware has it."""
+        """Refuse to compile what ZeRO-3 fetches layer by layer, TF32 where no hardware has it, a model not there."""
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         check_tf32(self.arguments.tf32)
+        check_source(self.arguments)
 
     def prepare(self) -> None:
         """Nothing: `zeropods prepare` has done it."""
