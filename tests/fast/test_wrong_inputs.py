@@ -35,6 +35,7 @@ MANIFEST = Manifest(
     splits={},
     versions={},
 )
+RAW = {"data": "raw", "dataset_path": None}
 WORDS = "--init random --model_id t5-small --dataset_path set"
 
 
@@ -46,7 +47,7 @@ def a_set(folder: Path, manifest: Manifest) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: two sets, a model with another tokenizer, one without weights, a matrix."""
+    """The working folder: two sets, a model with another tokenizer, one without weights."""
     monkeypatch.chdir(tmp_path)
     a_set(tmp_path / "set", MANIFEST)
     a_set(tmp_path / "questions", replace(MANIFEST, task="squad", max_seq_length=64, loss_on="answer"))
@@ -57,10 +58,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name != "bare":
             (tmp_path / name / "model.safetensors").touch()
     (tmp_path / "raw").mkdir()
-    matrix = {"model": "other", "technique": "none", "pods": 1, "dataset_path": "set", "flags": {"max_steps": 3}}
-    (tmp_path / "m.yaml").write_text(json.dumps(matrix))
-    (tmp_path / "squad.yaml").write_text(json.dumps(matrix | {"dataset_path": "questions"}))
-    (tmp_path / "flag.yaml").write_text(json.dumps(matrix | {"flags": {"max_step": 3}}))
     return tmp_path
 
 
@@ -114,15 +111,26 @@ def test_a_dry_run_refuses_what_the_call_would(
 
 
 @pytest.mark.parametrize(
-    ("matrix", "said"),
+    ("changes", "said"),
     [
-        ("m.yaml", "other-none-1-pod-schema: --model_id other: its tokenizer gives 'b' id 1"),
-        ("squad.yaml", "prepared for squad; causal_train.py trains on it"),
-        ("flag.yaml", "--max_step: no flag of textsql_train.py; --max_steps?"),
+        ({}, "other-none-1-pod-schema: --model_id other: its tokenizer gives 'b' id 1"),
+        ({"dataset_path": "questions"}, "prepared for squad; causal_train.py trains on it"),
+        ({"flags": {"max_step": 3}}, "--max_step: no flag of textsql_train.py; --max_steps?"),
+        ({"cells": [{"flags": {"max_step": 3}}]}, "--max_step: no flag of textsql_train.py; --max_steps?"),
+        ({"flags": {"learning_rate": "fast"}}, "--learning_rate: 'fast'; expected a number"),
+        ({"model": "t5-tiny", **RAW}, "t5-tiny-none-1-pod-schema: --model_id t5-tiny: has no pretrained weights"),
+        ({"model": "t5-giant", "flags": {"init": "random"}, **RAW}, "model 't5-giant' has no shape known here"),
+        ({"technique": "ddp", "pods": 2, "flags": {"max_train_seconds": 9}}, "clocks of several processes differ"),
+        ({"script": "causal_train.py", "flags": {"max_steps": 3}}, "--max_steps: no flag of causal_train.py"),
     ],
 )
-def test_a_dry_run_of_a_sweep_looks_too(matrix: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", matrix, "--dry-run"]) == 1
+def test_a_dry_run_of_a_sweep_looks_too(
+    changes: dict[str, object], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    matrix = {"model": "other", "technique": "none", "pods": 1, "dataset_path": "set", "flags": {"max_steps": 3}}
+    document = {key: value for key, value in {**matrix, **changes}.items() if value is not None}
+    (here / "m.yaml").write_text(json.dumps(document))
+    assert main(["sweep", "m.yaml", "--dry-run"]) == 1
     assert said in capsys.readouterr().err
 
 

@@ -171,6 +171,8 @@ def check_arguments(planned: Launch) -> None:
         raise UserError(f"{planned.folder}: is a file; choose another --outputdir")
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)
+    if typed.get("max_train_seconds") and planned.world_size > 1:
+        raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
     if flags.get("deepspeed") == "":
         raise UserError("--deepspeed: no value; expected a file like dsconfig/zero1.json")
     if "deepspeed" in flags:
@@ -188,11 +190,12 @@ def check_fp16(script: str | Path, arguments: Sequence[str]) -> None:
         raise UserError(NO_FP16)
 
 
-def check_inputs(script: str | Path, arguments: Sequence[str]) -> None:
-    """Refuse flags of a script of ours, and a model and data that they name, before pods are asked for."""
+def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
+    """Refuse flags of a script of ours, and a model and `data` that they name, before pods are asked for."""
     kind = arguments_of(find_script(script, Path.cwd()))
     if kind is not None:
-        parse_flags(kind, arguments).check_inputs()
+        flags = parse_flags(kind, arguments)
+        flags.check_inputs() if data else flags.check_model()
 
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:

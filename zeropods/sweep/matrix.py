@@ -25,8 +25,8 @@ from pydantic import (
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM
-from zeropods.plan.shapes import CAUSAL_TINY, T5_TINY, causal_shape, t5_shape, tiny_name
-from zeropods.train.arguments import SCRIPTS, RunArguments, TextToSQLArguments, arguments_of, batch_on, parse_flags
+from zeropods.plan.shapes import tiny_name
+from zeropods.train.arguments import SCRIPTS, TextToSQLArguments, arguments_of, batch_on
 
 AXES = ("model", "technique", "pods", "prompt")
 SCRIPT = TextToSQLArguments.script
@@ -346,7 +346,7 @@ def _first(error: ValidationError) -> str:
     return f"{place}: {found['input']!r:.60}; {said}"
 
 
-# Checks of a matrix as a whole; the first fault is said.
+# Checks of a matrix as a whole; the first fault is said. Flags and models are checked with the runs that have them.
 
 
 def _faults(matrix: Matrix) -> Iterator[str]:
@@ -362,14 +362,9 @@ def _faults(matrix: Matrix) -> Iterator[str]:
             yield f"{place}.seed: contradicts seeds; leave one of them out"
         yield from _batch_faults(place, flags)
         yield from (f"{place}.{name}: {SET_BY[name]}; leave it out" for name in flags if name in SET_BY)
-        # The flags of a foreign script are its own business.
-        if kind is not None:
-            yield from _flag_faults(place, flags, kind, max(map(matrix.processes, matrix.cells)))
     yield from _row_faults(matrix)
-    if kind is not None:
-        yield from _model_faults(matrix, kind)
-        if matrix.data is None and not matrix.dataset_path:
-            yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
+    if kind is not None and matrix.data is None and not matrix.dataset_path:
+        yield "data: is missing; name a folder with raw data, or a prepared one by dataset_path"
     unscored = (
         [f"of {matrix.script}"] if kind is None else [f"with prompt {LM}" for c in matrix.cells if c.prompt == LM]
     )
@@ -407,30 +402,6 @@ def _row_faults(matrix: Matrix) -> Iterator[str]:
             matrix.rows(cell)
     except UserError as error:
         yield str(error)
-
-
-def _flag_faults(place: str, given: Mapping[str, Any], kind: type[RunArguments], processes: int) -> Iterator[str]:
-    words = [word for name, value in given.items() if name != EFFECTIVE for word in (f"--{name}", str(value))]
-    try:
-        flags = parse_flags(kind, words)
-    except UserError as error:
-        yield f"{place}: {error}"
-        return
-    if flags.max_train_seconds and processes > 1:
-        yield f"{place}.max_train_seconds: {flags.max_train_seconds:g}; clocks of processes differ; give max_steps"
-
-
-def _model_faults(matrix: Matrix, kind: type[RunArguments]) -> Iterator[str]:
-    shape_of = t5_shape if kind is TextToSQLArguments else causal_shape
-    inits = {(cell.model, matrix.flags_of(cell).get("init", "pretrained")): None for cell in matrix.cells}
-    for model, init in inits:
-        if init == "random":
-            try:
-                shape_of(model)
-            except UserError as error:
-                yield f"model: {error}"
-        elif model in (*T5_TINY, *CAUSAL_TINY) and init == "pretrained":
-            yield f"model: {model} has no pretrained weights; write flags: {{init: random}}"
 
 
 def _data_faults(matrix: Matrix) -> Iterator[str]:

@@ -154,12 +154,12 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
 
 
 def check_trials(trials: Sequence[Trial]) -> None:
-    """Refuse what a run would refuse before its first step; a set that is still to be prepared is left out."""
+    """Refuse what a run would refuse before its first step; data that are still to be prepared are left out."""
     for trial in {each.cell: each for each in trials}.values():
         try:
             command.check_arguments(trial.launch)
-            if trial.prepared is None or (trial.prepared / MANIFEST).is_file():
-                command.check_inputs(trial.script, trial.arguments)
+            is_made = trial.prepared is None or (trial.prepared / MANIFEST).is_file()
+            command.check_inputs(trial.script, trial.arguments, data=is_made)
         except UserError as error:
             raise UserError(f"{trial.cell.name}: {error}") from None
 

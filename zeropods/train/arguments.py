@@ -19,7 +19,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
 from zeropods.files import check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
-from zeropods.plan.shapes import causal_shape, t5_shape
+from zeropods.plan.shapes import CAUSAL_TINY, T5_TINY, causal_shape, t5_shape
 from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -217,17 +217,22 @@ class RunArguments:
         """That of the prepared set, checked against the flags; None for raw data, which are looked for."""
         raise NotImplementedError
 
-    def check_inputs(self) -> None:
-        """Refuse a model and data that are not there or do not fit each other. No hub is asked: a run will do that."""
-        manifest, rows = self.manifest(), None
+    def check_model(self) -> tuple[str, int | None]:
+        """Name of a model and rows of its embedding, as far as they are known here; `UserError` if it is not there."""
         if self.init == "random":
             shape_of = t5_shape if isinstance(self, TextToSQLArguments) else causal_shape
-            name, rows = self.model_id, shape_of(self.model_id).vocabulary
-        else:
-            name = self.source
-            check_weights(Path(name))
-            if (Path(name) / "config.json").is_file():
-                rows = read_object(Path(name) / "config.json", "save the model again").get("vocab_size")
+            return self.model_id, shape_of(self.model_id).vocabulary
+        name = self.source
+        if name in (*T5_TINY, *CAUSAL_TINY) and not Path(name).is_dir():
+            raise UserError(f"--{self.model_flag} {name}: has no pretrained weights; give --init random")
+        check_weights(Path(name))
+        config = Path(name) / "config.json"
+        return name, read_object(config, "save the model again").get("vocab_size") if config.is_file() else None
+
+    def check_inputs(self) -> None:
+        """Refuse a model and data that are not there or do not fit each other. No hub is asked: a run will do that."""
+        manifest = self.manifest()
+        name, rows = self.check_model()
         if manifest is None:
             return
         if rows is not None:
