@@ -28,6 +28,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--technique", action="append", **one)
     verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
+    verb.add_argument("--what-if", action="store_true", help="what other requests would give, and the run's whole life")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
@@ -41,13 +42,19 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values; people get tables made from the plan itself."""
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import PlanReport
+    from zeropods.report.what_if import life, life_table, what_if_table, what_ifs
 
     report = PlanReport(plan(request_of(arguments)))
     made = report.to_json()
     saving = _saving(arguments, report.plan.best)
     said = f"\n\n{_saving_text(saving)}" if saving else ""
-    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}"
-    return {**made, "saving": saving, "formulas": arguments.formulas}
+    found, phases = (
+        (what_ifs(report.plan), life(report.plan, arguments.save_seconds)) if arguments.what_if else ((), ())
+    )
+    more = f"\n\n{what_if_table(found)}\n{life_table(phases)}".rstrip() if arguments.what_if else ""
+    arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
+    asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
+    return {**made, "saving": saving, "formulas": arguments.formulas, **(asked if arguments.what_if else {})}
 
 
 def _saving(arguments: argparse.Namespace, best: Estimate | None) -> Result | None:

@@ -22,6 +22,8 @@ CONTEXT_BYTES = 500_000_000
 once all else is counted. Drivers and libraries differ by some 0.2 GB."""
 PROCESS_BYTES = 2 << 30
 """Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
+LOADING = "the model while it is loaded, FP32"
+"""Name of the term of host memory that is given back before the first step."""
 MASTER, MOMENTS = 4, 8
 """Bytes per parameter of an FP32 master, and of Adam's two moments."""
 
@@ -315,7 +317,7 @@ class _Process:
         if rounded:
             names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
             lasting = (*lasting, Term("rounding of pinned memory", rounded, names))
-        loaded = Term.of("the model while it is loaded, FP32", MASTER, shape.parameters, part="parameters")
+        loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
         missing = max(0, loaded.bytes - total(lasting))
         loading = replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it")
         return (*lasting, loading, process) if missing else (*lasting, process)

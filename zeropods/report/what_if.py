@@ -1,0 +1,340 @@
+"""What-ifs of a plan, each answered by planning another request; and the whole life of the run that it recommends."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+from zeropods.errors import UserError
+from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
+from zeropods.plan.machines import GIGA, PEAKS, TERA, Machines, memory_bytes
+from zeropods.plan.memory import LOADING, MASTER, MOMENTS, PROCESS_BYTES
+from zeropods.plan.workload import PARTS, Term, Workload, total
+from zeropods.report.plan import TIMES, gib, rate
+from zeropods.tables import GIB, Table, counted
+from zeropods.techniques import TECHNIQUES, Technique
+
+MOST_PODS = 1 << 14
+UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
+    ("bandwidth", "pcie_bandwidth", "peer_bandwidth"), GIGA
+)
+"""What a flag's number is multiplied by, where it is not taken as it stands."""
+Ask = Callable[[Request], Plan]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A question to a plan, and what it comes to."""
+
+    question: str
+    answer: str
+    binds: str
+    """What there is most of: the memory that no more fits into, or the time that is waited for."""
+    request: Request
+    """What was planned for the answer."""
+    estimate: Estimate | None
+    """None where nothing could be planned."""
+
+    @property
+    def command(self) -> str:
+        """The command line that plans it."""
+        return command_of(self.request)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values, with the main figures of what was planned."""
+        own: dict[str, object] = {
+            "question": self.question,
+            "answer": self.answer,
+            "binds": self.binds,
+            "command": self.command,
+        }
+        found = self.estimate
+        return own if found is None else own | {
+            "technique": found.technique.name, "fits": found.fits, "device_bytes": found.memory.device_bytes,
+            "host_bytes": found.host_bytes, "step_seconds": found.time.seconds,
+            "samples_per_second": found.samples_per_second,
+        }  # fmt: skip
+
+
+def what_ifs(made: Plan, ask: Ask = plan) -> tuple[WhatIf, ...]:
+    """The questions that people have about a plan, about the technique that it recommends.
+
+    Args:
+        ask: plans a request as the plan itself was made.
+    """
+    return tuple(_Questions(made, ask).answered())
+
+
+def what_if_table(found: tuple[WhatIf, ...]) -> Table:
+    """A line for each question."""
+    lines = ({"what if": e.question, "answer": e.answer, "binds": e.binds, "command": e.command} for e in found)
+    return Table.of(lines, "What if")
+
+
+def command_of(request: Request) -> str:
+    """The command line of a request; fields that have no flag are left out."""
+    argv = ["zeropods", "plan", "--model", request.model]
+    gpu = request.machines.gpu
+    usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory_bytes(gpu) or GIB)
+    if gpu != Machines().gpu:
+        argv += ["--gpu", gpu]
+    for asked, other in ((request.machines, usual.machines), (request, usual)):
+        for each in fields(asked):
+            value = getattr(asked, each.name)
+            if value != getattr(other, each.name) and isinstance(value, (str, int, float)) and each.name != "dropout":
+                flag = each.name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
+                shown = str(value) if isinstance(value, (str, bool)) else f"{value / UNITS.get(each.name, 1):.12g}"
+                argv += [f"--{flag}", shown]
+    if request.zero.reduce_elements != usual.zero.reduce_elements:
+        argv += ["--bucket-size", str(request.zero.reduce_elements)]
+    return shlex.join(argv + [word for each in request.techniques for word in ("--technique", each)])
+
+
+class _Questions:
+    """The questions, and the estimate that they are about: the recommended one, or the smallest if none fits."""
+
+    def __init__(self, made: Plan, ask: Ask) -> None:
+        self.ask = ask
+        self.base = recommended(made)
+        # Of ways of training that were compared, the one that is recommended.
+        self.every = replace(made.request, **self.base.labels)
+        self.one = replace(self.every, techniques=(self.base.technique.name,))
+
+    def answered(self) -> Iterator[WhatIf]:
+        """Each question with its answer."""
+        yield self.largest_batch()
+        yield self.longest_row()
+        yield self.fewest_pods()
+        yield self.offload()
+        one, again = self.one, not self.one.gradient_checkpointing
+        yield self.compared(
+            f"checkpointing {'on' if again else 'off'}", lambda: replace(one, gradient_checkpointing=again)
+        )
+        other = "bf16" if one.precision == "fp32" else "fp32"
+        yield self.compared(f"{other.upper()}, not {one.precision.upper()}", lambda: replace(one, precision=other))
+        yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
+        yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
+        yield self.cheaper_gpu()
+
+    def on(self, **changed: Any) -> Request:
+        """All techniques on other machines."""
+        return replace(self.every, machines=replace(self.every.machines, **changed))
+
+    def tried(self, made: Callable[[], Request]) -> Estimate | None:
+        """What is recommended for a request; None where nothing fits, or it cannot be planned."""
+        try:
+            return self.ask(made()).best
+        except UserError:
+            return None
+
+    def compared(self, question: str, made: Callable[[], Request]) -> WhatIf:
+        """Set a changed request against the plan."""
+        try:
+            request = made()
+            new = recommended(self.ask(request))
+        except UserError as error:
+            return WhatIf(question, f"not possible: {error}", "", self.one, None)
+        return WhatIf(question, changes(self.base, new), slowest(new), _only(request, new), new)
+
+    def largest_batch(self) -> WhatIf:
+        rows = self.base.largest_batch_size
+        if rows is None:
+            return WhatIf("largest batch", "not even 1 row fits", fullest(self.base), self.one, self.base)
+        request = replace(self.one, batch_size=rows)
+        new = self.ask(request).estimates[0]
+        answer = f"{counted(rows, 'row')} per process; {changes(self.base, new)}"
+        return WhatIf("largest batch", answer, fullest(new), request, new)
+
+    def longest_row(self) -> WhatIf:
+        one, question = self.one, "longest row"
+        least = one.label_length or 1
+
+        def of(length: int) -> Request:
+            return replace(one, source_length=length) if one.seq_length is None else replace(one, seq_length=length)
+
+        more = largest(lambda number: self.tried(lambda: of(least + number - 1)) is not None)
+        if more is None:
+            return WhatIf(question, "none fits", fullest(self.base), one, self.base)
+        longest = least + more - 1
+        new = self.ask(of(longest)).estimates[0]
+        try:
+            of(longest + 1)
+            bound = fullest(new)
+        except UserError as error:
+            bound = str(error)
+        return WhatIf(question, f"{longest:,} tokens; {changes(self.base, new)}", bound, of(longest), new)
+
+    def fewest_pods(self) -> WhatIf:
+        if self.tried(lambda: self.on(pods=MOST_PODS)) is None:
+            return WhatIf("fewest pods", "no number of pods is enough", fullest(self.base), self.one, self.base)
+        pods = 1 + (largest(lambda number: self.tried(lambda: self.on(pods=number)) is None) or 0)
+        request = self.on(pods=pods)
+        new = recommended(self.ask(request))
+        answer = f"{counted(pods, 'pod')}; {changes(self.base, new)}"
+        return WhatIf("fewest pods", answer, fullest(new), _only(request, new), new)
+
+    def offload(self) -> WhatIf:
+        own = self.base.technique
+        wanted = (own.stage or 2, not own.offloads)
+        other = next(each for each in TECHNIQUES if (each.stage, each.offloads) == wanted)
+        return self.compared(f"{other.name}, not {own.name}", lambda: replace(self.one, techniques=(other.name,)))
+
+    def cheaper_gpu(self) -> WhatIf:
+        """The smallest known GPU that is slower, and that it still fits on."""
+        question, precision = "a cheaper GPU", self.every.precision
+        now = self.every.machines.achieved_flops(precision)
+
+        def of(gpu: str) -> Request:
+            return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
+
+        for peak in sorted(PEAKS, key=lambda peak: (peak.gib, peak.half)):
+            gpu = peak.words.upper()
+            new = self.tried(partial(of, gpu))
+            if new is not None and of(gpu).machines.achieved_flops(precision) < now:
+                part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
+                answer = f"{gpu}: pays below {part:.0%} of a pod's price; {changes(self.base, new)}"
+                return WhatIf(question, answer, slowest(new), _only(of(gpu), new), new)
+        return WhatIf(question, "no slower one that is known here is enough", fullest(self.base), self.one, self.base)
+
+
+def recommended(made: Plan) -> Estimate:
+    """The best estimate of a plan; if none fits, the one that needs least memory."""
+    return made.best or min(made.estimates, key=lambda each: each.memory.device_bytes)
+
+
+def _only(request: Request, found: Estimate) -> Request:
+    return replace(request, techniques=(found.technique.name,))
+
+
+def changes(old: Estimate, new: Estimate) -> str:
+    """What is different, from the old value to the new one."""
+    figures = (
+        ("memory", "GiB", lambda each: each.memory.device_bytes / GIB),
+        ("host", "GiB", lambda each: each.host_bytes / GIB),
+        ("step", "s", lambda each: each.time.seconds),
+        ("speed", "samples/s", lambda each: each.samples_per_second),
+    )  # fmt: skip
+    said = [] if new.technique == old.technique else [new.technique.name]
+    for what, unit, figure in figures:
+        if not math.isclose(figure(old), figure(new), rel_tol=0.005):
+            said.append(f"{what} {rate(figure(old))} to {rate(figure(new))} {unit}")
+    return ("; ".join(said) or "no change") + ("" if new.fits else "; does not fit")
+
+
+def fullest(found: Estimate) -> str:
+    """The largest part of the memory."""
+    parts = found.memory.parts()
+    part = max(PARTS, key=parts.__getitem__)
+    return f"memory: {part}, {parts[part] / parts['total']:.0%}"
+
+
+def slowest(found: Estimate) -> str:
+    """What a step takes most of its time for."""
+    part = max(TIMES, key=lambda key: getattr(found.time, key))
+    return f"time: {TIMES[part]}, {getattr(found.time, part) / found.time.seconds:.0%}"
+
+
+# The whole life of a run: memory of a pod's host, time and disk, phase by phase.
+
+DISK = 0.5 * GIGA
+"""Bytes a second of loading and saving, with their digests: an allowance."""
+START_SECONDS = 20.0
+"""Libraries, process group, first kernels: an allowance."""
+EVALUATED = 0.1
+"""Rows of an evaluation, as part of the training set: an allowance. One, and a checkpoint, follow each epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LifePhase:
+    """A phase of a run; None where it is not known, or there is nothing."""
+
+    phase: str
+    host_bytes: int | None = None
+    """Main memory of the fullest pod."""
+    seconds: float | None = None
+    disk_bytes: int | None = None
+    """What there is of the run on the disk in the end."""
+    formula: str
+
+
+def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]:
+    """The phases of the run that a plan recommends, and all of it.
+
+    Args:
+        save_seconds: of one checkpoint, where it is known.
+    """
+    found, request = recommended(made), made.request
+    work = replace(request, **found.labels).variants()[0][0].under(found.technique)
+    weights = Term.of("weights, FP32", MASTER, work.shape.parameters)
+    kept = [term for term in found.memory.host_terms if term.name != LOADING]
+    host = found.slots * total(kept)
+    named = " + ".join(f"{term.name} ({gib(term.bytes)} GiB)" for term in kept)
+    times = math.ceil(request.epochs)
+    saved = checkpoint(work, found.technique)
+    saving = total(saved) / DISK if save_seconds is None else save_seconds
+    both, again = work.flops()
+    of_step = found.time.compute_seconds + (
+        found.time.exposed_communication_seconds if found.technique.stage == 3 else 0
+    )
+    steps = found.total_seconds
+    evaluation = None
+    if steps is not None:
+        evaluation = (
+            EVALUATED * steps / request.epochs * times * both / 3 / (both + again) * of_step / found.time.seconds
+        )
+    phases = (
+        LifePhase(
+            phase="start",
+            host_bytes=found.slots * (PROCESS_BYTES + weights.bytes),
+            seconds=START_SECONDS + weights.bytes / DISK,
+            formula=f"{found.slots} x ({weights.formula} + 2 GiB); {START_SECONDS:g} s, disk {DISK / GIGA:g} GB/s",
+        ),
+        LifePhase(phase="steps, the first too", host_bytes=host, seconds=steps, formula=f"{found.slots} x ({named})"),
+        LifePhase(
+            phase="evaluation",
+            host_bytes=host,
+            seconds=evaluation,
+            formula=f"{times} x {EVALUATED:.0%} of the rows of an epoch, forward only",
+        ),
+        LifePhase(
+            phase="saving",
+            host_bytes=host + weights.bytes,
+            seconds=times * saving + weights.bytes / DISK,
+            disk_bytes=times * total(saved) + weights.bytes,
+            formula=f"on rank 0's pod + {weights.formula} gathered; {times} x ("
+            + " + ".join(f"{term.name} {term.formula}" for term in saved)
+            + ") + the model",
+        ),
+    )
+    whole = None if steps is None else sum(each.seconds or 0.0 for each in phases)
+    most = max(each.host_bytes or 0 for each in phases)
+    remark = "all phases" if steps is not None else "its time: give --steps or --samples"
+    return (*phases, LifePhase(phase="whole run", host_bytes=most, seconds=whole, disk_bytes=phases[-1].disk_bytes,
+                               formula=remark))  # fmt: skip
+
+
+def checkpoint(work: Workload, technique: Technique) -> tuple[Term, ...]:
+    """What one checkpoint holds, of all ranks together."""
+    parameters, has_master = work.shape.parameters, technique.stage > 0 or work.is_half
+    copies = (Term.of("weights of ZeRO", work.element_bytes, parameters),) if technique.stage in (1, 2) else ()
+    optimizer = Term.of("optimizer", MOMENTS + MASTER * has_master, parameters)
+    return (Term.of("model", MASTER, parameters), optimizer, *copies)
+
+
+def life_table(phases: tuple[LifePhase, ...]) -> Table:
+    """A line for each phase."""
+    lines = (
+        {
+            "phase": each.phase,
+            "host of a pod (GiB)": "" if each.host_bytes is None else gib(each.host_bytes),
+            "seconds": "" if each.seconds is None else rate(each.seconds),
+            "disk (GiB)": "" if each.disk_bytes is None else gib(each.disk_bytes),
+            "from": each.formula,
+        }
+        for each in phases
+    )
+    return Table.of(lines, "The whole life of the run")
