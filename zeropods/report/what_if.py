@@ -250,14 +250,15 @@ EVALUATED = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class LifePhase:
-    """A phase of a run; None where it is not known, or there is nothing."""
+    """A phase of a run."""
 
     phase: str
-    host_bytes: int | None = None
+    host_bytes: int
     """Main memory of the fullest pod."""
-    seconds: float | None = None
-    disk_bytes: int | None = None
-    """What there is of the run on the disk in the end."""
+    seconds: float | None
+    """None where the plan was not told how many steps or samples there are."""
+    disk_bytes: int = 0
+    """What it leaves on the disk."""
     formula: str
 
 
@@ -271,29 +272,24 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     work = replace(request, **found.labels).variants()[0][0].under(found.technique)
     weights = Term.of("weights, FP32", MASTER, work.shape.parameters)
     kept = [term for term in found.memory.host_terms if term.name != LOADING]
-    host = found.slots * total(kept)
-    named = " + ".join(f"{term.name} ({gib(term.bytes)} GiB)" for term in kept)
-    times = math.ceil(request.epochs)
-    saved = checkpoint(work, found.technique)
+    host, times, saved = found.slots * total(kept), math.ceil(request.epochs), checkpoint(work, found.technique)
     saving = total(saved) / DISK if save_seconds is None else save_seconds
-    both, again = work.flops()
-    of_step = found.time.compute_seconds + (
-        found.time.exposed_communication_seconds if found.technique.stage == 3 else 0
-    )
-    steps = found.total_seconds
-    evaluation = None
-    if steps is not None:
-        evaluation = (
-            EVALUATED * steps / request.epochs * times * both / 3 / (both + again) * of_step / found.time.seconds
-        )
-    phases = (
+    epoch = None if found.total_seconds is None else found.total_seconds / request.epochs
+    evaluation = None if epoch is None else times * EVALUATED * epoch * _forward_share(found, work)
+    parts = " + ".join(f"{term.name} {term.formula}" for term in saved)
+    phases = [
         LifePhase(
             phase="start",
             host_bytes=found.slots * (PROCESS_BYTES + weights.bytes),
             seconds=START_SECONDS + weights.bytes / DISK,
             formula=f"{found.slots} x ({weights.formula} + 2 GiB); {START_SECONDS:g} s, disk {DISK / GIGA:g} GB/s",
         ),
-        LifePhase(phase="steps, the first too", host_bytes=host, seconds=steps, formula=f"{found.slots} x ({named})"),
+        LifePhase(
+            phase="steps, from the first on",
+            host_bytes=host,
+            seconds=found.total_seconds,
+            formula=f"{found.slots} x ({' + '.join(f'{term.name} ({gib(term.bytes)} GiB)' for term in kept)})",
+        ),
         LifePhase(
             phase="evaluation",
             host_bytes=host,
@@ -305,16 +301,25 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
             host_bytes=host + weights.bytes,
             seconds=times * saving + weights.bytes / DISK,
             disk_bytes=times * total(saved) + weights.bytes,
-            formula=f"on rank 0's pod + {weights.formula} gathered; {times} x ("
-            + " + ".join(f"{term.name} {term.formula}" for term in saved)
-            + ") + the model",
+            formula=f"on rank 0's pod + {weights.formula} gathered; {times} x ({parts}) + the model",
         ),
+    ]
+    seconds = [each.seconds for each in phases if each.seconds is not None]
+    whole = LifePhase(
+        phase="whole run",
+        host_bytes=max(each.host_bytes for each in phases),
+        seconds=sum(seconds) if len(seconds) == len(phases) else None,
+        disk_bytes=sum(each.disk_bytes for each in phases),
+        formula="all phases" if epoch is not None else "its time: give --steps or --samples",
     )
-    whole = None if steps is None else sum(each.seconds or 0.0 for each in phases)
-    most = max(each.host_bytes or 0 for each in phases)
-    remark = "all phases" if steps is not None else "its time: give --steps or --samples"
-    return (*phases, LifePhase(phase="whole run", host_bytes=most, seconds=whole, disk_bytes=phases[-1].disk_bytes,
-                               formula=remark))  # fmt: skip
+    return (*phases, whole)
+
+
+def _forward_share(found: Estimate, work: Workload) -> float:
+    """Part of a step that a forward pass alone takes; stage 3 waits in it for parameters."""
+    both, again = work.flops()
+    waits = found.time.exposed_communication_seconds if found.technique.stage == 3 else 0.0
+    return both / 3 / (both + again) * (found.time.compute_seconds + waits) / found.time.seconds
 
 
 def checkpoint(work: Workload, technique: Technique) -> tuple[Term, ...]:
@@ -330,9 +335,9 @@ def life_table(phases: tuple[LifePhase, ...]) -> Table:
     lines = (
         {
             "phase": each.phase,
-            "host of a pod (GiB)": "" if each.host_bytes is None else gib(each.host_bytes),
+            "host of a pod (GiB)": gib(each.host_bytes),
             "seconds": "" if each.seconds is None else rate(each.seconds),
-            "disk (GiB)": "" if each.disk_bytes is None else gib(each.disk_bytes),
+            "disk (GiB)": gib(each.disk_bytes) if each.disk_bytes else "",
             "from": each.formula,
         }
         for each in phases
