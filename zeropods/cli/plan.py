@@ -26,6 +26,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=needed)
     one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
     verb.add_argument("--technique", action="append", **one)
+    verb.add_argument("--trust-remote-code", action="store_true", help="run the code that a model brings")
     verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--what-if", action="store_true", help="what other requests would give, and the run's whole life")
@@ -131,7 +132,7 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    ("--model", str, "ID", "such as t5-large, Qwen/Qwen3-0.6B, llama-8b"),
+    ("--model", str, "MODEL", "a name as t5-large, llama-8b; a hub id; a folder; a config.json"),
     ("--pods", whole, "N", "pods, all alike (default: 3)"),
     ("--slots", whole, "N", "processes per pod, one GPU each (default: 1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: that of --gpu)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from zeropods.plan.built import BuiltShape, value
 from zeropods.plan.shapes import EAGER, FUSED, MASKED, PLAIN, CausalShape, T5Shape
 from zeropods.plan.workload import Term, Workload, short, total
 
@@ -27,6 +28,7 @@ class Stack:
     """`encoder `, `decoder `, or nothing."""
     tokens: int
     """Tokens per row."""
+    layers: int
     layer: int
     """What one layer saves."""
     layer_input: int
@@ -96,16 +98,16 @@ class Activations(ABC):
 
     def in_loss(self) -> int:
         """Bytes saved when the loss is computed, its own gradients included."""
-        layers = self.work.shape.layers * sum(map(self.kept, self.stacks))
+        layers = sum(stack.layers * self.kept(stack) for stack in self.stacks)
         return layers + sum(stack.ends for stack in self.stacks) + self.mask + self.copies + 3 * self.head
 
     def _kept_term(self, stack: Stack) -> Term:
         name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
-        return _term(name, self.work.shape.layers * self.kept(stack), self._kept_formula(stack))
+        return _term(name, stack.layers * self.kept(stack), self._kept_formula(stack))
 
     def _kept_formula(self, stack: Stack) -> str:
         each = self.kept(stack) / (self.work.rows * stack.tokens) / 1e3
-        return f"{self.work.shape.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB"
+        return f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB"
 
     def _most_term(self) -> Term:
         """What the loss takes, or, where that is more, one layer that is computed again."""
@@ -119,6 +121,8 @@ class Activations(ABC):
 
 def activations(work: Workload) -> Activations:
     """Those of one forward pass."""
+    if isinstance(work.shape, BuiltShape):
+        return BuiltActivations(work, work.shape)
     if isinstance(work.shape, T5Shape):
         return T5Activations(work, work.shape)
     assert isinstance(work.shape, CausalShape)
@@ -180,6 +184,7 @@ class T5Activations(Activations):
         return Stack(
             prefix=prefix,
             tokens=tokens,
+            layers=self.shape.layers,
             layer=layer,
             layer_input=self.size * rows * self.shape.d_model,
             # Gradients of the feed-forward's input and output.
@@ -255,6 +260,7 @@ class CausalActivations(Activations):
         self.layers = Stack(
             prefix="",
             tokens=work.tokens,
+            layers=shape.layers,
             layer=self._attention(scores) + self._feed_forward(),
             layer_input=self.residual * self.rows * shape.hidden,
             # Of the feed-forward part, or of the scores.
@@ -346,3 +352,51 @@ class CausalActivations(Activations):
             return super()._most_term()
         formula = f"{short(self.head)}B + {short(transient)}B"
         return _term("log-softmax, and gradients within a layer", self.head + transient, formula)
+
+
+# Any model that transformers builds.
+
+
+class BuiltActivations(Activations):
+    """Those that a pass of the model itself has shown (`plan.built`), with this project's loss."""
+
+    def __init__(self, work: Workload, shape: BuiltShape) -> None:
+        super().__init__(work)
+        self.shape, saved = shape, shape.saved(work)
+        sizes = (work.rows, work.tokens, work.labels)
+        self.copies = self.size * (sum(shape.stack_parameters) + shape.embedding) if work.autocast else 0
+        self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
+        scores = 2 * FLOAT * work.rows * shape.heads if work.kernel in (EAGER, PLAIN) else 0
+        sides = (("encoder ", work.tokens), ("decoder ", work.labels)) if shape.has_encoder else (("", work.tokens),)
+        self.stacks = tuple(
+            Stack(
+                prefix=prefix,
+                tokens=tokens,
+                layers=stack.layers,
+                layer=round(value(stack.all, *sizes) / stack.layers),
+                layer_input=round(value(stack.input, *sizes)),
+                transient=max(GRADIENTS * self.size * work.rows * tokens * shape.inner, scores * tokens**2),
+                # All that lies outside the layers is there until the first backward pass through one.
+                ends=round(value(saved.ends, *sizes)) if stack is saved.stacks[-1] else 0,
+            )
+            for (prefix, tokens), stack in zip(sides, saved.stacks, strict=True)
+        )
+
+    def moments(self) -> Moments:
+        """In the loss, and at the last and the first layer of each side, from the last to the first."""
+        size, shape = self.work.element_bytes, self.shape
+        made, backward = size * shape.embedding, []
+        below = [stack.layers * self.kept(stack) for stack in self.stacks]
+        for number in reversed(range(len(self.stacks))):
+            stack, before = self.stacks[number], sum(below[:number])
+            backward.append((before + below[number] + self.working(stack) + stack.ends + self.copies, made))
+            made += size * shape.stack_parameters[number]
+            of_table = self.tied_gradients // 2 if shape.has_encoder else 0
+            backward.append((before + self.kept(stack) + self.working(stack) + self.copies + of_table, made))
+        return Moments(self.in_loss(), (*backward, (self.tied_gradients, made)))
+
+    def _ends_term(self) -> Term:
+        parts = (sum(stack.ends for stack in self.stacks), self.copies)
+        return _term(
+            "ends, masks, copies of weights", sum(parts), " + ".join(f"{short(part)}B" for part in parts if part)
+        )

@@ -8,20 +8,22 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from zeropods.errors import UserError
+from zeropods.plan.built import shape_for
 from zeropods.plan.machines import TREE_SHARE, Machines, is_before_ampere, memory_bytes
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory
-from zeropods.plan.shapes import ATTENTIONS, CausalShape, Shape, T5Shape, shape_named
+from zeropods.plan.shapes import ATTENTIONS, Shape
 from zeropods.plan.workload import Workload, share
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, technique_named
 
 BOTH, ALL = "both", "all"
-MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour")
-DEFAULTS: dict[type[Shape], dict[str, int | None]] = {
-    T5Shape: {"batch_size": 32, "source_length": 96, "target_length": 96},
-    CausalShape: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
+MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
+DEFAULTS: dict[bool, dict[str, int | None]] = {
+    False: {"batch_size": 32, "source_length": 96, "target_length": 96},
+    True: {"batch_size": 4, "seq_length": 512, "label_length": None, "attention": None, "dropout": None},
 }
-"""Fields that differ between models, and their defaults: a field that is missing here is refused for such a model."""
+"""Fields that differ between models, and their defaults, by whether source and target are one row: a field that
+is missing here is refused for such a model."""
 
 
 class Way(TypedDict, total=False):
@@ -39,7 +41,9 @@ class Request:
     """
 
     model: str
-    """A known shape, with or without an organisation before it."""
+    """A known shape, with or without an organisation before it; a hub id, a folder or a `config.json`."""
+    trust_remote_code: bool = False
+    """Whether code of the model's own may run."""
     batch_size: int
     """Rows of one process."""
     gradient_accumulation: int = 1
@@ -82,7 +86,7 @@ class Request:
     @property
     def shape(self) -> Shape:
         """The model's shape."""
-        return shape_named(self.model)
+        return shape_for(self.model, self.trust_remote_code)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -100,8 +104,8 @@ class Request:
     def remark(self) -> str | None:
         """What a reader has to know about what was asked, in one line."""
         shape = self.shape
-        if not isinstance(shape, CausalShape) or self.tokens <= shape.positions:
-            return None
+        if not shape.joint or shape.positions is None or self.tokens <= shape.positions:
+            return shape.remark
         return f"{self.model} was trained at {shape.positions} tokens; planned as if it were at {self.tokens}"
 
     def to_json(self) -> dict[str, object]:
@@ -136,7 +140,7 @@ class Request:
             before_ampere=is_before_ampere(self.machines.gpu),
             dropout=self.dropout,
         )
-        labelled = "attention" in DEFAULTS[type(self.shape)]
+        labelled = "attention" in DEFAULTS[self.shape.joint]
         return work, {"attention": attention, "gradient_checkpointing": checkpointing} if labelled else {}
 
     def _attentions(self) -> list[str]:
@@ -149,7 +153,7 @@ class Request:
         return [name]
 
     def _faults(self) -> Iterator[str]:
-        shape, precisions = self.shape, self.shape.PRECISIONS
+        shape, precisions = self.shape, self.shape.precisions
         if self.precision not in precisions:
             yield f"--precision {self.precision}; expected {' or '.join(precisions)}"
         numbers = {name: value for each in (self, self.machines) for name, value in vars(each).items()}
@@ -162,16 +166,16 @@ class Request:
             yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
         if self.gradient_checkpointing not in (True, False, BOTH):
             yield f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}"
-        if isinstance(shape, CausalShape):
+        if shape.joint:
             yield from self._causal_faults(shape)
         elif self.gradient_checkpointing == BOTH:
-            yield f"--gradient-checkpointing both: {self.model} is {shape.KIND}; give True or False"
+            yield f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False"
 
-    def _causal_faults(self, shape: CausalShape) -> Iterator[str]:
+    def _causal_faults(self, shape: Shape) -> Iterator[str]:
         tokens, labels = self.lengths
         if labels > tokens:
             yield f"--label-length {labels}; expected at most --seq-length {tokens}"
-        if shape.family == "gpt2" and tokens > shape.positions:
+        if family_of(shape) == "gpt2" and shape.positions and tokens > shape.positions:
             yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision fp16"
@@ -183,8 +187,8 @@ def request_for(model: str, **asked: Any) -> Request:
     Raises:
         UserError: an unknown model, a field that is wrong, or one that is of the other kind of model.
     """
-    shape = shape_named(model)
-    own, foreign = DEFAULTS[type(shape)], _foreign(shape)
+    shape = shape_for(model, asked.get("trust_remote_code", False))
+    own, foreign = DEFAULTS[shape.joint], _foreign(shape)
     known = {field.name for field in fields(Request)} - foreign
     wrong = next((name for name in asked if name not in known), None)
     if wrong is None:
@@ -195,7 +199,7 @@ def request_for(model: str, **asked: Any) -> Request:
         return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
     lengths = " and ".join(f"--{name.replace('_', '-')}" for name in own if name.endswith("_length"))
     remedy = f"give {lengths}" if wrong in foreign and wrong.endswith("_length") else "leave it out"
-    raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.KIND}; {remedy}")
+    raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.kind}; {remedy}")
 
 
 def attention_fault(shape: Shape, attention: str, precision: str, before_ampere: bool) -> str | None:
@@ -204,10 +208,8 @@ def attention_fault(shape: Shape, attention: str, precision: str, before_ampere:
     if attention not in ATTENTIONS:
         return f"--attention {attention}; expected {', '.join(ATTENTIONS)} or all"
     if attention not in shape.attentions:
-        family = getattr(shape, "family", shape.KIND)
-        return (
-            f"--attention {attention}: {family} has {shape.attentions[0]} only; give --attention {shape.attentions[0]}"
-        )
+        only = shape.attentions[0]
+        return f"--attention {attention}: {family_of(shape)} has {only} only; give --attention {only}"
     if attention == "flash_attention_2" and precision == "fp32":
         return "--attention flash_attention_2: it takes no fp32; give --precision bf16 or --attention sdpa"
     if attention == "flash_attention_2" and before_ampere:
@@ -215,9 +217,14 @@ def attention_fault(shape: Shape, attention: str, precision: str, before_ampere:
     return None
 
 
+def family_of(shape: Shape) -> str:
+    """The family that its configuration names, or what it is."""
+    return str(getattr(shape, "family", shape.kind))
+
+
 def _foreign(shape: Shape) -> set[str]:
     """Fields that a model of this kind does not have."""
-    return {name for defaults in DEFAULTS.values() for name in defaults} - DEFAULTS[type(shape)].keys()
+    return {name for defaults in DEFAULTS.values() for name in defaults} - DEFAULTS[shape.joint].keys()
 
 
 # The plan of a request.

@@ -136,7 +136,7 @@ def _recorded_workload(record: Record, rank: RankMeasurement) -> Workload | None
         # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
         of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
         labels, dropout = max(1, round(of_all * tokens)), asked.get("dropout")
-    if record.precision not in shape.PRECISIONS or labels < 1:
+    if record.precision not in shape.precisions or labels < 1:
         return None
     attention = asked.get("attn_implementation")
     return Workload(

@@ -41,12 +41,28 @@ class Weight:
 class Shape(ABC):
     """What a plan has to know of an architecture; its two values are `T5Shape` and `CausalShape`."""
 
-    KIND: ClassVar[str]
-    PRECISIONS: ClassVar[tuple[str, ...]]
-    """In which it can be trained."""
     layers: int
     heads: int
     vocabulary: int
+    positions: int | None
+    """The longest sequence: where they are learned so many exist, elsewhere so many were trained."""
+    kv_heads: int
+    """Heads of keys and of values; each serves heads / kv_heads heads of queries."""
+
+    @property
+    @abstractmethod
+    def joint(self) -> bool:
+        """Whether source and target are one row: it is a decoder alone."""
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        return "a causal model" if self.joint else "an encoder-decoder"
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """In which it can be trained."""
+        return ("fp32", "bf16", "fp16") if self.joint else ("fp32", "bf16")
 
     @property
     @abstractmethod
@@ -125,8 +141,30 @@ class Shape(ABC):
         return ("sdpa",)
 
     def kernel(self, attention: str, tokens: int, precision: str, before_ampere: bool) -> str:
-        """What runs over rows of so many tokens: `FUSED`, `MASKED`, `PLAIN` or `EAGER`."""
-        return FUSED
+        """What runs over rows of so many tokens.
+
+        Source: transformers 5.23 (`integrations/sdpa_attention.py`, `masking_utils.py`); PyTorch 2.13's choice
+        (`sdp_utils.cpp`): FlashAttention takes FP16 and BF16 on GPUs from Ampere on, without a mask; the
+        memory-efficient kernel takes FP32, older GPUs and a mask too, but no keys that several heads share, and then
+        the plain formula runs, in FP32. Behind a mask transformers repeats the keys itself.
+        """
+        if attention == "eager":
+            return EAGER
+        if not self.joint:
+            return FUSED
+        if attention == "sdpa" and tokens >= (self.window or tokens + 1):
+            return MASKED
+        return PLAIN if self.kv_heads < self.heads and (precision == "fp32" or before_ampere) else FUSED
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a token sees, itself included; None where it sees all before it."""
+        return None
+
+    @property
+    def remark(self) -> str | None:
+        """What a reader of its plan has to know, in one line."""
+        return None
 
     def unneeded_products(self, tokens: float) -> float:
         """Multiply-adds that a kernel which looks at the whole square of attention does beyond what is needed."""
@@ -145,8 +183,8 @@ class T5Shape(Shape):
     Source: Raffel et al. 2020, arXiv:1910.10683, and the models' published configurations.
     """
 
-    KIND: ClassVar[str] = "a T5"
-    PRECISIONS: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
+    joint: ClassVar[bool] = False
+    positions = None
 
     d_model: int
     d_kv: int
@@ -196,8 +234,7 @@ class CausalShape(Shape):
         UserError: the numbers make no such model.
     """
 
-    KIND: ClassVar[str] = "a causal model"
-    PRECISIONS: ClassVar[tuple[str, ...]] = ("fp32", "bf16", "fp16")
+    joint: ClassVar[bool] = True
 
     family: str
     """One of `FAMILIES`."""
@@ -205,14 +242,12 @@ class CausalShape(Shape):
     layers: int
     heads: int
     kv_heads: int
-    """Heads of keys and of values; each serves heads / kv_heads heads of queries."""
     head_size: int
     ffn: int
     """Width of the feed-forward part."""
     vocabulary: int
     """Rows of the embedding."""
     positions: int
-    """The longest sequence: where they are learned so many exist, elsewhere so many were trained."""
     tied: bool
     """Whether the head's matrix is the embedding."""
 
@@ -240,7 +275,6 @@ class CausalShape(Shape):
 
     @property
     def window(self) -> int | None:
-        """Tokens that a token sees, itself included; None where it sees all before it."""
         return WINDOWS.get(self.family)
 
     def tensors(self) -> tuple[Weight, ...]:
@@ -290,20 +324,6 @@ class CausalShape(Shape):
     def attentions(self) -> tuple[str, ...]:
         """BLOOM's position biases are in its own code only."""
         return ("eager",) if self.family == "bloom" else ATTENTIONS
-
-    def kernel(self, attention: str, tokens: int, precision: str, before_ampere: bool) -> str:
-        """What runs over rows of so many tokens.
-
-        Source: transformers 5.23 (`integrations/sdpa_attention.py`, `masking_utils.py`); PyTorch 2.13's choice
-        (`sdp_utils.cpp`): FlashAttention takes FP16 and BF16 on GPUs from Ampere on, without a mask; the
-        memory-efficient kernel takes FP32, older GPUs and a mask too, but no keys that several heads share, and then
-        the plain formula runs, in FP32. Behind a mask transformers repeats the keys itself.
-        """
-        if attention == "eager":
-            return EAGER
-        if attention == "sdpa" and tokens >= (self.window or tokens + 1):
-            return MASKED
-        return PLAIN if self.kv_heads < self.heads and (precision == "fp32" or before_ampere) else FUSED
 
     def _norm(self) -> tuple[Weight, ...]:
         """Scale; where the family has biases, a bias too."""
@@ -378,6 +398,13 @@ def shape_named(name: str) -> Shape:
     `google-t5/t5-small`, `bigscience/bloom-560m`.
     """
     return _known(name, {**T5_SHAPES, **CAUSAL_SHAPES})
+
+
+def known_shape(name: str) -> Shape | None:
+    """The same; None where none is known."""
+    last = name.rsplit("/", 1)[-1].lower()
+    known: dict[str, Shape] = {**T5_SHAPES, **CAUSAL_SHAPES}
+    return known.get(PUBLISHED_AS.get(last, last))
 
 
 def tiny_name(name: str) -> str:

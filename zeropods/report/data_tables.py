@@ -12,7 +12,7 @@ from zeropods.data.manifest import Manifest, TokenStatistics
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
-from zeropods.plan.shapes import T5_SHAPES, T5Shape
+from zeropods.plan.shapes import T5_SHAPES
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.plots import Plot, drawn, new_axes
 from zeropods.sql.query import cells_text, execute
@@ -101,7 +101,7 @@ def _statistics(side: TokenStatistics) -> dict[str, float]:
 def _weights(name: str, parameters: int) -> dict[str, str]:
     sizes = {
         f"{precision} weights (GiB)": f"{parameters * ELEMENT_BYTES[precision] / GIB:.3f}"
-        for precision in T5Shape.PRECISIONS
+        for precision in ("fp32", "bf16")
     }
     return {"model": name, "parameters": f"{parameters:,}", **sizes}
 
