@@ -168,6 +168,9 @@ def hub(tmp_path: Path) -> Iterator[str]:
     served = tmp_path / "hub" / "somebody" / "llama" / "resolve" / "main"
     served.mkdir(parents=True)
     write(served, "llama")
+    about = tmp_path / "hub" / "api" / "models" / "somebody"
+    about.mkdir(parents=True)
+    (about / "llama").write_text('{"id": "somebody/llama", "modelId": "somebody/llama", "sha": "1", "siblings": []}')
 
     class Hub(SimpleHTTPRequestHandler):
         def end_headers(self) -> None:

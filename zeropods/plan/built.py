@@ -227,10 +227,12 @@ def _from_hub(model: str) -> Path:
         if file.is_file():
             return file
     from httpx2 import TransportError
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import HfApi
 
     try:
-        return Path(hf_hub_download(model, CONFIG))
+        # The hub is asked first: a file is asked for five times, with growing pauses, before it is given up.
+        HfApi().model_info(model, timeout=10.0)
+        return Path(HfApi().hf_hub_download(model, CONFIG))
     except (OSError, ValueError, TransportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
@@ -285,9 +287,11 @@ def _polynomial(terms: list[Any]) -> Polynomial:
 
 @contextlib.contextmanager
 def _loading(what: str) -> Iterator[None]:
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
         yield
-    except BUILDING as error:
+    except (*BUILDING, StrictDataclassError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{what} ({reason[:160]}); give another configuration, or a known name") from None
 
