@@ -13,7 +13,7 @@ JOBS = (
     ("t5-large", "--samples", "10000", "--epochs", "3", "--host-memory", "64", "--bucket-size", "5e8"),
     ("llama-8b", "--precision", "bf16", "--pods", "2", "--slots", "8", "--gpu", "A100-80GB", "--batch-size", "1",
      "--attention", "all", "--gradient-checkpointing", "both", "--technique", "zero1", "--technique", "zero3"),
-    ("distilgpt2", "--latency", "0", "--flops", "9"),
+    ("distilgpt2", "--latency", "0", "--flops", "9", "--trust-remote-code"),
 )  # fmt: skip
 QUESTIONS = 9
 P = 1_050_368

@@ -88,7 +88,7 @@ def command_of(request: Request) -> str:
             if value != getattr(other, each.name) and isinstance(value, (str, int, float)) and each.name != "dropout":
                 flag = each.name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
                 shown = str(value) if isinstance(value, (str, bool)) else f"{value / UNITS.get(each.name, 1):.12g}"
-                argv += [f"--{flag}", shown]
+                argv += [f"--{flag}", *([] if flag == "trust-remote-code" else [shown])]
     if request.zero.reduce_elements != usual.zero.reduce_elements:
         argv += ["--bucket-size", str(request.zero.reduce_elements)]
     return shlex.join(argv + [word for each in request.techniques for word in ("--technique", each)])
