@@ -8,7 +8,7 @@ SHELL_FILES := .ci/run tools/setup $(wildcard cloud/*.sh docker/*.sh slurm/*.sh 
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-gpu clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan bench-gpu clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -52,6 +52,9 @@ hooks: setup ## run the quick checks at each commit, and the types at each push
 
 bench: setup ## measure the figures of docs/benchmarks.md
 	@$(PYTHON) -m benchmarks
+
+bench-plan: setup ## plans against runs of this machine, a quarter of an hour; goes on where it was interrupted
+	@$(PYTHON) -m benchmarks.plan_grid $(FLAGS)
 
 bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR FLAGS=..., see docs/gpu.md)
 	@test -n "$(OUT)" && test -n "$(DATA)" || { echo "make bench-gpu: say OUT=DIR DATA=DIR; see docs/gpu.md" >&2; exit 2; }

@@ -12,6 +12,7 @@ import pickle
 import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -382,3 +383,27 @@ def _cause(error: Exception, folder: Path) -> str | None:
     except OSError as again:
         return again.strerror
     return text
+
+
+# The folder of what outlives a command: clusters, what was learned of machines and of runs.
+
+HOME = "ZEROPODS_HOME"
+ROOT = Path(__file__).resolve().parents[1]
+PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
+"""Paths that every program below takes as they are."""
+
+
+def home() -> Path:
+    """That folder: `$ZEROPODS_HOME`, else `.zeropods` in the project.
+
+    Where pdsh cannot be told the project's path, it is one elsewhere that this user alone can read.
+    """
+    usual = Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
+    if os.environ.get(HOME) or PLAIN.fullmatch(str(usual)):
+        return usual
+    folder = Path("/tmp", f"zeropods-{os.geteuid()}-{hashlib.sha256(os.fsencode(usual)).hexdigest()[:12]}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise UserError(f"{folder}: is not this user's alone; remove it, or set {HOME}")
+    return folder

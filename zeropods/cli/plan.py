@@ -1,4 +1,4 @@
-"""`zeropods plan`, memory and time of each technique before running, and `zeropods profile`, what was measured."""
+"""`zeropods plan`, memory and time of each technique before running; `probe` and `profile`, what was measured."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
+    from zeropods.measure.probe import MachineProbe
+    from zeropods.plan.calibrated import Calibrated
     from zeropods.plan.estimate import Estimate, Request
 
 SECONDS_PER_HOUR = 3_600
+OF_GPUS = ("gpu", "gpu_memory_bytes", "flops", "bandwidth", "latency_seconds", "pcie_bandwidth", "peer_bandwidth")
+"""What a plan without a GPU takes from a probe."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one. What is not given is left to the plan."""
     verb = add(verbs, "plan", "memory and time of each technique, before running", run_plan)
     for flag, read, metavar, text in FLAGS:
-        needed = flag == "--model"
-        verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS, required=needed)
+        verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
+    verb.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="what trains (default: gpu)")
+    verb.add_argument("--machine", type=Path, metavar="FILE", help="a probe (default: this machine's, if there is one)")
+    verb.add_argument("--fit", type=Path, nargs="+", metavar="RUNS", help="learn the plan's error from finished runs")
     one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
     verb.add_argument("--technique", action="append", **one)
     verb.add_argument("--trust-remote-code", action="store_true", help="run the code that a model brings")
@@ -31,6 +37,12 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
     verb.add_argument("--what-if", action="store_true", help="what other requests would give, and the run's whole life")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
+
+    verb = add(verbs, "probe", "how fast this kind of machine is, for later plans; at most 40 s", run_probe)
+    where = verb.add_mutually_exclusive_group()
+    where.add_argument("--pods", metavar="NAME", help="the cluster (default: the only one that is up, if any)")
+    where.add_argument("--alone", action="store_true", help="processes of this machine, whatever is up")
+    verb.add_argument("--out", type=Path, metavar="FILE", help="where it is kept (default: beside the clusters)")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
     verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")
@@ -45,7 +57,12 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     from zeropods.report.plan import PlanReport
     from zeropods.report.what_if import life, life_table, what_if_table, what_ifs
 
-    report = PlanReport(plan(request_of(arguments)))
+    if arguments.fit:
+        return _fit(arguments)
+    if arguments.what_if and arguments.device == "cpu":
+        raise UserError("--what-if: is of GPUs; leave it out with --device cpu")
+    by, probe, source = _by(arguments)
+    report = PlanReport(plan(request_of(arguments, probe), by), source)
     made = report.to_json()
     saving = _saving(arguments, report.plan.best)
     said = f"\n\n{_saving_text(saving)}" if saving else ""
@@ -56,6 +73,65 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
     asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
     return {**made, "saving": saving, "formulas": arguments.formulas, **(asked if arguments.what_if else {})}
+
+
+def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
+    """Runs that the plan's errors are known by, the machine's rates, and in words where both are from."""
+    from zeropods.files import home
+    from zeropods.measure.calibration import FILE, kept_calibration
+    from zeropods.measure.probe import kept_probe, read_probe
+    from zeropods.plan.calibrated import CPU, Calibrated
+    from zeropods.plan.machines import Machines
+
+    folder, probe = home(), None
+    probe = kept_probe(folder) if arguments.machine is None else read_probe(arguments.machine)
+    if arguments.device == CPU:
+        calibration = kept_calibration(folder)
+        rates = f"the probe of {probe.name}" if probe else f"{calibration.machine.name}; zeropods probe measures yours"
+        probe = probe or calibration.machine
+        said = f"Intervals are those of {calibration.source}, rates those of {rates}."
+        return Calibrated(calibration, CPU, probe), probe, said
+    if arguments.machine and probe and not probe.gpus:
+        raise UserError(f"--machine {arguments.machine}: {probe.name}, without a GPU; give --device cpu")
+    probe = probe if probe and probe.gpus and "gpu" not in arguments else None
+    gpu = probe.name if probe else getattr(arguments, "gpu", Machines().gpu)
+    rates = f"from the probe of {gpu}" if probe else f"a part of the published peak of {gpu}"
+    if not (folder / FILE).is_file():
+        return None, probe, f"Rates are {rates}; no run of yours tells how far off they are (--fit)."
+    calibration = kept_calibration(folder)
+    by = Calibrated(calibration, gpu, probe or calibration.machine)
+    return by, probe, f"Rates are {rates}, intervals those of {calibration.source}."
+
+
+def _fit(arguments: argparse.Namespace) -> Result:
+    """Learn from runs, and keep it."""
+    from zeropods.files import home
+    from zeropods.measure.calibration import FILE, SHIPPED, read_calibration
+    from zeropods.measure.probe import read_probe
+    from zeropods.report.entry import find_runs
+    from zeropods.report.planned import fit_runs
+
+    path = home() / FILE
+    machine = None if arguments.machine is None else read_probe(arguments.machine)
+    found = fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
+    found.over(read_calibration(SHIPPED)).write(path)
+    return {"fitted_to": found.source, "runs": len(found.residuals), "error": found.errors(), "file": str(path)}
+
+
+def run_probe(arguments: argparse.Namespace) -> Result:
+    """Probe, and keep what was found."""
+    from zeropods.files import home
+    from zeropods.launch.probe import probe
+    from zeropods.measure.probe import FILE
+    from zeropods.pods.cluster import find, names
+
+    cluster = None
+    if not arguments.alone and (arguments.pods or names()):
+        cluster = find(arguments.pods)
+    found = probe(cluster)
+    path = arguments.out or home() / FILE
+    found.write(path)
+    return {**asdict(found), "file": str(path)}
 
 
 def _saving(arguments: argparse.Namespace, best: Estimate | None) -> Result | None:
@@ -87,16 +163,41 @@ def _saving_text(saving: Result) -> str:
     )
 
 
-def request_of(arguments: argparse.Namespace) -> Request:
+def _of_processes(given: dict[str, Any], probe: MachineProbe) -> dict[str, Any]:
+    """What a plan without a GPU has for the fields of one: the memory of a process."""
+    wrong = next((name for name in OF_GPUS if name in given), None)
+    if wrong is not None:
+        raise UserError(f"--{wrong.replace('_', '-')} {given[wrong]}: is of GPUs; leave it out with --device cpu")
+    memory, pods = given.pop("host_memory_bytes", None), given.get("pods", 3)
+    each = probe.memory_bytes // -(-pods // given.get("hosts", 1))
+    return {"gpu_memory_bytes": (memory or each) // given.get("slots", 1), "host_memory_bytes": None}
+
+
+def _of_probe(probe: MachineProbe, precision: str) -> dict[str, Any]:
+    """What a probed GPU says in the place of published figures."""
+    from zeropods.plan.machines import ACHIEVED
+
+    pcie = {} if probe.pcie_bandwidth is None else {"pcie_bandwidth": probe.pcie_bandwidth}
+    network = {"bandwidth": probe.bandwidth, "latency_seconds": probe.latency_seconds} if probe.machines > 1 else {}
+    return {"gpu": probe.name, "flops": ACHIEVED[precision] * probe.flops(precision), **pcie, **network}
+
+
+def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
     """What was asked, checked."""
+    if "model" not in arguments:
+        raise UserError("zeropods plan: --model is missing; give a name such as t5-large, or --fit RUNS")
     from zeropods.plan.estimate import Request, request_for
     from zeropods.plan.machines import Machines
     from zeropods.techniques import ZeroSettings
 
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
     given = {names.get(name, name): value for name, value in vars(arguments).items()}
-    machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
     zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}
+    if probe and arguments.device == "cpu":
+        given |= _of_processes(given, probe)
+    elif probe:
+        given = _of_probe(probe, str(given.get("precision", "fp32"))) | given
+    machines = {field.name: given[field.name] for field in fields(Machines) if field.name in given}
     given |= {"machines": Machines(**machines), "zero": ZeroSettings(**zero), "techniques": tuple(given["techniques"])}
     return request_for(**{field.name: given[field.name] for field in fields(Request) if field.name in given})
 
@@ -153,6 +254,8 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
+    ("--hosts", whole, "N", "CPU: machines that all pods are on (default: 1)"),
+    ("--threads", whole, "N", "CPU: of each process (default: as many as cores)"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", whole, "N", "of a training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),

@@ -255,6 +255,8 @@ class Estimate:
     """Padding included."""
     labels: Way = field(default_factory=Way)
     """What tells this way of training from others of the request."""
+    intervals: dict[str, tuple[float, float] | None] = field(default_factory=dict)
+    """Of `memory`, in bytes, and `time`, in seconds of a step: where runs of the kind lie, by those that are known."""
 
     @property
     def host_bytes(self) -> int:
@@ -271,6 +273,7 @@ class Estimate:
             **{name: getattr(self, name) for name in own},
             "bytes": self.memory.parts(),
             "step_seconds": self.time.seconds,
+            "intervals": self.intervals,
             "peak_allocated_bytes": self.memory.peak_allocated_bytes,
             **asdict(self.time),
             "terms": [asdict(term) for term in self.memory.terms],
@@ -303,26 +306,51 @@ class Plan:
         }
 
 
-def plan(request: Request) -> Plan:
-    """Estimate every technique of a request, in each of its ways of training.
+class Arithmetic:
+    """Memory and time of a process by arithmetic alone; of how far off they are nothing is known."""
+
+    def memory(self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> PlannedMemory:
+        """Of one process."""
+        return plan_memory(work, technique, machines.pods * machines.slots, zero)
+
+    def time(
+        self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int
+    ) -> StepTime:
+        """Of a step of so many passes."""
+        return step_time(work, technique, machines, zero, passes)
+
+    def interval(
+        self, work: Workload, technique: Technique, quantity: str, planned: float
+    ) -> tuple[float, float] | None:
+        """Where runs lie of which so much `memory` or `time` is planned; None where it is not known."""
+        return None
+
+
+def plan(request: Request, by: Arithmetic | None = None) -> Plan:
+    """Estimate every technique of a request, in each of its ways of training; by arithmetic, or what is given.
 
     Raises:
         UserError: unknown technique or GPU; a way of training that the model does not have.
     """
-    variants, chosen = request.variants(), request.chosen()
-    return Plan(request, tuple(_estimate(request, each, *variant) for variant in variants for each in chosen))
+    variants, chosen, how = request.variants(), request.chosen(), by or Arithmetic()
+    return Plan(request, tuple(_estimate(request, each, *variant, how) for variant in variants for each in chosen))
 
 
-def _estimate(request: Request, technique: Technique, work: Workload, labels: Way) -> Estimate:
+def _estimate(request: Request, technique: Technique, work: Workload, labels: Way, by: Arithmetic) -> Estimate:
     machines = request.machines
     pods, slots = (1, 1) if technique.is_alone else (machines.pods, machines.slots)
 
     def fits(rows: int) -> bool:
-        memory = plan_memory(replace(work, rows=rows), technique, pods * slots, request.zero)
-        host = request.host_memory_bytes
-        return memory.device_bytes <= request.gpu_memory_bytes and (host is None or slots * memory.host_bytes <= host)
+        fewer, host = replace(work, rows=rows), request.host_memory_bytes
+        memory = by.memory(fewer, technique, machines, request.zero)
+        # Where an interval is known, all of it has to fit.
+        _, most = by.interval(fewer, technique, "memory", memory.device_bytes) or (0, memory.device_bytes)
+        return most <= request.gpu_memory_bytes and (host is None or slots * memory.host_bytes <= host)
 
-    time = step_time(work, technique, machines, request.zero, request.gradient_accumulation)
+    memory = by.memory(work, technique, machines, request.zero)
+    time = by.time(work, technique, machines, request.zero, request.gradient_accumulation)
+    planned = {"memory": memory.device_bytes, "time": time.seconds}
+    spans = {quantity: by.interval(work, technique, quantity, value) for quantity, value in planned.items()}
     a_step = request.gradient_accumulation * request.batch_size * pods * slots
     seconds = _total_seconds(request, a_step, time.seconds)
     hourly = None if request.price_per_hour is None else pods * request.price_per_hour / 3600
@@ -331,7 +359,7 @@ def _estimate(request: Request, technique: Technique, work: Workload, labels: Wa
         technique=technique,
         pods=pods,
         slots=slots,
-        memory=plan_memory(work, technique, pods * slots, request.zero),
+        memory=memory,
         fits=fits(work.rows),
         largest_batch_size=largest(fits),
         time=time,
@@ -341,6 +369,7 @@ def _estimate(request: Request, technique: Technique, work: Workload, labels: Wa
         cost_per_million_samples=None if hourly is None else hourly * MILLION / rate,
         tokens_per_second=rate * request.tokens,
         labels=labels,
+        intervals=spans,
     )
 
 

@@ -111,11 +111,17 @@ PCIE_LATENCY, NVLINK_LATENCY = 5.7e-6, 3.4e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Pods, alike; each process has a GPU of its own."""
+    """Pods, alike; each process has a GPU of its own, or shares the cores of its machine."""
 
     pods: int = 3
     slots: int = 1
     """Processes per pod."""
+    device: str = "gpu"
+    """`gpu`, or `cpu`: processes that share the cores of their machine."""
+    hosts: int = 1
+    """CPU: machines that all pods are on together."""
+    threads: int | None = None
+    """CPU: of each process; as many as the machine has cores if not given."""
     gpu: str = "A100-40GB"
     flops: float | None = None
     """FLOP/s that a process reaches; a share of the GPU's published peak if not given."""

@@ -97,15 +97,27 @@ def plan_memory(
 def planned(record: Record) -> PlannedMemory | None:
     """Memory of one process of a recorded run, by its largest batch, its shape and its DeepSpeed configuration.
 
-    None where it cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is not
-    known here, a configuration whose sizes are no numbers, or no rank that measured a batch. Without a GPU nothing is
-    counted for CUDA.
+    None where it cannot be planned. Without a GPU nothing is counted for CUDA.
+    """
+    job = recorded_job(record)
+    if job is None:
+        return None
+    work, technique, zero = job
+    context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
+    return plan_memory(work, technique, record.world_size, zero, context_bytes=context)
+
+
+def recorded_job(record: Record) -> tuple[Workload, Technique, ZeroSettings] | None:
+    """The largest batch of a recorded run, and how it was divided.
+
+    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
+    not known here, a configuration whose sizes are no numbers, or no rank that measured a batch.
     """
     technique = next((each for each in TECHNIQUES if each.name == record.technique), None)
     with_shape = [rank for rank in record.ranks if rank.shape]
     rank = max(with_shape, key=lambda rank: _positions(rank.largest_batch), default=None)
     work = None if rank is None else _recorded_workload(record, rank)
-    if technique is None or rank is None or work is None:
+    if technique is None or work is None:
         return None
     try:
         zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
@@ -113,9 +125,7 @@ def planned(record: Record) -> PlannedMemory | None:
         is_plain = not keys_beyond(record.deepspeed or {})
     except UserError:
         return None
-    if not is_plain:
-        return None
-    return plan_memory(work, technique, record.world_size, zero, context_bytes=CONTEXT_BYTES if rank.gpu else 0)
+    return (work, technique, zero) if is_plain else None
 
 
 def _positions(batch: BatchShape | None) -> int:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import sys
 import threading
 import time
@@ -21,9 +20,10 @@ from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.files import home
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
-from zeropods.pods.backends.local import ROOT, LocalWorkers, Settings
+from zeropods.pods.backends.local import LocalWorkers, Settings
 from zeropods.pods.checks import Expectation
 from zeropods.pods.hostfile import Host, is_loopback, write_hostfile
 from zeropods.pods.preflight import CheckTable, Preflight, check_table, preflight
@@ -33,7 +33,6 @@ from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_t
 from zeropods.pods.wire import AgentError, ask_agents, ask_all
 from zeropods.tables import Table
 
-HOME = "ZEROPODS_HOME"
 BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
     "local": LocalWorkers,
     "cml": CmlWorkers,
@@ -44,8 +43,6 @@ KEY, SECRET = "id_ed25519", "secret"
 ENVIRONMENT = "deepspeed_env"
 """What ranks need exported, in the form of DeepSpeed's `DS_ENV_FILE`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-PLAIN = re.compile(r"[\w@+=:,./-]+", re.ASCII)
-"""Paths that every program below takes as they are."""
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
 SCRIPT = "textsql_train.py"
@@ -214,22 +211,6 @@ def expected_here() -> Expectation:
 
 
 # What is kept of a cluster
-
-
-def home() -> Path:
-    """The folder of all clusters: `$ZEROPODS_HOME`, else `.zeropods` in the project.
-
-    Where pdsh cannot be told the project's path, it is one elsewhere that this user alone can read.
-    """
-    usual = Path(os.environ.get(HOME) or ROOT / ".zeropods").absolute()
-    if os.environ.get(HOME) or PLAIN.fullmatch(str(usual)):
-        return usual
-    folder = Path("/tmp", f"zeropods-{os.geteuid()}-{hashlib.sha256(os.fsencode(usual)).hexdigest()[:12]}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise UserError(f"{folder}: is not this user's alone; remove it, or set {HOME}")
-    return folder
 
 
 def folder_of(name: str) -> Path:

@@ -197,7 +197,7 @@ class ProbeEnd:
     """The same, when it had ended."""
 
 
-def run_all(commands: Sequence[list[str]]) -> list[ProbeEnd]:
+def run_all(commands: Sequence[list[str]], seconds: float | None = None) -> list[ProbeEnd]:
     """Run commands at once; those that take too long, or run when this is interrupted, are killed with their group."""
     with ExitStack() as stack:
         # Files, not pipes: nothing has to be read while they run.
@@ -209,7 +209,7 @@ def run_all(commands: Sequence[list[str]]) -> list[ProbeEnd]:
             processes.append(
                 subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
             )
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + (seconds or ANSWER_SECONDS)
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from zeropods.measure.record import PHASES, Record, Sampled, real_tokens
 from zeropods.plan.machines import published_flops
 from zeropods.plan.memory import planned
 from zeropods.plan.shapes import shape_from
+from zeropods.report.planned import PLAN_KEYS, plan_figures
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
 """Kinds of memory. They are four different things and never mixed."""
@@ -72,6 +73,7 @@ def figures(
         **values,
         "model_flops_utilization": _ratio(values["model_flops_per_second"], values["peak_flops_per_second"]),
         "measured_to_planned": _ratio(values["measured_bytes"], values["planned_bytes"]),
+        **plan_figures(record),
         **_goodput(record, earlier),
         "cost": record.pods * seconds / SECONDS_PER_HOUR * price_per_hour if priced else None,
     }
@@ -441,6 +443,7 @@ FIGURES = (
 DERIVED: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_flops_utilization": mean,
     "measured_to_planned": max,
+    **dict.fromkeys(PLAN_KEYS, median),
     "goodput": mean,
     "lost_steps": mean,
     "cost": mean,

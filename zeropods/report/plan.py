@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,10 @@ TIMES = {
     "processor_seconds": "Adam on the processor",
 }
 
+CPU_LEGEND = (
+    "Memory is resident, of one process: context is what it has before its model. Of runs of the kind, "
+    "80% lie within [ ]; all of it has to fit."
+)
 LEGEND = "Memory is of one GPU: context is what CUDA itself takes; host is main memory of a pod, for all its processes."
 
 
@@ -33,20 +37,28 @@ class PlanReport:
     """A plan in a notebook; itself shown as its table and what to choose."""
 
     plan: Plan
+    source: str = ""
+    """Where rates and intervals are from, in words."""
 
     @cached_property
     def published(self) -> tuple[Published, ...]:
         """Published runs that the plan is of too."""
-        return beside(self.plan)
+        return () if self.on_cpu else beside(self.plan)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether no GPU trains."""
+        return self.plan.request.machines.device == "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """What `zeropods plan --json` prints."""
-        return {**self.plan.to_json(), "reference": [row.to_json() for row in self.published]}
+        return {**self.plan.to_json(), "source": self.source, "reference": [row.to_json() for row in self.published]}
 
     def to_text(self, formulas: bool) -> str:
         """One table, what to choose, and the published runs beside it; every term if asked."""
         remark = self.plan.request.remark
-        parts = [str(self.table()), self.choice(), f"{wrapped(LEGEND)}\n", f"Note: {remark}.\n" if remark else ""]
+        legend = f"{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
+        parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
         notes = (
             f"Memory of {row.technique} on {counted(row.pods, 'pod')}: {row.to_json()['remark']}."
             for row in self.published
@@ -61,7 +73,7 @@ class PlanReport:
         tokens = request.seq_length or f"{request.source_length} + {request.target_length}"
         title = (
             f"{request.model}: {counted(request.batch_size, 'row')} of {tokens} tokens per process, "
-            f"{request.precision}, on GPUs of {gib(request.gpu_memory_bytes)} GiB"
+            f"{request.precision}, {'with' if self.on_cpu else 'on GPUs of'} {gib(request.gpu_memory_bytes)} GiB"
         )
         return Table.of(map(_line, self.plan.estimates), title)
 
@@ -99,7 +111,10 @@ class PlanReport:
             }
             for each in self.plan.estimates
             if technique in (None, each.technique.name)
-            for where, terms in (("GPU", each.memory.terms), ("host", each.memory.host_terms))
+            for where, terms in (
+                ("process" if self.on_cpu else "GPU", each.memory.terms),
+                ("host", each.memory.host_terms),
+            )
             for term in terms
         ]
         return Table.of(lines, "Every term, of one process")
@@ -159,11 +174,12 @@ def _line(estimate: Estimate) -> dict[str, str]:
         checkpointing = "yes" if labels["gradient_checkpointing"] else "no"
         line |= {"attention": labels["attention"], "checkpointing": checkpointing}
     line["fits"] = "yes" if estimate.fits else "no"
-    line |= {f"{part} (GiB)": gib(parts[part]) for part in (*PARTS, "total")}
+    line |= {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
+    line |= {"total (GiB)": _with_interval(parts["total"], estimate.intervals.get("memory"), gib)}
+    line |= {"host (GiB)": gib(estimate.host_bytes)} if estimate.memory.host_terms else {}
     line |= {
-        "host (GiB)": gib(estimate.host_bytes),
         "largest batch (rows)": str(estimate.largest_batch_size or "none"),
-        "step (s)": rate(estimate.time.seconds),
+        "step (s)": _with_interval(estimate.time.seconds, estimate.intervals.get("time"), rate),
         "samples/s": rate(estimate.samples_per_second),
     }
     line |= {"tokens/s": rate(estimate.tokens_per_second)} if labels else {}
@@ -174,6 +190,10 @@ def _line(estimate: Estimate) -> dict[str, str]:
     ):
         line |= {} if value is None else {heading: f"{value / unit:.2f}"}
     return line
+
+
+def _with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    return form(value) + (f" [{form(interval[0])}, {form(interval[1])}]" if interval else "")
 
 
 def _published(row: Published) -> dict[str, str]:

@@ -11,12 +11,15 @@ from zeropods.measure.record import PHASES, RunConfig
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.figures import Values
 from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, compared_rows, row_letters
+from zeropods.report.planned import WHAT
 from zeropods.tables import GIB, MIB, Table
 
 GIGA = 1e9
 NOT_MEASURED = "n/a"
 MARK = "*"
 """Behind the letter of a base that differs in more than technique and pods."""
+OUTSIDE = " (outside)"
+"""Behind a measured value that lies outside of its plan's interval."""
 SETTINGS_TITLE = "Settings"
 """Of the first table that says more of rows than what came of them."""
 
@@ -148,6 +151,8 @@ def _line(group: Group, label: str, scaling: Scaling) -> Values:
         "processes": values["world_size"] if values["samples_per_second"] is not None else None,
         "sharing": f"{pods} on {machines}" if machines is not None and machines < pods else None,
         "inference_text": _inference_text(values),
+        **_plan_texts(values, "plan_peak", "bytes", _mib),
+        **_plan_texts(values, "plan_step", "seconds", "{:.3g}".format),
         "base": "baseline" if base == values["row"] else f"{base}{MARK}" if values["differs_in"] else base,
         "base_row": base,
     }
@@ -168,6 +173,17 @@ def _speed_text(values: Values) -> str | None:
     mark = MARK if values["differs_in"] else ""
     shown = Column("speed_up", "", "", _TWO).show(values)
     return "1.00, baseline" if values["base"] == values["row"] else f"{shown} over {values['base']}{mark}"
+
+
+def _plan_texts(values: Values, name: str, unit: str, form: Callable[[float], str]) -> Values:
+    """What was planned with its interval, and what was measured, marked where it fell outside."""
+    planned, low, high, measured = (values[f"{name}_{what}_{unit}"] for what in WHAT)
+    if planned is None:
+        return {}
+    known = low is not None and high is not None
+    outside = OUTSIDE if known and not low <= measured <= high else ""
+    interval = f" [{form(low)}, {form(high)}]" if known else ""
+    return {f"{name}_text": form(planned) + interval, f"{name}_measured_text": form(measured) + outside}
 
 
 def _inference_text(values: Values) -> str | None:
@@ -262,6 +278,8 @@ SPEED = (
     Column("tokens_per_second", "real tokens/s", "", _COUNT),
     Column("padding_share", "padding", "%", _percent),
     Column("evaluation_samples_per_second", "evaluation", "samples/s", _ONE),
+    Column("plan_step_text", "step planned", "s"),
+    Column("plan_step_measured_text", "step measured", "s"),
     Column("start_seconds", "start", "s", _ONE),
     Column("save_seconds", "saving", "s", _TWO),
     Column("goodput", "goodput", "%", _percent),
@@ -287,6 +305,8 @@ MEMORY = (
     Column("planned_bytes", "planned", "MiB", _mib),
     Column("measured_bytes", "measured", "MiB", _mib),
     Column("measured_to_planned", "measured/planned", "", _TWO),
+    Column("plan_peak_text", "peak planned", "MiB"),
+    Column("plan_peak_measured_text", "peak measured", "MiB"),
 )
 USE = tuple(
     Column(f"{column}_{statistic}", f"{title}, {words}", unit, _ONE)

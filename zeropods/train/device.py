@@ -177,7 +177,12 @@ SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 
 
 def matmul_flops_per_second(precision: str) -> float:
-    """The best rate of a matrix multiplication on this rank's device, with all cores that the process may use.
+    """The best of `matmul_rates`."""
+    return max(matmul_rates(precision).values())
+
+
+def matmul_rates(precision: str) -> dict[int, float]:
+    """FLOP/s of matrix multiplications on this rank's device by side, with all cores that the process may use.
 
     2 n^3 FLOP for two n x n matrices; the number of threads and the allocator's cache are left as they were.
     A size that would take too long is not tried: some CPUs only emulate BF16.
@@ -187,18 +192,18 @@ def matmul_flops_per_second(precision: str) -> float:
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-    threads, best = torch.get_num_threads(), 0.0
+    threads, rates = torch.get_num_threads(), dict[int, float]()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         for side in SIDES[device]:
-            if best and 2 * side**3 / best > SECONDS:
+            if rates and 2 * side**3 / max(rates.values()) > SECONDS:
                 break
-            best = max(best, 2 * side**3 / _fastest_seconds(side, dtype, device))
+            rates[side] = 2 * side**3 / _fastest_seconds(side, dtype, device)
     finally:
         torch.set_num_threads(threads)
         if device == "cuda":
             torch.cuda.empty_cache()
-    return best
+    return rates
 
 
 @torch.no_grad()

@@ -1,0 +1,294 @@
+"""The plan against runs of this machine: a grid of settings, half of it to fit, half to judge.
+
+make bench-plan                               # goes on where it was interrupted
+python -m benchmarks.plan_grid --cells 6      # a trial of the first cells
+python -m benchmarks.plan_grid --fold         # ship the fit, once all cells have run
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.data import ROOT
+from benchmarks.figure import Figure
+from zeropods import files
+from zeropods.data.prepare import CausalPreparation, Preparation, prepare
+from zeropods.data.sample import write_sample
+from zeropods.data.tokenizers import GPT_TINY
+from zeropods.errors import UserError, guarded
+from zeropods.launch.notebook import train_series
+from zeropods.launch.probe import probe
+from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted
+from zeropods.measure.probe import MachineProbe, read_probe
+from zeropods.measure.record import read_record
+from zeropods.plan.calibrated import measured_step, sample_of
+from zeropods.plan.shapes import CausalShape
+from zeropods.programs import wait_passively
+from zeropods.report.figures import figures as values_of
+from zeropods.report.planned import judge, probe_for
+from zeropods.techniques import technique_named
+from zeropods.train.causal_models import random_causal
+
+CELLS, DRAWN, STEPS = 64, 400, 4
+"""Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
+REPEATED = 8
+"""One run in so many is made twice."""
+T5 = ("t5-efficient-mini", "t5-small")
+CAUSAL = {
+    "distilgpt2": None,
+    "bloom-56m": CausalShape(
+        family="bloom", hidden=512, layers=8, heads=8, kv_heads=8, head_size=64, ffn=2_048, vocabulary=60_000,
+        positions=2_048, tied=True,
+    ),
+    "qwen3-40m": CausalShape(
+        family="qwen3", hidden=448, layers=8, heads=7, kv_heads=7, head_size=64, ffn=1_344, vocabulary=50_304,
+        positions=2_048, tied=True,
+    ),
+}  # fmt: skip
+"""Shapes of BLOOM and Qwen that this machine trains in seconds; those without numbers are known by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridCell:
+    """One run of the grid."""
+
+    model: str
+    technique: str
+    processes: int
+    rows: int
+    is_long: bool
+    """T5: table and question in the source, not the question alone; causal: 96 tokens of a row, not 48."""
+    checkpointing: bool
+
+    @property
+    def name(self) -> str:
+        """Name of its run folder."""
+        length, again = ("long" if self.is_long else "short"), ("-again" if self.checkpointing else "")
+        return f"{self.model}-{self.technique}-x{self.processes}-{self.rows}-{length}{again}"
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the technique runs in so many processes."""
+        return (
+            (self.processes == 1)
+            if technique_named(self.technique).is_alone
+            else (self.technique != "ddp" or self.processes > 1)
+        )
+
+
+AXES: dict[str, Sequence[Any]] = {
+    "model": (*T5, *CAUSAL),
+    "technique": ("none", "ddp", "zero1", "zero2", "zero3", "zero3_offload"),
+    "processes": (1, 2, 3),
+    "rows": (2, 4),
+    "is_long": (False, True),
+    "checkpointing": (False, True),
+}
+
+
+def grid(number: int = CELLS) -> list[GridCell]:
+    """So many different cells in which every possible pair of settings occurs; those of even number are to fit."""
+    draw, cells, seen = random.Random(0), list[GridCell](), set[tuple[Any, ...]]()
+    every = [cell for values in itertools.product(*AXES.values()) if (cell := _cell(values)).is_possible]
+    while len(cells) < number:
+        drawn = draw.sample(every, min(DRAWN, len(every)))
+        best = max(drawn, key=lambda cell: len(_pairs(cell) - seen))
+        if not _pairs(best) - seen:
+            seen.clear()
+        seen |= _pairs(best)
+        cells.append(best)
+        every.remove(best)
+    return cells
+
+
+def _cell(values: tuple[Any, ...]) -> GridCell:
+    return GridCell(**dict(zip(AXES, values, strict=True)))
+
+
+def _pairs(cell: GridCell) -> set[tuple[Any, ...]]:
+    return set(itertools.combinations(asdict(cell).items(), 2))
+
+
+def flags_of(cell: GridCell, work: Path) -> dict[str, Any]:
+    """The flags of a cell's run."""
+    common: dict[str, Any] = {
+        "per_device_train_batch_size": cell.rows, "gradient_checkpointing": cell.checkpointing, "eval_steps": 0,
+        "save_steps": 0, "logging_steps": 1, "precision": "fp32", "memory_interval": 0.1, "threads": 1,
+        "per_device_eval_batch_size": cell.rows,
+        "deepspeed": technique_named(cell.technique).file, "outputdir": work / "runs" / cell.name,
+        "slots": cell.processes,
+    }  # fmt: skip
+    if cell.model in T5:
+        data = work / "data" / ("schema" if cell.is_long else "question")
+        return {**common, "model_id": cell.model, "dataset_path": data, "init": "random", "max_steps": STEPS}
+    shape = CAUSAL[cell.model]
+    return {
+        **common,
+        "model_name_or_path": cell.model if shape is None else work / "models" / cell.model,
+        "init": "random" if shape is None else "pretrained",
+        "data": work / "data" / ("96" if cell.is_long else "48"),
+        "gradient_accumulation_steps": 1,
+        "max_train_steps": STEPS,
+        "max_eval_steps": 2,
+    }
+
+
+def prepared(work: Path) -> None:
+    """Make data and models, where they are not there yet."""
+    limit = 36
+    for prompt in ("schema", "question"):
+        raw = write_sample(work / "sample").folder
+        prepare(Preparation(data=raw, tokenizer="t5-tiny", prompt=prompt, limit=limit), work / "data" / prompt)
+    text = write_sample(work / "text", task="lm").folder
+    for length in (48, 96):
+        wanted = CausalPreparation(task="lm", data=text, tokenizer=GPT_TINY, max_seq_length=length, limit=limit)
+        prepare(wanted, work / "data" / str(length))
+    for name, shape in CAUSAL.items():
+        folder = work / "models" / name
+        if shape is not None and not folder.is_dir():
+            random_causal(shape, seed=0).save_pretrained(folder)
+
+
+def run(cell: GridCell, work: Path) -> Path:
+    """Run a cell, unless its run is finished; returns its folder."""
+    script = "textsql_train.py" if cell.model in T5 else "causal_train.py"
+    (found,) = train_series(ROOT / script, [flags_of(cell, work)])
+    return found.folder
+
+
+# What came of the runs, kept after each of them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridRun:
+    """A cell that has run: its plan's parts and what it measured, or why it failed."""
+
+    cell: GridCell
+    half: str
+    """`fit` or `judge`."""
+    status: str
+    sample: Sample | None = None
+    live_bytes_ratio: float | None = None
+    """Live bytes of states, measured / planned."""
+    repeat_seconds: float | None = None
+    """A step of the same run once more."""
+
+
+def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repeat: bool) -> GridRun:
+    """Run a cell, and the same once more if asked."""
+    try:
+        record = read_record(run(cell, work))
+        again = read_record(run(cell, work / "again")) if repeat else None
+    except UserError as error:
+        return GridRun(cell=cell, half=half, status=str(error).splitlines()[0])
+    figures = values_of(record)
+    return GridRun(
+        cell=cell,
+        half=half,
+        status=record.status,
+        sample=sample_of(record, probe_for(record, machine)),
+        live_bytes_ratio=figures["measured_to_planned"],
+        repeat_seconds=None if again is None else measured_step(again),
+    )
+
+
+def judged(runs: Sequence[GridRun], machine: MachineProbe) -> tuple[list[Figure], Calibration]:
+    """The table of figures of the half that judges, and the fit to the other one."""
+    fit = [each.sample for each in runs if each.sample and each.half == "fit"]
+    calibration = fitted(fit, f"{len(fit)} runs of the shipped grid", machine)
+    judges = [each for each in runs if each.sample and each.half == "judge"]
+    figures, inside = list[Figure](), list[bool]()
+    for quantity, name, most in (("memory", "resident memory above the bare process", 0.08), ("time", "step", 0.2)):
+        pairs = [
+            judge(each.sample, quantity, value, calibration)
+            for each in judges
+            if each.sample and (value := each.sample.measured[quantity])
+        ]
+        offs = sorted(abs(each.measured / each.planned - 1) for each in pairs)
+        inside += [each.low <= each.measured <= each.high for each in pairs if each.low and each.high]
+        asked = ("3", "95") if quantity == "memory" else ("8", "90")
+        figures += [
+            Figure(name=f"{name}: median error", value=100 * median(offs), unit="%", asked=asked[0]),
+            Figure(name=f"{name}: runs within {most:.0%}", value=_share(off <= most for off in offs), unit="%",
+                   asked=asked[1], note=f"{len(offs)} runs, worst {max(offs):.0%}"),
+        ]  # fmt: skip
+    states = [abs(each.live_bytes_ratio - 1) for each in judges if each.live_bytes_ratio]
+    spread = [
+        abs(each.repeat_seconds / value - 1)
+        for each in runs
+        if each.sample and each.repeat_seconds and (value := each.sample.measured["time"])
+    ]
+    fastest = _fastest(judges, calibration)
+    figures += [
+        Figure(name="live bytes of states: worst error", value=100 * max(states or [math.nan]), unit="%", asked="1"),
+        Figure(name="the same run again: median difference of a step", value=100 * median(spread or [math.nan]),
+               unit="%", asked="-", note=f"{len(spread)} repeats"),
+        Figure(name="the fastest is, or within 5 % of it", value=_share(fastest), unit="%", asked="90",
+               note=f"{len(fastest)} groups of one model, batch and length"),
+        Figure(name="intervals said to hold 80 %: hold", value=_share(inside), unit="%", asked="70 to 90"),
+    ]  # fmt: skip
+    return figures, calibration
+
+
+def _fastest(runs: Sequence[GridRun], calibration: Calibration) -> list[bool]:
+    """Of each model, batch and length that ran in several ways, whether the way that was planned as fastest was."""
+    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for each in runs:
+        if each.sample and (seconds := each.sample.measured["time"]):
+            planned = calibration.planned("cpu", "time", each.sample.parts["time"])
+            samples = each.cell.rows * each.cell.processes
+            key = (each.cell.model, each.cell.rows, each.cell.is_long)
+            groups.setdefault(key, []).append((samples / planned, samples / seconds))
+    return [max(group)[1] >= 0.95 * max(rate for _, rate in group) for group in groups.values() if len(group) > 1]
+
+
+def _share(holds: Iterable[bool]) -> float:
+    found = list(holds)
+    return 100 * sum(found) / len(found) if found else math.nan
+
+
+def main() -> None:
+    """Run what has not run yet, and print the table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.plan_grid", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--cells", type=int, default=CELLS, metavar="N", help="only the first N of the grid")
+    parser.add_argument("--work", type=Path, default=Path("runs/plan-grid"), help="where the runs are")
+    parser.add_argument("--out", type=Path, default=Path("results/plan_grid.json"))
+    parser.add_argument("--fold", action="store_true", help="ship the fit with the package")
+    arguments = parser.parse_args()
+    wait_passively()
+    work, cells = arguments.work.resolve(), grid(arguments.cells)
+    halves = [("fit", "judge")[number % 2] for number in range(len(cells))]
+    work.mkdir(parents=True, exist_ok=True)
+    # Both halves are named before the first run.
+    files.write_json(work / "halves.json", {cell.name: half for cell, half in zip(cells, halves, strict=True)})
+    path = work / "machine.json"
+    if not path.is_file():
+        probe().write(path)
+    machine, runs = read_probe(path), list[GridRun]()
+    prepared(work)
+    for number, (cell, half) in enumerate(zip(cells, halves, strict=True)):
+        runs.append(measured(cell, half, work, machine, repeat=number % REPEATED == 1))
+        print(f"{number + 1}/{len(cells)} {half} {cell.name}: {runs[-1].status}", flush=True)
+        files.write_json(arguments.out, {"machine": asdict(machine), "runs": [asdict(each) for each in runs]})
+    figures, calibration = judged(runs, machine)
+    for figure in figures:
+        print(figure.line())
+    document = {"figures": [figure.to_json() for figure in figures], "machine": asdict(machine)}
+    files.write_json(arguments.out, {**document, "runs": [asdict(each) for each in runs]})
+    if arguments.fold:
+        calibration.write(SHIPPED)
+        print(f"written to {SHIPPED}")
+    print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

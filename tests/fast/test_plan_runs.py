@@ -1,0 +1,141 @@
+"""Plans without a GPU: by a probe of the machine, by what finished runs tell, and beside what a run measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.made import a_rank, a_record, write_run
+from zeropods.cli import main
+from zeropods.plan.shapes import t5_shape
+from zeropods.tables import GIB
+
+BARE = 300_000_000
+PROBE = {
+    "measured_at": "2026-01-02T03:04:05+00:00",
+    "hardware": {"cpu": "a CPU", "cores": 2, "memory_bytes": 24 * GIB, "gpus": None},
+    "versions": {"python": "3.11.4"},
+    "matmul_flops_per_second": {"fp32": {"512": 5e10, "1024": 1e11}},
+    "memory_bandwidth": 2e10,
+    "processes": 2,
+    "machines": 1,
+    "bandwidth": 1e9,
+    "latency_seconds": 1e-4,
+    "python_seconds": 1e-5,
+    "process_bytes": BARE,
+    "pcie_bandwidth": None,
+}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ZEROPODS_HOME", str(tmp_path / "home"))
+    return a_probe(tmp_path / "machine.json")
+
+
+def a_probe(path: Path, **values: Any) -> Path:
+    path.write_text(json.dumps({**PROBE, **values}))
+    return path
+
+
+def plan(capsys: pytest.CaptureFixture[str], machine: Path, *argv: str) -> dict[str, Any]:
+    flags = ["--model", "t5-small", "--device", "cpu", "--machine", str(machine), "--technique", "none", *argv]
+    assert main(["plan", *flags, "--json"]) == 0
+    (found,) = (document := json.loads(capsys.readouterr().out))["techniques"]
+    return {**found, "source": document["source"]}
+
+
+def runs(folder: Path, capsys: pytest.CaptureFixture[str], machine: Path, factor: float, steps: float) -> None:
+    """Eight runs that needed that many times what was planned of them."""
+    for rows in range(2, 18, 2):
+        planned = plan(capsys, machine, "--batch-size", str(rows), "--source-length", "64", "--target-length", "32")
+        above = factor * (planned["bytes"]["total"] - BARE)
+        seconds = steps * planned["step_seconds"]
+        statistics = {"samples": 9, "peak": 1.0, "mean": 1.0, "minimum": float(BARE), "p95": None}
+        rank = a_rank(
+            shape=asdict(t5_shape("t5-small")), step_seconds=[seconds] * 5, sampled={"resident_bytes": statistics},
+            largest_batch={"rows": rows, "source_tokens": 64, "target_tokens": 32}, padded_tokens=5 * rows * 96,
+            peak_resident_bytes=BARE + round(above),
+        )  # fmt: skip
+        record = a_record(ranks=[rank], effective_batch_size=rows, model_id="t5-small", run_id=f"{rows}")
+        write_run(folder / str(rows), record)
+
+
+def test_a_plan_without_a_gpu_is_of_resident_memory_and_of_the_cores(
+    machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, shared = plan(capsys, machine), plan(capsys, machine, "--threads", "1")
+    assert whole["bytes"]["context"] == BARE and whole["bytes"]["total"] == sum(
+        size for part, size in whole["bytes"].items() if part != "total"
+    )
+    assert whole["bytes"]["total"] == shared["bytes"]["total"]
+    assert whole["step_seconds"] < shared["step_seconds"] <= 2.01 * whole["step_seconds"]
+    assert "the probe of 2 cores of a CPU" in whole["source"]
+    # Where an interval is known its upper end has to fit into the pod's share of the machine.
+    rows = whole["largest_batch_size"]
+    most = plan(capsys, machine, "--batch-size", str(rows))
+    assert most["fits"] and most["intervals"]["memory"][1] <= 24 * GIB / 3
+    assert not plan(capsys, machine, "--batch-size", str(rows + 1))["fits"]
+
+
+def test_pods_that_share_a_machine_share_its_cores(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    way = ["--model", "t5-small", "--device", "cpu", "--machine", str(machine), "--technique", "ddp", "--pods", "4"]
+    steps = []
+    for hosts in ("1", "2", "4"):
+        assert main(["plan", *way, "--hosts", hosts, "--json"]) == 0
+        steps.append(json.loads(capsys.readouterr().out)["techniques"][0]["step_seconds"])
+    assert steps == sorted(steps, reverse=True) and steps[0] > 1.5 * steps[-1]
+
+
+def test_a_plan_learns_its_error_from_finished_runs_and_a_summary_marks_what_fell_outside(
+    machine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = plan(capsys, machine, "--batch-size", "7", "--source-length", "64", "--target-length", "32")
+    runs(tmp_path / "runs", capsys, machine, factor=1.3, steps=0.5)
+    assert main(["plan", "--fit", str(tmp_path / "runs"), "--machine", str(machine), "--json"]) == 0
+    fitted = json.loads(capsys.readouterr().out)
+    assert fitted["runs"] == 8 and max(fitted["error"].values()) < 0.05
+    after = plan(capsys, machine, "--batch-size", "7", "--source-length", "64", "--target-length", "32")
+    assert f"8 runs of {tmp_path / 'runs'}" in after["source"]
+    above = after["bytes"]["total"] - BARE
+    assert above == pytest.approx(1.3 * (before["bytes"]["total"] - BARE), rel=0.05)
+    assert after["step_seconds"] == pytest.approx(0.5 * before["step_seconds"], rel=0.1)
+    low, high = after["intervals"]["memory"]
+    assert low <= after["bytes"]["total"] * 1.05 and high >= after["bytes"]["total"] * 0.95
+    runs(tmp_path / "later" / "alike", capsys, machine, factor=1.0, steps=1.0)
+    runs(tmp_path / "later" / "larger", capsys, machine, factor=1.4, steps=1.0)
+    assert main(["summary", str(tmp_path / "later"), "--out", str(tmp_path / "summary"), "--json"]) == 0
+    lines = (tmp_path / "summary" / "summary.md").read_text().splitlines()
+    marked = [line for line in lines if "(outside)" in line]
+    assert marked
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "--model is missing; give a name such as t5-large, or --fit RUNS"),
+        (["--model", "t5-small", "--device", "cpu", "--machine", "none.json"], "none.json: no such file; zeropods"),
+        (["--model", "t5-small", "--device", "cpu", "--machine", "cut.json"], "zeropods probe again"),
+        (["--model", "t5-small", "--device", "cpu", "--machine", "zero.json"], "bandwidth 0.0; expected more than 0"),
+        (["--model", "t5-small", "--machine", "machine.json"], "without a GPU; give --device cpu"),
+        (["--model", "t5-small", "--device", "cpu", "--gpu", "A100"], "--gpu A100: is of GPUs; leave it out"),
+        (["--model", "t5-small", "--device", "cpu", "--machine", "machine.json", "--precision", "bf16"], "fp32 only"),
+        (["--fit", "few"], "too few runs to fit; expected at least 6 of one device"),
+        (["--fit", "nowhere"], "nowhere: no such folder"),
+    ],
+)  # fmt: skip
+def test_what_no_plan_can_be_made_of_is_one_line(
+    argv: list[str], said: str, machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = machine.parent
+    monkeypatch.chdir(here)
+    (here / "cut.json").write_text(machine.read_text()[:200])
+    a_probe(here / "zero.json", bandwidth=0.0)
+    write_run(here / "few" / "one", a_record())
+    assert main(["plan", *argv]) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line

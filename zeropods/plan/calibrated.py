@@ -1,0 +1,208 @@
+"""Plans by what runs have shown: factors of a plan's parts, and how far off it was; without a GPU there is no other.
+
+A calibration (`measure.calibration`) holds both. Parts without a GPU are bytes of resident memory above the bare
+process, and seconds at the machine's own rates.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from zeropods.measure.calibration import Calibration, Sample
+from zeropods.measure.probe import MachineProbe
+from zeropods.plan.activations import activations
+from zeropods.plan.estimate import ADAM_BYTES, Arithmetic, StepTime, step_time, traffic
+from zeropods.plan.machines import Machines
+from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory, recorded_job
+from zeropods.plan.shapes import Shape, T5Shape
+from zeropods.plan.workload import Term, Workload, share, total
+from zeropods.tables import MIB
+from zeropods.techniques import Technique, ZeroSettings
+
+if TYPE_CHECKING:
+    from zeropods.measure.record import Record
+
+CPU = "cpu"
+STATES = ("parameters", "gradients", "optimizer")
+USED = "device_used_bytes"
+UNIT = 100.0 * MIB
+"""Of parts that are constant."""
+
+
+@dataclass(frozen=True)
+class Calibrated(Arithmetic):
+    """A plan on one device, and its error."""
+
+    calibration: Calibration
+    device: str
+    """`cpu`, or a GPU's name, whose plans are arithmetic still: runs say only how far off they are."""
+    probe: MachineProbe
+
+    def memory(self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> PlannedMemory:
+        """Without a GPU resident memory: the plan's terms, and what comes to them by the runs."""
+        if self.device != CPU:
+            return super().memory(work, technique, machines, zero)
+        ranks = machines.pods * machines.slots
+        plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
+        parts = resident_parts(work, technique, ranks, zero)
+        states = [term for term in plan.host_terms if term.part in STATES and "loaded" not in term.name]
+        place = {"activations": 1 if isinstance(work.shape, T5Shape) else 2, "buffers": 3}
+        terms = [self._as_run(term, place.get(term.part, 0)) for term in (*plan.terms, *states)]
+        rest = round(self.calibration.planned(CPU, "memory", parts)) - total(terms)
+        beside = Term("libraries, process group, flat gradients of a step", rest, "by runs")
+        bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
+        return replace(plan, terms=(*terms, beside, bare), host_terms=())
+
+    def _as_run(self, term: Term, place: int) -> Term:
+        """A term times the factor of its part."""
+        factor = self.calibration.factors[CPU]["memory"][place]
+        return replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} by runs x {term.formula}")
+
+    def time(
+        self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int
+    ) -> StepTime:
+        """Without a GPU nothing hides behind anything: all of it takes the same cores."""
+        if self.device != CPU:
+            return super().time(work, technique, machines, zero, passes)
+        parts = step_parts(work, technique, machines, zero, passes, self.probe)
+
+        def of(*places: int) -> float:
+            chosen = [part if place in places else 0.0 for place, part in enumerate(parts)]
+            return self.calibration.planned(CPU, "time", chosen)
+
+        return StepTime(
+            compute_seconds=of(0, 1, 5, 6),
+            communication_seconds=of(3, 4),
+            exposed_communication_seconds=of(3, 4),
+            offload_seconds=0.0,
+            processor_seconds=of(2),
+        )
+
+    def interval(
+        self, work: Workload, technique: Technique, quantity: str, planned: float
+    ) -> tuple[float, float] | None:
+        """By runs of the same technique, device and family; of wider kinds where too few of that are known."""
+        bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
+        span = self.interval_of(technique.name, family_of(work.shape), quantity)
+        return span and (bare + span[0] * (planned - bare), bare + span[1] * (planned - bare))
+
+    def interval_of(self, technique: str, family: str, quantity: str) -> tuple[float, float] | None:
+        """The same by names, as parts of what is planned above the bare process."""
+        span = self.calibration.interval(self.device, technique, family, quantity)
+        factor = 1.0 if self.device == CPU else self.calibration.planned(self.device, quantity, [1.0])
+        return span and (span[0] * factor, span[1] * factor)
+
+
+def family_of(shape: Shape) -> str:
+    """`t5`, or a causal model's family."""
+    return getattr(shape, "family", "t5")
+
+
+def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[float, ...]:
+    """Bytes above the bare process: what a factor is fitted for, and constants of DeepSpeed and of a process group."""
+    plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
+    saved, flat = total(plan.terms, "activations"), MASTER * share(work.shape.parameters, ranks)
+    is_t5 = isinstance(work.shape, T5Shape)
+    return (
+        plan.state_bytes,
+        saved * is_t5,
+        saved * (not is_t5),
+        total(plan.terms, "buffers"),
+        # Gradients of a rank's share, flat, while it steps.
+        flat * (technique.stage in (1, 2)),
+        flat * (technique.stage == 3),
+        UNIT,
+        UNIT * (technique.stage > 0),
+        UNIT * (ranks > 1 and not technique.is_alone),
+    )
+
+
+def step_parts(
+    work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int, probe: MachineProbe
+) -> tuple[float, ...]:
+    """Seconds at the machine's own rates, of processes that share its cores.
+
+    Arithmetic; reading and writing activations; the optimizer; volume and messages of collectives; Python, and what it
+    adds under ZeRO for each tensor.
+    """
+    ranks, cores = 1 if technique.is_alone else machines.pods * machines.slots, probe.cores
+    sharing = math.ceil(ranks / machines.hosts)
+    used = min(machines.threads or cores, cores / sharing) / cores
+    own = share(work.shape.parameters, ranks if technique.stage else 1)
+    tensors = len(work.shape.weights) * probe.python_seconds * max(1.0, sharing / cores)
+    one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
+    latencies = (0.0, probe.latency_seconds)
+    network = [traffic(work, technique, replace(one_each, latency_seconds=each), zero) for each in latencies]
+    volume, both = (each.forward_seconds + each.backward_seconds + each.step_seconds for each in network)
+    return (
+        passes * sum(work.flops()) / (used * probe.flops(work.precision)),
+        passes * total(activations(work).terms()) / (used * probe.memory_bandwidth),
+        ADAM_BYTES * own * sharing / probe.memory_bandwidth,
+        volume,
+        max(0.0, both - volume),
+        passes * tensors * (2 if work.checkpointing else 1),
+        tensors * (technique.stage > 0) * (3 if technique.stage == 3 else 1),
+    )
+
+
+# A recorded run: what is planned of it, and what it measured.
+
+
+def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
+    """A finished run, to be fitted or judged; None for one that cannot be planned.
+
+    Args:
+        probe: that of its machine, for a run without a GPU.
+    """
+    job = recorded_job(record)
+    if job is None or record.status != "ok":
+        return None
+    largest, technique, zero = job
+    gpu, mean = record.ranks[0].gpu, mean_workload(record, largest)
+    ranks, passes = record.world_size, record.gradient_accumulation_steps
+    if gpu is None:
+        hosts = len({rank.machine for rank in record.ranks})
+        machines = Machines(pods=ranks, hosts=hosts, threads=record.identity.get("threads") or None)
+        memory = resident_parts(largest, technique, ranks, zero)
+        time = step_parts(mean, technique, machines, zero, passes, probe)
+    else:
+        machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
+        memory = (plan_memory(largest, technique, ranks, zero).device_bytes,)
+        time = (step_time(mean, technique, machines, zero, passes).seconds,)
+    return Sample(
+        technique=technique.name,
+        device=gpu or CPU,
+        family=family_of(largest.shape),
+        parts={"memory": memory, "time": time},
+        measured={"memory": resident_above(record) if gpu is None else used(record), "time": measured_step(record)},
+    )
+
+
+def resident_above(record: Record) -> float | None:
+    """Peak resident memory of the rank that needed most, above what it had when its process had loaded libraries."""
+    sampled = [(rank.peak_resident_bytes, rank.sampled.get("resident_bytes")) for rank in record.ranks]
+    above = [peak - found.minimum for peak, found in sampled if peak is not None and found is not None]
+    return max(above) if above and len(above) == len(sampled) else None
+
+
+def used(record: Record) -> float | None:
+    """Peak of the GPU's memory that was in use, of the fullest."""
+    return max((rank.sampled[USED].peak for rank in record.ranks if USED in rank.sampled), default=None)
+
+
+def measured_step(record: Record) -> float | None:
+    """Median seconds of a step after warm-up, of the slowest rank."""
+    timed = [rank.step_seconds[rank.warmup_steps :] for rank in record.ranks]
+    return max(map(median, timed)) if timed and all(timed) else None
+
+
+def mean_workload(record: Record, largest: Workload) -> Workload:
+    """The mean batch of a run, by its tokens with padding."""
+    batches = sum(len(rank.step_seconds) for rank in record.ranks) * record.gradient_accumulation_steps
+    padded = sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows)
+    whole = largest.tokens + (largest.labels if isinstance(largest.shape, T5Shape) else 0)
+    tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))
+    return replace(largest, tokens=tokens, labels=labels) if padded else largest

@@ -1,0 +1,162 @@
+"""One rank of `zeropods probe`: what its machine reaches, measured alone, and its collectives with the others.
+
+    RANK=0 WORLD_SIZE=3 MASTER_ADDR=... MASTER_PORT=... python -m zeropods.train.probe
+
+Rank 0 prints what was measured, as a JSON document, last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import import_module
+
+import torch
+import torch.distributed as dist
+
+from zeropods.measure import environment
+from zeropods.measure.memory import resident_bytes
+from zeropods.measure.probe import MachineProbe
+from zeropods.train import quick_imports
+
+SECONDS = 0.5
+"""Time for one figure, after a round that warms up."""
+PARAMETERS = 4_000_000
+"""Of the optimizer's step: more than caches hold."""
+ADAM_BYTES = 28
+"""Bytes per parameter of such a step, FP32: weight, gradient and both moments read, all but the gradient written."""
+OPERATIONS = 500
+"""Small operations in a row, then their gradients."""
+LARGE, SMALL = 1 << 24, 1
+"""Elements of the all-reduces, FP32: one that shows the bandwidth, one that shows the latency."""
+PINNED_BYTES = 1 << 28
+IMPORTED = ("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed")
+
+
+def measure() -> MachineProbe | None:
+    """What rank 0 found out; None on the others."""
+    # What imports transformers comes after a rank's own imports, which leave out a part of it.
+    from zeropods.train.device import gpu_name
+    from zeropods.train.processes import gathered, rank, world_size
+
+    bare = _of_a_fork(resident_bytes)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    alone = _alone() if rank() == 0 else {}
+    dist.barrier()
+    # On one thread each, as ranks that share a machine have it.
+    torch.set_num_threads(1)
+    seconds = [_reduced_seconds(size) for size in (SMALL, LARGE)]
+    machines = len(set(gathered(environment.machine())))
+    others = world_size() - 1
+    if rank():
+        return None
+    around = 2 * max(1, others)
+    return MachineProbe(
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        hardware=environment.hardware() | {"gpus": [name] if (name := gpu_name()) else None},  # type: ignore[arg-type]
+        versions=environment.versions(),
+        processes=world_size(),
+        machines=machines,
+        bandwidth=around / world_size() * 4 * LARGE / max(1e-9, seconds[1] - seconds[0]),
+        latency_seconds=seconds[0] / around,
+        process_bytes=bare,
+        **alone,  # type: ignore[arg-type]
+    )
+
+
+def _alone() -> dict[str, object]:
+    """What rank 0 measures while the others wait."""
+    from zeropods.train.device import matmul_rates, multiplies_bf16
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    precisions = ["fp32", *(["bf16"] if multiplies_bf16() else [])]
+    rates = {each: {str(side): rate for side, rate in matmul_rates(each).items()} for each in precisions}
+    weights = torch.nn.Parameter(torch.ones(PARAMETERS, device=device))
+    weights.grad = torch.ones_like(weights)
+    step = torch.optim.AdamW([weights], fused=True).step
+    small = torch.ones(16, device=device, requires_grad=True)
+
+    def operations() -> None:
+        value = small
+        for _ in range(OPERATIONS):
+            value = value * small
+        value.sum().backward()
+
+    found: dict[str, object] = {
+        "matmul_flops_per_second": rates,
+        "memory_bandwidth": ADAM_BYTES * PARAMETERS / _fastest(lambda: (step(), None)[1]),
+        "python_seconds": _fastest(operations) / OPERATIONS,
+    }
+    if device == "cuda":
+        host, gpu = (
+            torch.empty(PINNED_BYTES, dtype=torch.int8).pin_memory(),
+            torch.empty(PINNED_BYTES, dtype=torch.int8),
+        )
+        target = gpu.to(device)
+        found["pcie_bandwidth"] = PINNED_BYTES / _fastest(lambda: (target.copy_(host), None)[1])
+    return found
+
+
+def _reduced_seconds(size: int) -> float:
+    """Seconds of an all-reduce; every rank makes as many."""
+    tensor = torch.ones(size, device="cuda" if torch.cuda.is_available() else "cpu")
+    rounds = 4 if size > SMALL else 200
+    dist.all_reduce(tensor)
+    _synchronize()
+    began = time.perf_counter()
+    for _ in range(rounds):
+        dist.all_reduce(tensor)
+    _synchronize()
+    return (time.perf_counter() - began) / rounds
+
+
+def _fastest(action: Callable[[], None]) -> float:
+    """Seconds of the fastest of many rounds."""
+    action()
+    _synchronize()
+    fastest, began = float("inf"), time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        mark = time.perf_counter()
+        action()
+        _synchronize()
+        fastest = min(fastest, time.perf_counter() - mark)
+    return fastest
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _of_a_fork(read: Callable[[], int]) -> int:
+    """What a fork of this process reads of itself: ranks without a GPU are forks (`launch.forks`)."""
+    if torch.cuda.is_available():
+        return read()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, str(read()).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    return int(os.read(reading, 64))
+
+
+def main() -> None:
+    """Import what a rank imports; measure, print, leave."""
+    with quick_imports():
+        for name in IMPORTED:
+            import_module(name)
+    from zeropods.train.processes import leave
+
+    found = measure()
+    leave()
+    if found is not None:
+        print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()
