@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,20 +60,18 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 
     if arguments.fit:
         return _fit(arguments)
-    if arguments.what_if and arguments.device == "cpu":
-        raise UserError("--what-if: is of GPUs; leave it out with --device cpu")
     by, probe, source = _by(arguments)
     report = PlanReport(plan(request_of(arguments, probe), by), source)
     made = report.to_json()
     saving = _saving(arguments, report.plan.best)
     said = f"\n\n{_saving_text(saving)}" if saving else ""
-    found, phases = (
-        (what_ifs(report.plan), life(report.plan, arguments.save_seconds)) if arguments.what_if else ((), ())
-    )
-    more = f"\n\n{what_if_table(found)}\n{life_table(phases)}".rstrip() if arguments.what_if else ""
+    more, asked = "", {}
+    if arguments.what_if:
+        found, phases = what_ifs(report.plan, partial(plan, by=by)), life(report.plan, arguments.save_seconds)
+        more = f"\n\n{what_if_table(found)}\n{life_table(phases)}".rstrip()
+        asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
     arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
-    asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
-    return {**made, "saving": saving, "formulas": arguments.formulas, **(asked if arguments.what_if else {})}
+    return {**made, "saving": saving, "formulas": arguments.formulas, **asked}
 
 
 def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.plan.calibrated import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.machines import GIGA, PEAKS, TERA, Machines, memory_bytes
-from zeropods.plan.memory import LOADING, MASTER, MOMENTS, PROCESS_BYTES
+from zeropods.plan.memory import LOADING, MASTER, MOMENTS
 from zeropods.plan.workload import PARTS, Term, Workload, total
 from zeropods.report.plan import TIMES, gib, rate
 from zeropods.tables import GIB, Table, counted
@@ -82,6 +83,9 @@ def command_of(request: Request) -> str:
     usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory_bytes(gpu) or GIB)
     if gpu != Machines().gpu:
         argv += ["--gpu", gpu]
+    if request.machines.device == CPU:
+        usual = replace(usual, gpu_memory_bytes=request.gpu_memory_bytes)
+        argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
     for asked, other in ((request.machines, usual.machines), (request, usual)):
         for each in fields(asked):
             value = getattr(asked, each.name)
@@ -117,8 +121,9 @@ class _Questions:
         other = "bf16" if one.precision == "fp32" else "fp32"
         yield self.compared(f"{other.upper()}, not {one.precision.upper()}", lambda: replace(one, precision=other))
         yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
-        yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
-        yield self.cheaper_gpu()
+        if one.machines.device != CPU:
+            yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
+            yield self.cheaper_gpu()
 
     def on(self, **changed: Any) -> Request:
         """All techniques on other machines."""
@@ -271,7 +276,10 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     found, request = recommended(made), made.request
     work = replace(request, **found.labels).variants()[0][0].under(found.technique)
     weights = Term.of("weights, FP32", MASTER, work.shape.parameters)
-    kept = [term for term in found.memory.host_terms if term.name != LOADING]
+    # Without a GPU all of a process is in the host's memory.
+    terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
+    kept = [term for term in terms if term.name != LOADING]
+    bare = total(kept, "context")
     host, times, saved = found.slots * total(kept), math.ceil(request.epochs), checkpoint(work, found.technique)
     saving = total(saved) / DISK if save_seconds is None else save_seconds
     epoch = None if found.total_seconds is None else found.total_seconds / request.epochs
@@ -280,9 +288,9 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     phases = [
         LifePhase(
             phase="start",
-            host_bytes=found.slots * (PROCESS_BYTES + weights.bytes),
+            host_bytes=found.slots * (bare + weights.bytes),
             seconds=START_SECONDS + weights.bytes / DISK,
-            formula=f"{found.slots} x ({weights.formula} + 2 GiB); {START_SECONDS:g} s, disk {DISK / GIGA:g} GB/s",
+            formula=f"{found.slots} x ({weights.formula} + {gib(bare)} GiB); {START_SECONDS:g} s, {DISK / GIGA:g} GB/s",
         ),
         LifePhase(
             phase="steps, from the first on",
