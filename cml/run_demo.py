@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from zeropods.demo.page import ANY_NAME, OWN_NAMES, serve
-from zeropods.errors import UserError, guarded, terminable
+from zeropods.errors import UserError, guarded
+from zeropods.pods.processes import terminable
 from zeropods.programs import wait_passively
 
 

@@ -14,8 +14,9 @@ import socket
 import sys
 from pathlib import Path
 
-from zeropods.errors import UserError, guarded, terminable
+from zeropods.errors import UserError, guarded
 from zeropods.launch.local import run_child
+from zeropods.pods.processes import terminable
 
 HOST = "127.0.0.1"
 GRACE_SECONDS = 5.0

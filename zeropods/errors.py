@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 
 
 class UserError(Exception):
@@ -47,27 +44,6 @@ def guarded(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130
-
-
-@contextlib.contextmanager
-def terminable(*, saving: signal.Signals | None = None) -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that its record is written.
-
-    Args:
-        saving: the signal that asks for a save instead; where it is SIGTERM, that stays as it is.
-    """
-    if saving == signal.SIGTERM:
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(line: str, status: int = 1) -> int:

@@ -91,12 +91,12 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        with contextlib.suppress(OSError), _held(left):
+        with contextlib.suppress(OSError), held(left):
             # One that was killed between its two renames holds the only copy of what was there.
             if any(left.iterdir()) and (out.exists() or not (left / "old").exists()):
                 shutil.rmtree(left, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    with _held(staging):
+    with held(staging):
         try:
             built = staging / "new"
             built.mkdir()
@@ -116,9 +116,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """Hold a folder, as whoever writes in it does; `BlockingIOError` where another process holds it."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

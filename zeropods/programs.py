@@ -202,16 +202,18 @@ class Turn:
 
 def is_taken(folder: Path) -> bool:
     """Whether a process of this machine compiles or loads the extension of a folder now."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+    return is_held(folder / LOCK)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether somebody holds a lock at this moment."""
+    if not lock.is_file():
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+    with open(lock, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

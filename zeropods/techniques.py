@@ -97,16 +97,16 @@ does not, beside None: ZeRO++, MiCS, ZenFlow, NVMe, partial offload, tensor para
 
 def keys_beyond(config: Mapping[str, Any]) -> dict[str, object]:
     """The keys, with their values, that make a DeepSpeed configuration none of the techniques."""
-    found = {}
-    for path, plain in PLAIN.items():
-        *blocks, key = path.split(".")
-        place = config
-        for block in blocks:
-            place = _object(place, block)
-        value = place.get(key)
-        if value is not None and value not in plain:
-            found[path] = value
-    return found
+    found = {path: lookup(config, path) for path in PLAIN}
+    return {path: value for path, value in found.items() if value is not None and value not in PLAIN[path]}
+
+
+def lookup(config: Mapping[str, Any], dotted: str) -> Any:
+    """The value at `block.key` of a DeepSpeed configuration; None where it or its block is absent."""
+    value: Any = config
+    for key in dotted.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def technique_text(name: str, config: Mapping[str, Any] | None) -> str:

@@ -180,7 +180,7 @@ def _export(arguments: argparse.Namespace) -> Result:
 
 def _demo(arguments: argparse.Namespace) -> Result:
     from zeropods.demo.page import serve
-    from zeropods.errors import terminable
+    from zeropods.pods.processes import terminable
 
     def announce(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

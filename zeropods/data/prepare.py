@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-CAUSAL_TASKS = ("squad", "lm")
 LOSSES = ("answer", "all")
 FEWEST_TOKENS = 2
 """A row of one token has nothing to predict, a source of one nothing to read beside its end token."""
@@ -156,15 +155,11 @@ class CausalPreparation:
     """lm: the field of JSON lines, Parquet and data sets at the hub that holds the text."""
 
     def __post_init__(self) -> None:
-        if self.task not in CAUSAL_TASKS:
-            raise UserError(f"task {self.task!r}; expected {' or '.join(CAUSAL_TASKS)}")
         if self.loss_on not in (None, *LOSSES):
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
         _at_least(FEWEST_TOKENS, "max_seq_length", self.max_seq_length)
-        if self.task == "squad" and self.dataset_config is not None:
-            raise UserError(f"dataset_config {self.dataset_config!r}: SQuAD is read from a folder; leave it out")
         _at_least(1, "limit", self.limit)
 
     @property

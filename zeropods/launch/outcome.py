@@ -27,7 +27,8 @@ from zeropods.measure.record import (
     read_rank,
     write_record,
 )
-from zeropods.measure.run_folder import CONFIG, LOCK, is_held, locked
+from zeropods.measure.run_folder import CONFIG, LOCK, locked
+from zeropods.programs import is_held
 from zeropods.tables import GIB, progress
 
 if TYPE_CHECKING:

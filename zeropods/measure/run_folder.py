@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -35,18 +34,6 @@ class Opening:
     """True where this very run has ended with status `ok`: there is nothing to do."""
     resume: bool
     """True where earlier checkpoints may be used."""
-
-
-def is_held(lock: Path) -> bool:
-    """Whether somebody holds a lock at this moment."""
-    if not lock.is_file():
-        return False
-    with open(lock, encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def locked(folder: Path, lock: str = LOCK) -> AbstractContextManager[None]:

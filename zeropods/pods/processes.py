@@ -20,6 +20,7 @@ from types import FrameType
 import psutil
 from psutil import Process
 
+from zeropods.files import held
 from zeropods.measure.heartbeat import STACKS
 from zeropods.programs import prctl
 
@@ -179,6 +180,21 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
 
 
 @contextmanager
+def terminable(*, saving: signal.Signals | None = None) -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, so that its record is written.
+
+    Args:
+        saving: the signal that asks for a save instead; where it is SIGTERM, that stays as it is.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    with handled({signal.SIGTERM} - {saving}, interrupt):
+        yield
+
+
+@contextmanager
 def deferred() -> Iterator[None]:
     """Let what is inside come to its end before Ctrl-C or SIGTERM take effect.
 
@@ -256,13 +272,8 @@ def make_private_folder(prefix: str) -> Path:
 
 
 def _remove_if_left(folder: Path) -> None:
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return
-    about = os.fstat(handle)
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(OSError):
+        about = folder.lstat()
         if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-    os.close(handle)
+            with held(folder):
+                shutil.rmtree(folder, ignore_errors=True)

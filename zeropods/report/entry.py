@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, QueryScore, Score, score_of
 from zeropods.measure.record import Record, RunConfig, read_config, read_record
-from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD, is_held
+from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD
 from zeropods.plan.shapes import shape_from
+from zeropods.programs import is_held
 from zeropods.report.figures import Values
 
 if TYPE_CHECKING:

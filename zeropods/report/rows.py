@@ -228,14 +228,8 @@ def _mib(size: float) -> str:
     return f"{size / MIB:,.1f}"
 
 
-def _pods(sizes: Sequence[float]) -> str:
-    low, high = _gib(min(sizes)), _gib(max(sizes))
-    return low if low == high else f"{low}-{high}"
-
-
-def _mib_pods(sizes: Sequence[float]) -> str:
-    low, high = _mib(min(sizes)), _mib(max(sizes))
-    return low if low == high else f"{low}-{high}"
+def _pods(sizes: Sequence[float], form: Callable[[float], str] = _gib) -> str:
+    return "-".join(dict.fromkeys((form(min(sizes)), form(max(sizes)))))
 
 
 def _giga(rate: float) -> str:
@@ -255,7 +249,7 @@ RESULTS = (
     Column("pods", "pods"),
     Column("samples_per_second", "throughput", "samples/s", _ONE),
     Column("speed_text", "speed-up"),
-    Column("pod_state_bytes", "states of each pod", "MiB", _mib_pods),
+    Column("pod_state_bytes", "states of each pod", "MiB", lambda sizes: _pods(sizes, _mib)),
     Column("inference_text", "inference result"),
     Column("duration_seconds", "duration", "s", _ONE),
     Column("pod_activation_bytes", "activations, planned", "MiB", _mib),

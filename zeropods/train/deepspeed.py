@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
@@ -17,6 +16,8 @@ from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.files import json_kind
+from zeropods.programs import variable_set
+from zeropods.techniques import lookup
 
 Config = dict[str, Any]
 
@@ -127,14 +128,6 @@ def effective_config(template: Config, run_folder: Path) -> Config:
 def without_batch(template: Config) -> Config:
     """The template with `auto` for what the flags and the number of processes say too, and are compared with."""
     return {key: "auto" if key in BATCH else value for key, value in template.items()}
-
-
-def lookup(config: Config, dotted: str) -> Any:
-    """The value at `block.key`; None where it or its block is absent."""
-    value: Any = config
-    for key in dotted.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Config:
@@ -292,17 +285,9 @@ def spare_compiler(config: Mapping[str, Any]) -> None:
     optimizer = config.get("optimizer") or {}
     if str(optimizer.get("type", "")).lower() == "muon":
         return
-    before = os.environ.get(DISABLE)
-    os.environ[DISABLE] = "1"
-    try:
-        # One of another version of DeepSpeed may have none.
-        with suppress(ImportError):
-            import_module(MUON)
-    finally:
-        if before is None:
-            del os.environ[DISABLE]
-        else:
-            os.environ[DISABLE] = before
+    # One of another version of DeepSpeed may have none.
+    with variable_set(DISABLE, "1"), suppress(ImportError):
+        import_module(MUON)
 
 
 # DeepSpeed's operation that adds tensors up in shared memory, which training never calls.

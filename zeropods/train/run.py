@@ -17,10 +17,11 @@ from transformers import EarlyStoppingCallback, IntervalStrategy, TrainingArgume
 from transformers.trainer_callback import PrinterCallback
 
 from zeropods import files
-from zeropods.errors import UserError, terminable
+from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.record import RankMeasurement, Record, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
+from zeropods.pods.processes import terminable
 from zeropods.tables import GIB, counted
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments

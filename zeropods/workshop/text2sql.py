@@ -190,28 +190,20 @@ class Workshop(WorkshopSettings):
 
         Each `repeats` times, with the batch of `on_pods`, and scored.
         """
-        from zeropods.pods.hostfile import own_slots
-        from zeropods.sweep.matrix import matrix_of
-
         flags = self.going_on
         effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
         fewer = [{"technique": "zero1", "pods": self.pods - 1}] if self.pods > 2 else []
-        document = {
-            "model": flags.pop("model_id"),
-            "prompt": self.prompt,
-            "cells": [
-                {"technique": "none", "pods": 1},
-                {"technique": ["ddp", "zero1", "zero3_offload"], "pods": self.pods},
-                *fewer,
-            ],
-            "repeats": self.repeats,
-            "questions": self.questions,
-            "slots": own_slots(),
-            "timeout_seconds": MATRIX_SECONDS,
-            "dataset_path": str(flags.pop("dataset_path")),
-            "flags": {**flags, "init": str(self.run_folder), "effective_batch_size": effective},
-        }
-        return matrix_of(document, "workshop.matrix")
+        return self._matrix_of(
+            {
+                "model": flags.pop("model_id"),
+                "repeats": self.repeats,
+                "questions": self.questions,
+                "dataset_path": str(flags.pop("dataset_path")),
+                "flags": {**flags, "init": str(self.run_folder), "effective_batch_size": effective},
+            },
+            ["ddp", "zero1", "zero3_offload"],
+            *fewer,
+        )
 
     @property
     def states_folder(self) -> Path:
@@ -222,23 +214,26 @@ class Workshop(WorkshopSettings):
     def states_matrix(self) -> Matrix:
         """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model that is large enough to be seen."""
         from zeropods.pods.hostfile import own_slots
-        from zeropods.sweep.matrix import matrix_of
 
         processes = self.pods * own_slots()
         flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
-        document = {
-            "model": self.states_model,
-            "prompt": self.prompt,
-            "cells": [
-                {"technique": "none", "pods": 1},
-                {"technique": ["zero1", "zero2", "zero3"], "pods": self.pods},
-            ],
-            "slots": own_slots(),
-            "timeout_seconds": MATRIX_SECONDS,
-            "dataset_path": str(self._few.prepared),
-            "flags": {**flags, "logging_steps": 1, "effective_batch_size": STATES_ROWS * processes},
-        }
-        return matrix_of(document, "workshop.states_matrix")
+        return self._matrix_of(
+            {
+                "model": self.states_model,
+                "dataset_path": str(self._few.prepared),
+                "flags": {**flags, "logging_steps": 1, "effective_batch_size": STATES_ROWS * processes},
+            },
+            ["zero1", "zero2", "zero3"],
+        )
+
+    def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
+        """One process beside techniques on all pods, and further cells."""
+        from zeropods.pods.hostfile import own_slots
+        from zeropods.sweep.matrix import matrix_of
+
+        common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
+        compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
+        return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
 
     def measure_states(self, cluster: Cluster) -> Sweep:
         """Run `states_matrix`, on a few examples that are prepared first."""
