@@ -29,6 +29,8 @@ class Stack:
     tokens: int
     """Tokens per row."""
     layers: int
+    parameters: int
+    """Of all layers."""
     layer: int
     """What one layer saves."""
     layer_input: int
@@ -71,9 +73,24 @@ class Activations(ABC):
         self.head = FLOAT * work.rows * work.labels * work.shape.vocabulary
         """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
 
-    @abstractmethod
     def moments(self) -> Moments:
-        """Activations and gradients over the moments of a pass."""
+        """In the loss, at the last and the first layer of each side from the last to the first, and at the embedding.
+
+        Where both sides share a tied embedding, its gradient as a table is there beside that of the head after each.
+        """
+        size, beside, has_sides = self.work.element_bytes, self.mask + self.copies, len(self.stacks) > 1
+        matrix = max(weight.size for weight in self.work.shape.weights if weight.kind == "matrix")
+        made, backward = size * self.work.shape.embedding, []
+        below = [stack.layers * self.kept(stack) for stack in self.stacks]
+        for number in reversed(range(len(self.stacks))):
+            stack, before = self.stacks[number], beside + sum(below[:number]) + self.working(self.stacks[number])
+            ends = sum(each.ends for each in self.stacks[: number + 1])
+            backward.append((before + ends + below[number], made))
+            # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
+            others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
+            backward.append((before + self.kept(stack) + (self.tied_gradients // 2 if has_sides else 0), made + others))
+            made += size * stack.parameters
+        return Moments(self.in_loss(), (*backward, (self.tied_gradients, made)))
 
     @abstractmethod
     def _ends_term(self) -> Term:
@@ -149,7 +166,7 @@ class T5Activations(Activations):
 
     def __init__(self, work: Workload, shape: T5Shape) -> None:
         super().__init__(work)
-        self.shape = shape
+        self.shape, self.tied_gradients = shape, 2 * work.element_bytes * shape.embedding
         source, target = work.tokens, work.labels
         # The decoder's mask is the causal one, equal for all rows: so is its bias.
         encoder = self._self_attention(source, work.rows) + self._feed_forward(source)
@@ -158,33 +175,13 @@ class T5Activations(Activations):
         self.decoder = self._stack("decoder ", target, decoder)
         self.stacks = (self.encoder, self.decoder)
 
-    def moments(self) -> Moments:
-        """In the loss, and at the last and the first layer of decoder and encoder."""
-        layers, size, encoder, decoder = self.shape.layers, self.work.element_bytes, self.encoder, self.decoder
-        table, of_encoder, of_decoder = (
-            size * number
-            for number in (
-                self.shape.embedding,
-                sum(weight.size for weight in self.shape.stack(attentions=1)),
-                sum(weight.size for weight in self.shape.stack(attentions=2)),
-            )
-        )
-        whole_encoder = layers * self.kept(encoder)
-        with_ends, in_decoder, in_encoder = whole_encoder + encoder.ends, self.working(decoder), self.working(encoder)
-        backward = (
-            (with_ends + layers * self.kept(decoder) + in_decoder, table),
-            (with_ends + self.kept(decoder) + in_decoder + table, table + of_decoder),
-            (whole_encoder + in_encoder, table + of_decoder),
-            (self.kept(encoder) + in_encoder + table, table + of_decoder + of_encoder),
-        )
-        return Moments(self.in_loss(), backward)
-
     def _stack(self, prefix: str, tokens: int, layer: int) -> Stack:
         rows = self.work.rows * tokens
         return Stack(
             prefix=prefix,
             tokens=tokens,
             layers=self.shape.layers,
+            parameters=sum(weight.size for weight in self.shape.stack(1 if prefix == "encoder " else 2)),
             layer=layer,
             layer_input=self.size * rows * self.shape.d_model,
             # Gradients of the feed-forward's input and output.
@@ -261,6 +258,7 @@ class CausalActivations(Activations):
             prefix="",
             tokens=work.tokens,
             layers=shape.layers,
+            parameters=shape.layers * sum(weight.size for weight in shape.layer()),
             layer=self._attention(scores) + self._feed_forward(),
             layer_input=self.residual * self.rows * shape.hidden,
             # Of the feed-forward part, or of the scores.
@@ -268,19 +266,6 @@ class CausalActivations(Activations):
             ends=self._ends(),
         )
         self.stacks = (self.layers,)
-
-    def moments(self) -> Moments:
-        """In the loss, and at the last layer, the first layer and the embedding."""
-        shape, size, layers = self.shape, self.work.element_bytes, self.shape.layers
-        kept, working, beside = self.kept(self.layers), self.working(self.layers), self.mask + self.copies
-        # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
-        others = (layers - 1) * sum(weight.size for weight in shape.layer()) + shape.hidden * shape.ffn
-        backward = (
-            (layers * kept + working + self.layers.ends + beside, size * shape.embedding),
-            (kept + working + beside, size * (shape.embedding + others)),
-            (self.tied_gradients, size * shape.parameters),
-        )
-        return Moments(self.in_loss(), backward)
 
     def _attention(self, scores: int) -> int:
         """Norm, queries, keys and values with their rotation, scores, output, dropout of the result."""
@@ -373,27 +358,15 @@ class BuiltActivations(Activations):
                 prefix=prefix,
                 tokens=tokens,
                 layers=stack.layers,
+                parameters=parameters,
                 layer=round(value(stack.all, *sizes) / stack.layers),
                 layer_input=round(value(stack.input, *sizes)),
                 transient=max(GRADIENTS * self.size * work.rows * tokens * shape.inner, scores * tokens**2),
                 # All that lies outside the layers is there until the first backward pass through one.
                 ends=round(value(saved.ends, *sizes)) if stack is saved.stacks[-1] else 0,
             )
-            for (prefix, tokens), stack in zip(sides, saved.stacks, strict=True)
+            for (prefix, tokens), stack, parameters in zip(sides, saved.stacks, shape.stack_parameters, strict=True)
         )
-
-    def moments(self) -> Moments:
-        """In the loss, and at the last and the first layer of each side, from the last to the first."""
-        size, shape = self.work.element_bytes, self.shape
-        made, backward = size * shape.embedding, []
-        below = [stack.layers * self.kept(stack) for stack in self.stacks]
-        for number in reversed(range(len(self.stacks))):
-            stack, before = self.stacks[number], sum(below[:number])
-            backward.append((before + below[number] + self.working(stack) + stack.ends + self.copies, made))
-            made += size * shape.stack_parameters[number]
-            of_table = self.tied_gradients // 2 if shape.has_encoder else 0
-            backward.append((before + self.kept(stack) + self.working(stack) + self.copies + of_table, made))
-        return Moments(self.in_loss(), (*backward, (self.tied_gradients, made)))
 
     def _ends_term(self) -> Term:
         parts = (sum(stack.ends for stack in self.stacks), self.copies)

@@ -392,13 +392,13 @@ def _facts(config: str, folder: str | None) -> dict[str, Any]:
         "tied": head is not None and head.weight is table,
         "experts": None if expert is None else f"{active} of {expert.shape[0]}",
         "stack_parameters": [sum(p.numel() for p in stack.parameters()) for stack in stacks],
-        "own": [[p.numel(), _kind(name, p, table)] for name, p in model.named_parameters()],
+        "own": [[p.numel(), _kind(name, p, (table, head and head.weight))] for name, p in model.named_parameters()],
         "products": list(traced.products.items()),
     }
 
 
-def _kind(name: str, parameter: Tensor, table: Tensor) -> str:
-    if parameter is table:
+def _kind(name: str, parameter: Tensor, tables: tuple[Tensor, Tensor | None]) -> str:
+    if any(parameter is table for table in tables):
         return "embedding"
     return "norm" if parameter.dim() < 2 or NOT_DECAYED.search(name.lower()) else "matrix"
 
