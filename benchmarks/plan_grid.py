@@ -66,7 +66,7 @@ class GridCell:
     processes: int
     rows: int
     is_long: bool
-    """T5: table and question in the source, not the question alone; causal: 96 tokens of a row, not 48."""
+    """T5: table and question in the source, not the question alone; causal: 64 tokens of a row, not 32."""
     checkpointing: bool
 
     @property
@@ -135,7 +135,7 @@ def flags_of(cell: GridCell, work: Path) -> dict[str, Any]:
         **common,
         "model_name_or_path": cell.model if shape is None else work / "models" / cell.model,
         "init": "random" if shape is None else "pretrained",
-        "data": work / "data" / ("96" if cell.is_long else "48"),
+        "data": work / "data" / ("64" if cell.is_long else "32"),
         "gradient_accumulation_steps": 1,
         "max_train_steps": STEPS,
         "max_eval_steps": 2,
@@ -149,7 +149,7 @@ def prepared(work: Path) -> None:
         raw = write_sample(work / "sample").folder
         prepare(Preparation(data=raw, tokenizer="t5-tiny", prompt=prompt, limit=limit), work / "data" / prompt)
     text = write_sample(work / "text", task="lm").folder
-    for length in (48, 96):
+    for length in (32, 64):
         wanted = CausalPreparation(task="lm", data=text, tokenizer=GPT_TINY, max_seq_length=length, limit=limit)
         prepare(wanted, work / "data" / str(length))
     for name, shape in CAUSAL.items():

@@ -30,8 +30,12 @@ class MachineProbe:
     versions: dict[str, str | None]
     matmul_flops_per_second: dict[str, dict[str, float]]
     """By precision and side of square matrices, with all cores, or on the GPU."""
+    one_core_flops_per_second: dict[str, float]
+    """The best of them with one core, by precision."""
     memory_bandwidth: float
     """Bytes per second of an optimizer's step with all cores, read and written."""
+    one_core_bandwidth: float
+    """The same with one core."""
     processes: int
     """How many took part in the collectives."""
     machines: int
@@ -47,13 +51,25 @@ class MachineProbe:
     pcie_bandwidth: float | None = None
     """Bytes per second from host to GPU, of pinned memory; None without a GPU."""
 
-    def flops(self, precision: str) -> float:
-        """The best rate at this precision."""
+    def flops(self, precision: str, busy: float | None = None) -> float:
+        """The best rate at this precision, with all cores, or as many as are busy."""
         rates = self.matmul_flops_per_second.get(precision)
         if not rates:
             known = ", ".join(self.matmul_flops_per_second)
             raise UserError(f"--precision {precision}: the probe of this machine has {known} only; {REMEDY}")
-        return max(rates.values())
+        most = max(rates.values())
+        return self._of_cores(self.one_core_flops_per_second.get(precision, most), most, busy)
+
+    def bandwidth_of(self, busy: float) -> float:
+        """Bytes per second of so many busy cores together."""
+        return self._of_cores(self.one_core_bandwidth, self.memory_bandwidth, busy)
+
+    def _of_cores(self, one: float, most: float, busy: float | None) -> float:
+        """A rate between that of one core and that of all: cores that work at once share caches and their clock."""
+        if busy is None or self.cores == 1:
+            return most
+        # On a machine that was not idle one core alone may have been the faster.
+        return one + max(0.0, most - one) * (min(busy, self.cores) - 1) / (self.cores - 1)
 
     @property
     def cores(self) -> int:

@@ -30,6 +30,13 @@ STATES = ("parameters", "gradients", "optimizer")
 USED = "device_used_bytes"
 UNIT = 100.0 * MIB
 """Of parts that are constant."""
+STEP_PARTS = (
+    "arithmetic of a T5", "of a causal model", "activations", "weights", "Python", "Python of ZeRO for each tensor",
+    "optimizer", "what ZeRO adds to it", "volume of collectives", "their messages",
+)  # fmt: skip
+"""The parts of a step's time. Memory is read and written for activations, weights and the optimizer."""
+WEIGHT_PASSES = 4
+"""Weights are read forward and twice backward, and their gradients written."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,11 @@ class Calibrated(Arithmetic):
             return self.calibration.planned(CPU, "time", chosen)
 
         return StepTime(
-            compute_seconds=of(0, 1, 5, 6),
-            communication_seconds=of(3, 4),
-            exposed_communication_seconds=of(3, 4),
+            compute_seconds=of(*range(6)),
+            communication_seconds=of(8, 9),
+            exposed_communication_seconds=of(8, 9),
             offload_seconds=0.0,
-            processor_seconds=of(2),
+            processor_seconds=of(6, 7),
         )
 
     def interval(
@@ -123,28 +130,31 @@ def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroS
 def step_parts(
     work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int, probe: MachineProbe
 ) -> tuple[float, ...]:
-    """Seconds at the machine's own rates, of processes that share its cores.
-
-    Arithmetic; reading and writing activations; the optimizer; volume and messages of collectives; Python, and what it
-    adds under ZeRO for each tensor.
-    """
+    """Seconds at the machine's own rates, of processes that share its cores, by `STEP_PARTS`."""
     ranks, cores = 1 if technique.is_alone else machines.pods * machines.slots, probe.cores
     sharing = math.ceil(ranks / machines.hosts)
-    used = min(machines.threads or cores, cores / sharing) / cores
-    own = share(work.shape.parameters, ranks if technique.stage else 1)
+    busy = min(cores, sharing * (machines.threads or cores))
+    rate, bandwidth = probe.flops(work.precision, busy) / sharing, probe.bandwidth_of(busy) / sharing
+    parameters, size = work.shape.parameters, work.element_bytes
+    own = share(parameters, ranks if technique.stage else 1)
     tensors = len(work.shape.weights) * probe.python_seconds * max(1.0, sharing / cores)
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
     network = [traffic(work, technique, replace(one_each, latency_seconds=each), zero) for each in latencies]
     volume, both = (each.forward_seconds + each.backward_seconds + each.step_seconds for each in network)
+    arithmetic = passes * sum(work.flops()) / rate
+    is_t5 = isinstance(work.shape, T5Shape)
     return (
-        passes * sum(work.flops()) / (used * probe.flops(work.precision)),
-        passes * total(activations(work).terms()) / (used * probe.memory_bandwidth),
-        ADAM_BYTES * own * sharing / probe.memory_bandwidth,
-        volume,
-        max(0.0, both - volume),
+        arithmetic * is_t5,
+        arithmetic * (not is_t5),
+        passes * total(activations(work).terms()) / bandwidth,
+        passes * WEIGHT_PASSES * size * parameters / bandwidth,
         passes * tensors * (2 if work.checkpointing else 1),
         tensors * (technique.stage > 0) * (3 if technique.stage == 3 else 1),
+        ADAM_BYTES * own / bandwidth,
+        ADAM_BYTES * own / bandwidth * (technique.stage > 0),
+        volume,
+        max(0.0, both - volume),
     )
 
 

@@ -58,7 +58,10 @@ def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
     rate = next((rank.matmul_flops_per_second for rank in record.ranks if rank.rank == 0), None)
     if probe.is_of(record.hardware) or rate is None:
         return probe
-    return replace(probe, hardware=record.hardware, matmul_flops_per_second={record.precision: {"run": rate}})
+    factor = rate / probe.flops(record.precision) if record.precision in probe.matmul_flops_per_second else 1.0
+    one = {name: factor * value for name, value in probe.one_core_flops_per_second.items()}
+    rates = {record.precision: {"run": rate}}
+    return replace(probe, hardware=record.hardware, matmul_flops_per_second=rates, one_core_flops_per_second=one)
 
 
 def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> Calibration:

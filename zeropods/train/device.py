@@ -181,7 +181,7 @@ def matmul_flops_per_second(precision: str) -> float:
     return max(matmul_rates(precision).values())
 
 
-def matmul_rates(precision: str) -> dict[int, float]:
+def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
     """FLOP/s of matrix multiplications on this rank's device by side, with all cores that the process may use.
 
     2 n^3 FLOP for two n x n matrices; the number of threads and the allocator's cache are left as they were.
@@ -189,11 +189,12 @@ def matmul_rates(precision: str) -> dict[int, float]:
 
     Args:
         precision: `fp32` (without TF32, as a run trains), `bf16` or `fp16`.
+        cores: with so many cores, not all.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     threads, rates = torch.get_num_threads(), dict[int, float]()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores or len(os.sched_getaffinity(0)))
     try:
         for side in SIDES[device]:
             if rates and 2 * side**3 / max(rates.values()) > SECONDS:

@@ -47,8 +47,6 @@ def measure() -> MachineProbe | None:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     alone = _alone() if rank() == 0 else {}
     dist.barrier()
-    # On one thread each, as ranks that share a machine have it.
-    torch.set_num_threads(1)
     seconds = [_reduced_seconds(size) for size in (SMALL, LARGE)]
     machines = len(set(gathered(environment.machine())))
     others = world_size() - 1
@@ -74,6 +72,7 @@ def _alone() -> dict[str, object]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     precisions = ["fp32", *(["bf16"] if multiplies_bf16() else [])]
+    one_core = {each: max(matmul_rates(each, 1).values()) for each in precisions}
     rates = {each: {str(side): rate for side, rate in matmul_rates(each).items()} for each in precisions}
     weights = torch.nn.Parameter(torch.ones(PARAMETERS, device=device))
     weights.grad = torch.ones_like(weights)
@@ -88,9 +87,12 @@ def _alone() -> dict[str, object]:
 
     found: dict[str, object] = {
         "matmul_flops_per_second": rates,
+        "one_core_flops_per_second": one_core,
         "memory_bandwidth": ADAM_BYTES * PARAMETERS / _fastest(lambda: (step(), None)[1]),
         "python_seconds": _fastest(operations) / OPERATIONS,
     }
+    torch.set_num_threads(1)
+    found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / _fastest(lambda: (step(), None)[1])
     if device == "cuda":
         host, gpu = (
             torch.empty(PINNED_BYTES, dtype=torch.int8).pin_memory(),
