@@ -13,11 +13,13 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 
 from zeropods.cli import main
 from zeropods.data.tokenizers import train_tokenizer
-from zeropods.data.wikisql import read_split
-from zeropods.evaluate.generate import ConstrainedSQL, Generation, QueryAnswerer
+from zeropods.data.wikisql import Example, SQLTable, read_split, source_of
+from zeropods.evaluate.generate import Generation, QueryAnswerer
+from zeropods.evaluate.models import SavedModel
 from zeropods.evaluate.score import read_predictions
-from zeropods.sql.grammar import QueryAutomaton, Vocabulary
+from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.query import Query, format_query, parse_query
+from zeropods.train.cpu import PackedLinear
 
 
 def answers(run: Path, data: Path, out: Path, *flags: str) -> list[dict[str, Any]]:
@@ -90,11 +92,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    return Vocabulary.of(tokenizer)
-
-
-@pytest.fixture(scope="module")
 def model(tokenizer: PreTrainedTokenizerBase) -> T5ForConditionalGeneration:
     torch.manual_seed(0)
     shape = {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2}
@@ -103,43 +100,68 @@ def model(tokenizer: PreTrainedTokenizerBase) -> T5ForConditionalGeneration:
     ).eval()
 
 
-def automata(vocabulary: Vocabulary, rows: list[int]) -> list[QueryAutomaton]:
-    return [QueryAutomaton(vocabulary, HEADERS[row], QUESTIONS[row]) for row in rows]
+@pytest.fixture(scope="module")
+def answerer(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> QueryAnswerer:
+    return QueryAnswerer(SavedModel(model, tokenizer), "question")
 
 
-def said(model: Any, tokenizer: Any, vocabulary: Vocabulary, rows: list[int], **how: int) -> list[Query]:
+def examples(rows: list[int]) -> list[Example]:
+    tables = [SQLTable(str(row), tuple(HEADERS[row]), ("text",) * len(HEADERS[row]), ()) for row in rows]
+    return [Example(row, QUESTIONS[row], table, Query(0, 0, ())) for row, table in zip(rows, tables, strict=True)]
+
+
+def said(answerer: QueryAnswerer, rows: list[int], **how: int) -> list[Query | None]:
     """The queries that the model says for these questions, asked as one batch."""
-    source = tokenizer([QUESTIONS[row] for row in rows], return_tensors="pt", padding=True)
-    inputs = {"input_ids": source.input_ids, "attention_mask": source.attention_mask, "max_new_tokens": 30, **how}
-    machines = automata(vocabulary, rows)
-    with torch.inference_mode():
-        found = model.generate(**inputs, logits_processor=[ConstrainedSQL(machines)])
-    return [machine.finish(ids) for machine, ids in zip(machines, found.tolist(), strict=True)]
+    answers = answerer.answer(examples(rows), Generation(**{"max_new_tokens": 30, **how}))
+    return [answer.query for answer in answers]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("length", [2, 40])
-def test_any_weights_say_queries_however_short_they_are_cut(
-    model: Any, tokenizer: Any, vocabulary: Vocabulary, beams: int, length: int
-) -> None:
-    queries = said(model, tokenizer, vocabulary, [0, 1, 2], num_beams=beams, max_new_tokens=length)
+def test_any_weights_say_queries_however_short_they_are_cut(answerer: QueryAnswerer, beams: int, length: int) -> None:
+    queries = said(answerer, [0, 1, 2], num_beams=beams, max_new_tokens=length)
     for query, header in zip(queries, HEADERS, strict=True):
-        assert parse_query(format_query(query, header), header) is not None
+        assert query is not None and parse_query(format_query(query, header), header) is not None
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
-    model: Any, tokenizer: Any, vocabulary: Vocabulary, beams: int
-) -> None:
-    together = said(model, tokenizer, vocabulary, [0, 1, 2, 0], num_beams=beams)
-    alone = [said(model, tokenizer, vocabulary, [row], num_beams=beams)[0] for row in (0, 1, 2)]
+def test_an_answer_does_not_depend_on_the_rest_of_the_batch(answerer: QueryAnswerer, beams: int) -> None:
+    together = said(answerer, [0, 1, 2, 0], num_beams=beams)
+    alone = [said(answerer, [row], num_beams=beams)[0] for row in (0, 1, 2)]
     assert together == [*alone, alone[0]]
 
 
-def test_only_allowed_scores_remain_until_a_row_has_ended(tokenizer: Any, vocabulary: Vocabulary) -> None:
-    (machine,) = automata(vocabulary, [2])
-    start, end = [vocabulary.pad], tokenizer("SELECT a FROM table").input_ids
-    scores = ConstrainedSQL([machine])(torch.tensor([start]), torch.zeros(1, 200))  # type: ignore[arg-type]
-    assert scores[0].isfinite().nonzero().flatten().tolist() == sorted(machine.start.allowed.tolist())
-    ended = torch.tensor([[*start, *end, vocabulary.pad]])
-    assert ConstrainedSQL([machine])(ended, torch.zeros(1, 200)).isfinite().all()  # type: ignore[arg-type]
+def test_answers_are_those_of_transformers_own_search(answerer: QueryAnswerer) -> None:
+    """Free, at a fixed length, and constrained."""
+    asked = examples([0, 1, 2])
+    ids = [answerer.tokenizer(source_of(example, "question")).input_ids for example in asked]
+    machines = [QueryAutomaton(answerer.vocabulary, e.table.header, e.question) for e in asked]
+
+    def allowed(number: int, row: torch.Tensor) -> list[int]:
+        state = machines[number].follow(i for i in row[1:].tolist() if i != answerer.vocabulary.pad)
+        return [answerer.vocabulary.pad] if state is None or state.ended else state.allowed.tolist()
+
+    for constrained, fixed in [(False, False), (False, True), (True, False)]:
+        how = Generation(max_new_tokens=30, constrained=constrained, fixed_length=fixed)
+        rows = answerer.saved.generated(ids, prefix_allowed_tokens_fn=allowed if constrained else None, **how.options)
+        texts = [answerer.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+        if constrained:
+            queries = [machine.finish(row) for machine, row in zip(machines, rows, strict=True)]
+            texts = [format_query(query, e.table.header) for query, e in zip(queries, asked, strict=True)]
+        assert [answer.text for answer in answerer.answer(asked, how)] == texts
+
+
+def test_answers_of_packed_weights_are_those_of_plain_ones(
+    trained: Path, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list(itertools.islice(read_split(sample, "test"), 16))
+    found = []
+    # The operations are there on any CPU that oneDNN knows, also where nothing is gained.
+    for capability in ("DEFAULT", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda said=capability: said)
+        answerer = QueryAnswerer.load(trained)
+        packed = any(isinstance(module, PackedLinear) for module in answerer.model.modules())
+        assert packed == (capability == "AVX512" and not torch.cuda.is_available())
+        found.append(answerer.answer(asked, Generation(max_new_tokens=30)))
+    # Roundings differ, and may decide between two tokens that are as likely.
+    assert sum(one == other for one, other in zip(*found, strict=True)) >= len(asked) - 1

@@ -11,16 +11,18 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils.rnn import pad_sequence
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import CausalPreparation
@@ -40,6 +42,8 @@ Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
 Progress = Callable[[int], object]
 """Takes how many examples were answered since its last call."""
+UNWANTED = 1e9
+"""Taken from a score that counts only where there is no other."""
 DEFAULT_LENGTH = 512
 """Tokens of a prompt and its answer, or of a block of text, for a model that does not say what it was trained on."""
 
@@ -187,9 +191,12 @@ class QueryAnswerer(Answerer[Example, Prediction]):
 
     def _batch(self, examples: list[Example], ids: list[Any], how: Generation) -> list[Prediction]:
         automata = [QueryAutomaton(self.vocabulary, e.table.header, e.question) for e in examples]
-        constraint = LogitsProcessorList([ConstrainedSQL(automata)] if how.constrained else [])
         predictions = []
-        rows = self.saved.generated(ids, logits_processor=constraint, **how.options)
+        if how.num_beams == 1:
+            rows = self._likeliest(ids, automata, how)
+        else:
+            allowed = partial(self._allowed, automata) if how.constrained else None
+            rows = self.saved.generated(ids, prefix_allowed_tokens_fn=allowed, **how.options)
         for example, automaton, row in zip(examples, automata, rows, strict=True):
             query: Query | None
             if how.constrained:
@@ -201,45 +208,62 @@ class QueryAnswerer(Answerer[Example, Prediction]):
             predictions.append(Prediction(index=example.index, question=example.question, text=text, query=query))
         return predictions
 
+    def _allowed(self, automata: list[QueryAutomaton], number: int, ids: Tensor) -> NDArray[np.int64]:
+        """What can follow a beam's ids: anything after its end, or once it has left the grammar.
 
-class ConstrainedSQL(LogitsProcessor):
-    """Scores of what the grammar does not allow become minus infinity, in greedy search and with beams.
-
-    States are found again from the ids at each step, through remembered transitions, so beams may be
-    reordered at will. Rows that have ended are left alone, and so are rows that left the grammar: beam
-    search keeps such where fewer tokens than beams are allowed, at a score that never wins.
-    """
-
-    def __init__(self, automata: Sequence[QueryAutomaton]) -> None:
-        """Constrain one batch, with an automaton per question; all have as many neighbouring rows (beams)."""
-        self._automata = automata
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Mask scores [rows, vocabulary] after ids [rows, length], in place.
-
-        In place, because another tensor of this size costs more than the rest: `generate(output_logits=True)`
-        would show masked logits.
+        Beam search keeps such beams where fewer tokens than beams are allowed, at a score that never wins.
         """
         # A row begins with T5's `<pad>`.
-        states = self._states(input_ids[:, 1:].tolist())
-        rows = [row for row, state in enumerate(states) if state is not None]
-        if not rows:
-            return scores
-        allowed = [state.allowed for state in states if state is not None]
-        places = np.repeat(rows, [len(ids) for ids in allowed]) * scores.shape[1] + np.concatenate(allowed)
-        flat = torch.from_numpy(places).to(scores.device)
-        others = [row for row, state in enumerate(states) if state is None]
-        kept, left_alone = scores.take(flat), scores[others]
-        scores.fill_(-torch.inf)
-        scores.put_(flat, kept)
-        scores[others] = left_alone
-        return scores
+        state = automata[number].follow(ids[1:].tolist())
+        return np.arange(self.model.config.vocab_size) if state is None or state.ended else state.allowed
 
-    def _states(self, rows: list[list[int]]) -> list[GrammarState | None]:
-        """The state of each row; None where it has ended or left the grammar."""
-        beams = len(rows) // len(self._automata)
-        states = [self._automata[number // beams].follow(ids) for number, ids in enumerate(rows)]
-        return [None if state is None or state.ended else state for state in states]
+    @torch.inference_mode()
+    def _likeliest(self, ids: list[Any], automata: list[QueryAutomaton], how: Generation) -> list[list[int]]:
+        """The likeliest token at each step, as transformers' `generate` finds it; rows that have ended are dropped."""
+        batch = self.saved.batch(ids)
+        encoded, mask = self.model.encoder(**batch).last_hidden_state, batch["attention_mask"]
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        answers: list[list[int]] = [[] for _ in ids]
+        going, states = answers, [automaton.start for automaton in automata]
+        last = torch.full((len(ids), 1), self.model.config.decoder_start_token_id, device=mask.device)
+        for _ in range(how.max_new_tokens):
+            decoded = self.model.decoder(
+                input_ids=last, encoder_hidden_states=encoded, encoder_attention_mask=mask, past_key_values=cache
+            )
+            chosen = self._chosen(decoded.last_hidden_state[:, -1], states, how)
+            for answer, id_ in zip(going, chosen, strict=True):
+                answer.append(id_)
+            stay = [row for row, id_ in enumerate(chosen) if id_ != self.vocabulary.eos]
+            if not stay:
+                break
+            if how.constrained:
+                states = [state for row in stay if (state := states[row].next(chosen[row]))]
+            last = torch.tensor([[chosen[row]] for row in stay], device=mask.device)
+            if len(stay) < len(going):
+                going = [going[row] for row in stay]
+                rows = torch.tensor(stay, device=mask.device)
+                encoded, mask = encoded[rows], mask[rows]
+                cache.batch_select_indices(rows)
+        return answers
+
+    def _chosen(self, decoded: Tensor, states: list[GrammarState], how: Generation) -> list[int]:
+        """The likeliest next token of each row (rows, width).
+
+        Under the grammar only tokens are scored that some row may say: of T5's 32,128 about a hundred. T5's scale of
+        the scores is left out, since it changes no order.
+        """
+        weights = self.model.get_output_embeddings().weight
+        ids, barred = np.arange(len(weights)), np.zeros((1, len(weights)), np.float32)
+        if how.constrained:
+            allowed = [state.allowed for state in states]
+            ids, columns = np.unique(np.concatenate(allowed), return_inverse=True)
+            barred = np.full((len(allowed), len(ids)), -np.inf, np.float32)
+            barred[np.repeat(np.arange(len(allowed)), [len(row) for row in allowed]), columns] = 0
+            weights = weights[torch.from_numpy(ids).to(weights.device)]
+        barred[:, ids == self.vocabulary.eos] -= UNWANTED * how.fixed_length
+        scores = linear(decoded, weights) + torch.from_numpy(barred).to(weights.device)
+        # On a CPU `max` takes a sixth of the time of `argmax`.
+        return ids[scores.max(-1).indices.cpu().numpy()].tolist()
 
 
 # Answers of a causal model to SQuAD's questions.

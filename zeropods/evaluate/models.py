@@ -14,7 +14,7 @@ from zeropods.files import has_weights
 from zeropods.measure.record import read_json
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the precisions that a model can answer in."""
@@ -71,25 +71,29 @@ class SavedModel:
         """The longest sequence; None where the configuration sets no limit."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    def generated(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """The new token ids after each prompt; the end token and padding may follow.
+    def batch(self, prompts: Sequence[Sequence[int]]) -> BatchEncoding:
+        """Token ids of each prompt and their mask, on the model's device.
 
         A causal model's prompts are padded on the left, so that the first new token stands right behind each of them.
+        """
+        side = "right" if self.model.config.is_encoder_decoder else "left"
+        padded = self.tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
+        return padded.to(self.model.device)
+
+    def generated(self, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
+        """The new token ids after each prompt; the end token and padding may follow.
 
         Args:
             options: those of transformers' `generate`.
         """
         import torch
 
-        apart = self.model.config.is_encoder_decoder
-        batch = self.tokenizer.pad(
-            {"input_ids": prompts}, padding_side="right" if apart else "left", return_tensors="pt"
-        ).to(self.model.device)
+        batch = self.batch(prompts)
         with torch.inference_mode():
             ids: torch.Tensor = self.model.generate(
                 **batch, do_sample=False, pad_token_id=self.tokenizer.pad_token_id, **options
             )
-        return ids[:, 1 if apart else batch["input_ids"].shape[1] :].tolist()
+        return ids[:, 1 if self.model.config.is_encoder_decoder else batch["input_ids"].shape[1] :].tolist()
 
 
 def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> SavedModel:
@@ -107,6 +111,8 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
 
     from zeropods.train.pretrained import loading, source_options
 
+    from zeropods.train.cpu import prepack
+
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
     local = Path(source).exists() or not causal
@@ -123,7 +129,9 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
         raise UserError(f"{source}: its tokenizer has no end token; expected one that says where an answer ends")
     # Padding is masked, so the end token will do.
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return SavedModel(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer)
+    model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    prepack(model)
+    return SavedModel(model, tokenizer)
 
 
 def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""A T5 in operations that suit a CPU: attention and dropout."""
+"""A model in operations that suit a CPU: attention and dropout in training, products in prediction."""
 
 from __future__ import annotations
 
@@ -120,3 +120,36 @@ def suit_cpu(model: Model) -> Model:
     if isinstance(model, T5PreTrainedModel):
         use_cheap_attention(model)
     return model
+
+
+# Products with weights that no longer change, laid out once as oneDNN multiplies them.
+#
+# MKL multiplies FP32 on an AMD without AVX-512, at half the speed; where there is none both are as fast.
+
+
+class PackedLinear(nn.Module):
+    """A linear layer without gradients."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
+        self.weight, self.bias = nn.Parameter(packed, requires_grad=False), layer.bias
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., inputs) to (..., outputs)."""
+        return torch.ops.mkldnn._linear_pointwise(values, self.weight, self.bias, "none", [], "")
+
+
+def prepack(model: PreTrainedModel) -> None:
+    """Replace the linear layers of a model that only predicts, in place, on a CPU with AVX-512.
+
+    PyTorch's operations have no public name: where they are missing, layers stay as they are. The head stays, whose
+    rows are embeddings too.
+    """
+    fast = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    if model.device.type != "cpu" or not fast or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear and child is not model.get_output_embeddings():
+                setattr(module, name, PackedLinear(child))
