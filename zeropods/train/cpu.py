@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -106,22 +107,6 @@ def attend(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 
 
-# A model in operations that suit a CPU; names of parameters stay, and so do saved files.
-
-Model = TypeVar("Model", bound=nn.Module)
-
-
-def suit_cpu(model: Model) -> Model:
-    """Replace every dropout, and a T5's attention, in place."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                setattr(module, name, BitDropout(child.p))
-    if isinstance(model, T5PreTrainedModel):
-        use_cheap_attention(model)
-    return model
-
-
 # Products with weights that no longer change, laid out once as oneDNN multiplies them.
 #
 # MKL multiplies FP32 on an AMD without AVX-512, at half the speed; where there is none both are as fast.
@@ -146,10 +131,26 @@ def prepack(model: PreTrainedModel) -> None:
     PyTorch's operations have no public name: where they are missing, layers stay as they are. The head stays, whose
     rows are embeddings too.
     """
-    fast = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    if model.device.type != "cpu" or not fast or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return
+    head, known = model.get_output_embeddings(), hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if model.device.type == "cpu" and known and torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        _replace(model, nn.Linear, lambda layer: layer if layer is head else PackedLinear(layer))
+
+
+# A model in operations that suit a CPU; names of parameters stay, and so do saved files.
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def suit_cpu(model: Model) -> Model:
+    """Replace every dropout, and a T5's attention, in place."""
+    _replace(model, nn.Dropout, lambda dropout: BitDropout(dropout.p))
+    if isinstance(model, T5PreTrainedModel):
+        use_cheap_attention(model)
+    return model
+
+
+def _replace(model: nn.Module, kind: type[nn.Module], made: Callable[[Any], nn.Module]) -> None:
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.Linear and child is not model.get_output_embeddings():
-                setattr(module, name, PackedLinear(child))
+            if type(child) is kind:
+                setattr(module, name, made(child))
