@@ -109,9 +109,8 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
-    from zeropods.train.pretrained import loading, source_options
-
     from zeropods.train.cpu import prepack
+    from zeropods.train.pretrained import loading, source_options
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
