@@ -17,7 +17,6 @@ from zeropods.plan.activations import activations
 from zeropods.plan.estimate import ADAM_BYTES, Arithmetic, StepTime, step_time, traffic
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory, recorded_job
-from zeropods.plan.shapes import Shape, T5Shape
 from zeropods.plan.workload import Term, Workload, share, total
 from zeropods.tables import MIB
 from zeropods.techniques import Technique, ZeroSettings
@@ -56,7 +55,7 @@ class Calibrated(Arithmetic):
         plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
         parts = resident_parts(work, technique, ranks, zero)
         states = [term for term in plan.host_terms if term.part in STATES and "loaded" not in term.name]
-        place = {"activations": 1 if isinstance(work.shape, T5Shape) else 2, "buffers": 3}
+        place = {"activations": 2 if work.shape.joint else 1, "buffers": 3}
         terms = [self._as_run(term, place.get(term.part, 0)) for term in (*plan.terms, *states)]
         rest = round(self.calibration.planned(CPU, "memory", parts)) - total(terms)
         beside = Term("libraries, process group, flat gradients of a step", rest, "by runs")
@@ -93,7 +92,7 @@ class Calibrated(Arithmetic):
     ) -> tuple[float, float] | None:
         """By runs of the same technique, device and family; of wider kinds where too few of that are known."""
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
-        span = self.interval_of(technique.name, family_of(work.shape), quantity)
+        span = self.interval_of(technique.name, work.shape.family, quantity)
         return span and (bare + span[0] * (planned - bare), bare + span[1] * (planned - bare))
 
     def interval_of(self, technique: str, family: str, quantity: str) -> tuple[float, float] | None:
@@ -103,20 +102,15 @@ class Calibrated(Arithmetic):
         return span and (span[0] * factor, span[1] * factor)
 
 
-def family_of(shape: Shape) -> str:
-    """`t5`, or a causal model's family."""
-    return getattr(shape, "family", "t5")
-
-
 def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[float, ...]:
     """Bytes above the bare process: what a factor is fitted for, and constants of DeepSpeed and of a process group."""
     plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
     saved, flat = total(plan.terms, "activations"), MASTER * share(work.shape.parameters, ranks)
-    is_t5 = isinstance(work.shape, T5Shape)
+    has_encoder = not work.shape.joint
     return (
         plan.state_bytes,
-        saved * is_t5,
-        saved * (not is_t5),
+        saved * has_encoder,
+        saved * (not has_encoder),
         total(plan.terms, "buffers"),
         # Gradients of a rank's share, flat, while it steps.
         flat * (technique.stage in (1, 2)),
@@ -143,10 +137,10 @@ def step_parts(
     network = [traffic(work, technique, replace(one_each, latency_seconds=each), zero) for each in latencies]
     volume, both = (each.forward_seconds + each.backward_seconds + each.step_seconds for each in network)
     arithmetic = passes * sum(work.flops()) / rate
-    is_t5 = isinstance(work.shape, T5Shape)
+    has_encoder = not work.shape.joint
     return (
-        arithmetic * is_t5,
-        arithmetic * (not is_t5),
+        arithmetic * has_encoder,
+        arithmetic * (not has_encoder),
         passes * total(activations(work).terms()) / bandwidth,
         passes * WEIGHT_PASSES * size * parameters / bandwidth,
         passes * tensors * (2 if work.checkpointing else 1),
@@ -185,7 +179,7 @@ def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
     return Sample(
         technique=technique.name,
         device=gpu or CPU,
-        family=family_of(largest.shape),
+        family=largest.shape.family,
         parts={"memory": memory, "time": time},
         measured={"memory": resident_above(record) if gpu is None else used(record), "time": measured_step(record)},
     )
@@ -213,6 +207,6 @@ def mean_workload(record: Record, largest: Workload) -> Workload:
     """The mean batch of a run, by its tokens with padding."""
     batches = sum(len(rank.step_seconds) for rank in record.ranks) * record.gradient_accumulation_steps
     padded = sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows)
-    whole = largest.tokens + (largest.labels if isinstance(largest.shape, T5Shape) else 0)
+    whole = largest.tokens + (0 if largest.shape.joint else largest.labels)
     tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))
     return replace(largest, tokens=tokens, labels=labels) if padded else largest

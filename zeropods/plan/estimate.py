@@ -175,7 +175,7 @@ class Request:
         tokens, labels = self.lengths
         if labels > tokens:
             yield f"--label-length {labels}; expected at most --seq-length {tokens}"
-        if family_of(shape) == "gpt2" and shape.positions and tokens > shape.positions:
+        if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
             yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
         if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision fp16"
@@ -209,17 +209,12 @@ def attention_fault(shape: Shape, attention: str, precision: str, before_ampere:
         return f"--attention {attention}; expected {', '.join(ATTENTIONS)} or all"
     if attention not in shape.attentions:
         only = shape.attentions[0]
-        return f"--attention {attention}: {family_of(shape)} has {only} only; give --attention {only}"
+        return f"--attention {attention}: {shape.family} has {only} only; give --attention {only}"
     if attention == "flash_attention_2" and precision == "fp32":
         return "--attention flash_attention_2: it takes no fp32; give --precision bf16 or --attention sdpa"
     if attention == "flash_attention_2" and before_ampere:
         return "--attention flash_attention_2: it needs an Ampere GPU or a later one; give --attention sdpa"
     return None
-
-
-def family_of(shape: Shape) -> str:
-    """The family that its configuration names, or what it is."""
-    return str(getattr(shape, "family", shape.kind))
 
 
 def _foreign(shape: Shape) -> set[str]:

@@ -39,8 +39,10 @@ class Weight:
 
 
 class Shape(ABC):
-    """What a plan has to know of an architecture; its two values are `T5Shape` and `CausalShape`."""
+    """What a plan has to know of an architecture: `T5Shape`, `CausalShape`, or `BuiltShape` of any other."""
 
+    family: str
+    """As configurations call it: `t5`, `llama`."""
     layers: int
     heads: int
     vocabulary: int
@@ -184,7 +186,7 @@ class T5Shape(Shape):
     """
 
     joint: ClassVar[bool] = False
-    positions = None
+    family, positions = "t5", None
 
     d_model: int
     d_kv: int
