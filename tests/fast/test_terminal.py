@@ -22,7 +22,7 @@ from zeropods.train.arguments import SCRIPTS, parse_flags
 
 DATA = Path(__file__).parent / "data"
 REPORTS = DATA / "profile-zero1.txt", DATA / "profile-zero3-offload.txt"
-COLUMNS, SCREEN = 80, 37
+COLUMNS, SCREEN = 80, 43
 STYLE = re.compile("\x1b[^m]*m")
 
 

@@ -29,14 +29,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     for flag, read, metavar, text in FLAGS:
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
     verb.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="what trains (default: gpu)")
-    verb.add_argument("--machine", type=Path, metavar="FILE", help="a probe (default: this machine's, if there is one)")
+    verb.add_argument("--machine", type=Path, metavar="FILE", help="a probe (default: this machine's)")
     verb.add_argument("--fit", type=Path, nargs="+", metavar="RUNS", help="learn the plan's error from finished runs")
     one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
     verb.add_argument("--technique", action="append", **one)
     verb.add_argument("--trust-remote-code", action="store_true", help="run the code that a model brings")
     verb.add_argument("--mtbf", type=number, metavar="HOURS", help="between failures: says how often to save")
     verb.add_argument("--save-seconds", type=number, metavar="S", help="of a checkpoint, for --mtbf")
-    verb.add_argument("--what-if", action="store_true", help="what other requests would give, and the run's whole life")
+    verb.add_argument("--what-if", action="store_true", help="other requests, and the run's whole life")
     verb.add_argument("--formulas", action="store_true", help="print every term with its formula")
 
     verb = add(verbs, "probe", "how fast this kind of machine is, for later plans; at most 40 s", run_probe)
@@ -232,7 +232,7 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    ("--model", str, "MODEL", "a name as t5-large, llama-8b; a hub id; a folder; a config.json"),
+    ("--model", str, "MODEL", "a name as t5-large, a hub id, folder, config"),
     ("--pods", whole, "N", "pods, all alike (default: 3)"),
     ("--slots", whole, "N", "processes per pod, one GPU each (default: 1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: that of --gpu)"),
@@ -243,7 +243,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--target-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
     ("--seq-length", whole, "TOKENS", "causal: of a padded row (default: 512)"),
     ("--label-length", whole, "TOKENS", "causal: with a loss (default: all but one)"),
-    ("--attention", str, "NAME", "eager, flash_attention_2, all (default: sdpa)"),
+    ("--attention", str, "NAME", "sdpa (default), eager, flash_attention_2, all"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
@@ -253,8 +253,8 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--flops", _times(1e12), "TFLOP/S", "of a GPU (default: a share of its peak)"),
     ("--pcie-bandwidth", _times(1e9), "GB/S", "from a GPU to its host (default: 12)"),
     ("--peer-bandwidth", _times(1e9), "GB/S", "between a pod's GPUs (default: that of PCIe)"),
-    ("--hosts", whole, "N", "CPU: machines that all pods are on (default: 1)"),
-    ("--threads", whole, "N", "CPU: of each process (default: as many as cores)"),
+    ("--hosts", whole, "N", "CPU: machines of all pods (default: 1)"),
+    ("--threads", whole, "N", "CPU: of each process (default: all cores)"),
     ("--price-per-hour", not_negative, "PRICE", "of one pod, in any currency (default: none)"),
     ("--steps", whole, "N", "of a training, for its time and cost"),
     ("--samples", whole, "N", "of the training set, in place of --steps"),
