@@ -44,7 +44,7 @@ class Technique:
     def is_of(self, config: Mapping[str, Any]) -> bool:
         """Whether a DeepSpeed configuration is of this technique, and has nothing beyond it."""
         zero = _object(config, "zero_optimization")
-        optimizer, parameters = _is_offloaded(zero, "offload_optimizer"), _is_offloaded(zero, "offload_param")
+        optimizer, parameters = offloads_optimizer(config), _is_offloaded(config, "offload_param")
         expected = (self.stage, self.offloads, self.offloads and self.stage == 3)
         is_alike = self.stage > 0 and (zero.get("stage", 0), optimizer, parameters) == expected
         return is_alike and not keys_beyond(config)
@@ -120,11 +120,11 @@ def technique_text(name: str, config: Mapping[str, Any] | None) -> str:
 
 def offloads_optimizer(config: Mapping[str, Any]) -> bool:
     """Whether the processor steps, of whatever technique the configuration is."""
-    return _is_offloaded(_object(config, "zero_optimization"), "offload_optimizer")
+    return _is_offloaded(config, "offload_optimizer")
 
 
-def _is_offloaded(zero: Mapping[str, Any], key: str) -> bool:
-    return _object(zero, key).get("device", "none") != "none"
+def _is_offloaded(config: Mapping[str, Any], key: str) -> bool:
+    return lookup(config, f"zero_optimization.{key}.device") not in (None, "none")
 
 
 # The keys of a DeepSpeed configuration that its memory and traffic depend on.

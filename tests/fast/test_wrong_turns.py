@@ -149,7 +149,7 @@ SCRIPT = ["--", "script.py", "--outputdir", "run"]
         (["pods", "down", "--name", ""], "cluster name '': expected 1 to 40 letters"),
         (["pods", "check", "--name", ""], "cluster name '': expected 1 to 40 letters"),
         (["launch", "--name", "", *SCRIPT], "cluster name '': expected 1 to 40 letters"),
-        (["pods", "up", "--count", "100000"], "count: 100000; expected at most 500 pods on a machine"),
+        (["pods", "up", "--count", "100000"], "--count 100000; expected at most 500 pods on a machine"),
         (["pods", "up", "--count", "300", "--seconds", "0.01"], "of 300 pods were started in 0.01 s; give them more"),
         ([*LAUNCH, "--export", "NOT_SET_HERE", *SCRIPT], "--export NOT_SET_HERE: not set here"),
         ([*LAUNCH, "--", "textsql_train.py", "--outputdir", ""], "--outputdir '': expected a folder"),

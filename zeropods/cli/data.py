@@ -75,36 +75,20 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "prepare", "make a tokenized set with its tokenizer and manifest", _run_prepare)
     verb.set_defaults(readable=readable_prepare)
-    verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="queries, answers, or plain text")
-    verb.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        metavar="DATA",
-        help="WikiSQL's or SQuAD's layout; lm: folder of *.txt, *.jsonl or *.parquet, or hub id",
-    )
-    verb.add_argument(
-        "--tokenizer",
-        required=True,
-        metavar="NAME",
-        help="hub id, folder, spiece.model, or trained on the data: t5-tiny, else gpt-tiny",
-    )
-    verb.add_argument("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
-    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
-    _task_flags(verb)
-
-
-def _task_flags(verb: argparse.ArgumentParser) -> None:
-    """Flags of some tasks only: not given, they are None."""
-    verb.add_argument("--prompt", choices=["question", "schema"], help="text2sql: what is read (default: schema)")
-    verb.add_argument("--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: by prompt)")
-    verb.add_argument(
-        "--plain-vocabulary", action="store_true", default=None, help="text2sql: do not add T5's missing characters"
-    )
-    verb.add_argument("--max-seq-length", type=int, metavar="N", help="squad: of a row; lm: of a block (default: 512)")
-    verb.add_argument("--loss-on", choices=["answer", "all"], help="squad: what carries the loss (default: answer)")
-    verb.add_argument("--dataset-config", metavar="NAME", help="lm: such as en of allenai/c4 (default: none)")
-    verb.add_argument("--text-field", metavar="NAME", help="lm: field of the text (default: text)")
+    flag = verb.add_argument
+    flag("--task", choices=TASKS, default=TASKS[0], help="queries, answers, or plain text")
+    flag("--data", type=Path, required=True, metavar="DATA", help="folder, as data get makes it; lm: or hub id")
+    flag("--tokenizer", required=True, metavar="NAME", help="hub id, folder, spiece.model, t5-tiny, gpt-tiny")
+    flag("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
+    flag("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
+    # Flags of some tasks only: not given, they are None.
+    flag("--prompt", choices=["question", "schema"], help="text2sql: what is read (default: schema)")
+    flag("--max-source-tokens", type=int, metavar="N", help="text2sql: cut there (default: by prompt)")
+    flag("--plain-vocabulary", action="store_true", default=None, help="text2sql: T5's characters alone")
+    flag("--max-seq-length", type=int, metavar="N", help="squad: of a row; lm: of a block (default: 512)")
+    flag("--loss-on", choices=["answer", "all"], help="squad: what carries the loss (default: answer)")
+    flag("--dataset-config", metavar="NAME", help="lm: such as en of allenai/c4 (default: none)")
+    flag("--text-field", metavar="NAME", help="lm: field of the text (default: text)")
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:

@@ -78,20 +78,9 @@ def readable_up(result: Result) -> str:
     ends = "zeropods pods down" + ("" if name == "pods" else f" --name {name}")
     own = ["# train with 'zeropods launch'"]
     if not any(map(str.isspace, str(Path.cwd()))):  # DeepSpeed's command would be cut there.
-        own = [
-            f"{own[0]}, or with DeepSpeed's own command:",
-            *exports,
-            f"{shlex.join(result['command'])} textsql_train.py ...",
-        ]
-    return "\n".join(
-        [
-            f"# {result['hostfile']}",
-            *hosts,
-            "",
-            f"# cluster {name} is up; end it with: {ends}",
-            *own,
-        ]
-    )
+        line = f"{shlex.join(result['command'])} textsql_train.py ..."
+        own = [f"{own[0]}, or with DeepSpeed's own command:", *exports, line]
+    return "\n".join([f"# {result['hostfile']}", *hosts, "", f"# cluster {name} is up; end it with: {ends}", *own])
 
 
 def run_check(arguments: argparse.Namespace) -> Result:

@@ -34,6 +34,7 @@ from zeropods.errors import UserError
 from zeropods.pods.processes import DEMO, make_private_folder
 from zeropods.programs import free_port, variable_set
 from zeropods.sql.query import AGGREGATES, OPERATORS, Query, cells_text
+from zeropods.tables import counted
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -136,8 +137,7 @@ def answer_text(found: QueryResult) -> str:
 
 def first_of(count: int, most: int) -> str:
     """How many rows there are, and how many of them are shown."""
-    rows = "1 row" if count == 1 else f"{count:,} rows"
-    return rows if count <= most else f"first {most} of {rows}"
+    return counted(count, "row") if count <= most else f"first {most} of {counted(count, 'row')}"
 
 
 def _card(label: str, answer: ModelAnswer | str, header: Sequence[str]) -> str:
@@ -383,7 +383,7 @@ def serve(
         count = _warmed(site, announce)
         page = _opened(site, number, names)
         try:
-            announce(f"{page.local_url} asks {count} trained model{'s' if count > 1 else ''}; Ctrl-C ends it")
+            announce(f"{page.local_url} asks {counted(count, 'trained model')}; Ctrl-C ends it")
             Event().wait()
         finally:
             page.close(verbose=False)

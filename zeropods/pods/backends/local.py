@@ -133,7 +133,7 @@ class LocalWorkers:
     def start_here(self, n: int, env: Mapping[str, str]) -> tuple[str, ...]:
         """Start n agents as processes of this machine. It does not limit their cores, memory and GPUs."""
         if n > MOST:
-            raise UserError(f"count: {n}; expected at most {MOST} pods on a machine")
+            raise UserError(f"--count {n}; expected at most {MOST} pods on a machine")
         seconds, began, ids = float(env["ZEROPODS_REGISTER_SECONDS"]), time.monotonic(), list[str]()
         with deferred():
             for address in self.claim(n):
