@@ -243,7 +243,7 @@ FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--target-length", whole, "TOKENS", "T5: of a row, with padding (default: 96)"),
     ("--seq-length", whole, "TOKENS", "causal: of a padded row (default: 512)"),
     ("--label-length", whole, "TOKENS", "causal: with a loss (default: all but one)"),
-    ("--attention", str, "NAME", "sdpa (default), eager, flash_attention_2, all"),
+    ("--attention", str, "NAME", "eager, flash_attention_2, all; default sdpa"),
     ("--precision", str, "P", "fp32, bf16, causal: fp16 too (default: fp32)"),
     ("--gradient-checkpointing", _truth, "BOOL", "True, False, or both (default: False)"),
     ("--bucket-size", whole, "ELEMENTS", "of reduce_bucket_size (default: 1e7)"),
