@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from zeropods.plan.built import BuiltShape, value
@@ -55,11 +54,9 @@ class Moments:
     """In the order of the pass: what is saved and at work, and the gradients of parameters made by then."""
 
 
-class Activations(ABC):
+class Activations:
     """Bytes saved by the parts of one forward pass, and the transient ones of its backward pass."""
 
-    LABELS = "labels"
-    """What the rows of the head are called in its formula."""
     stacks: tuple[Stack, ...]
     mask = 0
     """Bytes of the mask of causality, where no kernel makes it itself: added to the scores, or a byte each."""
@@ -92,9 +89,11 @@ class Activations(ABC):
             made += size * stack.parameters
         return Moments(self.in_loss(), (*backward, (self.tied_gradients, made)))
 
-    @abstractmethod
     def _ends_term(self) -> Term:
         """What is saved beside the layers."""
+        parts = (sum(stack.ends for stack in self.stacks), self.mask, self.copies)
+        formula = " + ".join(f"{short(part)}B" for part in parts if part)
+        return _term("ends, mask, copies of weights", sum(parts), formula)
 
     def terms(self) -> tuple[Term, ...]:
         """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
@@ -124,15 +123,20 @@ class Activations(ABC):
 
     def _kept_formula(self, stack: Stack) -> str:
         each = self.kept(stack) / (self.work.rows * stack.tokens) / 1e3
-        return f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB"
+        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
+        return f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
 
     def _most_term(self) -> Term:
-        """What the loss takes, or, where that is more, one layer that is computed again."""
+        """What the loss takes, or, where that is more, one layer that is computed again, or its gradients."""
         work, again = self.work, max(map(self.working, self.stacks))
         if work.checkpointing and 3 * self.head < again:
             by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
             return _term("one layer, computed again", again, f"{short(again)}B, {by}")
-        formula = f"3 x 4 B x {work.rows} rows x {work.labels} {self.LABELS} x {work.shape.vocabulary} words"
+        transient = self.stacks[0].transient
+        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < transient:
+            formula = f"{short(self.head)}B + {short(transient)}B"
+            return _term("log-softmax, and gradients within a layer", self.head + transient, formula)
+        formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
         return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
 
 
@@ -161,8 +165,6 @@ class T5Activations(Activations):
     saves that copy where activations are BF16. Our loss (`train.text2sql`) makes logits over the label positions and
     takes their log-softmax in FP32.
     """
-
-    LABELS = "tokens"
 
     def __init__(self, work: Workload, shape: T5Shape) -> None:
         super().__init__(work)
@@ -219,17 +221,6 @@ class T5Activations(Activations):
     def _mask(self, count: int) -> int:
         """Dropout saves a mask of one byte an element."""
         return MASK * count if self.work.drops else 0
-
-    def _ends_term(self) -> Term:
-        work, ends = self.work, self.encoder.ends + self.decoder.ends
-        formula = f"{work.rows} rows x ({work.tokens} + {work.labels}) tokens x {self._ends(1) / 1e3:.4g} kB"
-        return _term("ends of encoder and decoder", ends, formula)
-
-    def _kept_formula(self, stack: Stack) -> str:
-        if not self.work.checkpointing:
-            return super()._kept_formula(stack)
-        rows = f"{self.work.rows} rows x {stack.tokens} tokens x {self.shape.d_model}"
-        return f"{self.size} B x {self.shape.layers} layers x {rows}"
 
 
 # A decoder alone.
@@ -322,22 +313,6 @@ class CausalActivations(Activations):
         """GPT-2 and BLOOM drop out of what is added to the residual."""
         return MASK * self.rows * self.shape.hidden if self.work.drops and self.shape.has_biases else 0
 
-    def _ends_term(self) -> Term:
-        parts = (self.layers.ends, self.mask, self.copies)
-        formula = " + ".join(f"{short(part)}B" for part in parts if part)
-        return _term("ends, mask, copies of weights", sum(parts), formula)
-
-    def _kept_formula(self, stack: Stack) -> str:
-        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
-        return super()._kept_formula(stack) + by
-
-    def _most_term(self) -> Term:
-        transient = self.layers.transient
-        if self.work.checkpointing or 2 * self.head >= transient:
-            return super()._most_term()
-        formula = f"{short(self.head)}B + {short(transient)}B"
-        return _term("log-softmax, and gradients within a layer", self.head + transient, formula)
-
 
 # Any model that transformers builds.
 
@@ -366,10 +341,4 @@ class BuiltActivations(Activations):
                 ends=round(value(saved.ends, *sizes)) if stack is saved.stacks[-1] else 0,
             )
             for (prefix, tokens), stack, parameters in zip(sides, saved.stacks, shape.stack_parameters, strict=True)
-        )
-
-    def _ends_term(self) -> Term:
-        parts = (sum(stack.ends for stack in self.stacks), self.copies)
-        return _term(
-            "ends, masks, copies of weights", sum(parts), " + ".join(f"{short(part)}B" for part in parts if part)
         )
