@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 # The order of training rows: batches of like length, the same on any number of processes.
 
 POOL = 64
-"""Effective batches that are sorted together: enough for little padding, few enough for chance."""
+"""Effective batches that are sorted together by source: enough for little padding, few enough for chance."""
+LIKE = 8
+"""Effective batches of like sources that are then sorted by target: 9 % of WikiSQL targets stay padding, not 26."""
 
 
 class LengthGroupedSampler(Sampler[int]):
@@ -55,12 +57,15 @@ class LengthGroupedSampler(Sampler[int]):
         """(steps, effective batch size) row indices of the epoch."""
         generator = np.random.default_rng((self.seed, self.epoch))
         shuffled = np.resize(generator.permutation(len(self.lengths)), len(self))
-        size = POOL * self.effective_batch_size
-        pools = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-        # By source, and where those are equal by target.
-        grouped = [pool[np.lexsort(self.lengths[pool].T[::-1])] for pool in pools]
-        batches = np.concatenate(grouped).reshape(-1, self.effective_batch_size)
+        grouped = self._sorted(self._sorted(shuffled, POOL, 0), LIKE, 1)
+        batches = grouped.reshape(-1, self.effective_batch_size)
         return batches[generator.permutation(len(batches))]
+
+    def _sorted(self, rows: np.ndarray, batches: int, side: int) -> np.ndarray:
+        """Each run of so many batches of rows, sorted by the tokens of its sources (0) or targets (1)."""
+        size = batches * self.effective_batch_size
+        runs = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return np.concatenate([run[np.argsort(self.lengths[run, side], kind="stable")] for run in runs])
 
 
 # A prepared split in memory, and batches of it.
