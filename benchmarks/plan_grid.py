@@ -118,13 +118,13 @@ def _pairs(cell: GridCell) -> set[tuple[Any, ...]]:
     return set(itertools.combinations(asdict(cell).items(), 2))
 
 
-def flags_of(cell: GridCell, work: Path) -> dict[str, Any]:
-    """The flags of a cell's run."""
+def flags_of(cell: GridCell, work: Path, runs: str) -> dict[str, Any]:
+    """The flags of a cell's run, which lies in that folder of `work`."""
     common: dict[str, Any] = {
         "per_device_train_batch_size": cell.rows, "gradient_checkpointing": cell.checkpointing, "eval_steps": 0,
         "save_steps": 0, "logging_steps": 1, "precision": "fp32", "memory_interval": 0.1, "threads": 1,
         "per_device_eval_batch_size": cell.rows,
-        "deepspeed": technique_named(cell.technique).file, "outputdir": work / "runs" / cell.name,
+        "deepspeed": technique_named(cell.technique).file, "outputdir": work / runs / cell.name,
         "slots": cell.processes,
     }  # fmt: skip
     if cell.model in T5:
@@ -158,10 +158,10 @@ def prepared(work: Path) -> None:
             random_causal(shape, seed=0).save_pretrained(folder)
 
 
-def run(cell: GridCell, work: Path) -> Path:
+def run(cell: GridCell, work: Path, runs: str = "runs") -> Path:
     """Run a cell, unless its run is finished; returns its folder."""
     script = "textsql_train.py" if cell.model in T5 else "causal_train.py"
-    (found,) = train_series(ROOT / script, [flags_of(cell, work)])
+    (found,) = train_series(ROOT / script, [flags_of(cell, work, runs)])
     return found.folder
 
 
@@ -187,9 +187,9 @@ def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repea
     """Run a cell, and the same once more if asked."""
     try:
         record = read_record(run(cell, work))
-        again = read_record(run(cell, work / "again")) if repeat else None
+        again = read_record(run(cell, work, "again")) if repeat else None
     except UserError as error:
-        return GridRun(cell=cell, half=half, status=str(error).splitlines()[0])
+        return GridRun(cell=cell, half=half, status=" ".join(str(error).split()))
     figures = values_of(record)
     return GridRun(
         cell=cell,
