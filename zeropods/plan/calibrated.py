@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CPU = "cpu"
 STATES = ("parameters", "gradients", "optimizer")
+LARGE = ("log-softmax", "gradients of the embedding")
 USED = "device_used_bytes"
 UNIT = 100.0 * MIB
 """Of parts that are constant."""
@@ -54,11 +55,14 @@ class Calibrated(Arithmetic):
         ranks = machines.pods * machines.slots
         plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
         parts = resident_parts(work, technique, ranks, zero)
-        states = [term for term in plan.host_terms if term.part in STATES and "loaded" not in term.name]
-        place = {"activations": 2 if work.shape.joint else 1, "buffers": 3}
-        terms = [self._as_run(term, place.get(term.part, 0)) for term in (*plan.terms, *states)]
+        states = [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and "loaded" not in term.name]
+        name = "the loss, or gradients of the embedding"
+        large = Term(name, _largest(work, technique), "the larger of both", "activations")
+        buffers = [term for term in plan.terms if term.part == "buffers"]
+        terms = [self._as_run(term, 0) for term in (*states, *_layers(plan), large)]
+        terms += [self._as_run(term, 1 if parts[1] else 2) for term in buffers]
         rest = round(self.calibration.planned(CPU, "memory", parts)) - total(terms)
-        beside = Term("libraries, process group, flat gradients of a step", rest, "by runs")
+        beside = Term("libraries, process group, what a load leaves", rest, "by runs")
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
         return replace(plan, terms=(*terms, beside, bare), host_terms=())
 
@@ -103,22 +107,37 @@ class Calibrated(Arithmetic):
 
 
 def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[float, ...]:
-    """Bytes above the bare process: what a factor is fitted for, and constants of DeepSpeed and of a process group."""
+    """Bytes above the bare process: what a factor is fitted for, and constants of DeepSpeed and of a process group.
+
+    Small blocks stay in the C library's heap once they were needed, so that states and layers add up; large ones are
+    given back: the loss and the embedding's gradients come one after the other.
+    """
     plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
-    saved, flat = total(plan.terms, "activations"), MASTER * share(work.shape.parameters, ranks)
-    has_encoder = not work.shape.joint
+    buffers, together = total(plan.terms, "buffers"), ranks > 1 and not technique.is_alone
+    sends = together and technique.stage != 3
     return (
-        plan.state_bytes,
-        saved * has_encoder,
-        saved * (not has_encoder),
-        total(plan.terms, "buffers"),
-        # Gradients of a rank's share, flat, while it steps.
-        flat * (technique.stage in (1, 2)),
-        flat * (technique.stage == 3),
+        plan.state_bytes + sum(term.bytes for term in _layers(plan)) + _largest(work, technique),
+        buffers * sends,
+        # Pages of buffers that nobody writes to are not resident.
+        buffers * (not sends),
         UNIT,
-        UNIT * (technique.stage > 0),
-        UNIT * (ranks > 1 and not technique.is_alone),
+        UNIT / 2 * (technique.stage > 0),
+        UNIT / 2 * together,
+        # Each rank draws or loads the whole model first; what is large of it is given back.
+        MASTER * (work.shape.parameters - work.shape.embedding) * (technique.stage == 3),
     )
+
+
+def _layers(plan: PlannedMemory) -> list[Term]:
+    """Terms of what layers save, without the loss and the gradients of a tied embedding."""
+    return [term for term in plan.terms if term.part == "activations" and not term.name.startswith(LARGE)]
+
+
+def _largest(work: Workload, technique: Technique) -> int:
+    """Bytes of the loss's logits and their gradients, or of what there is of a tied embedding's gradient beside it."""
+    copies = 2 if technique.stage == 0 and work.shape.joint else 1
+    tied = sum(weight.kind == "embedding" for weight in work.shape.weights) == 1
+    return max(12 * work.rows * work.labels * work.shape.vocabulary, copies * MASTER * work.shape.embedding * tied)
 
 
 def step_parts(
@@ -207,6 +226,6 @@ def mean_workload(record: Record, largest: Workload) -> Workload:
     """The mean batch of a run, by its tokens with padding."""
     batches = sum(len(rank.step_seconds) for rank in record.ranks) * record.gradient_accumulation_steps
     padded = sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows)
-    whole = largest.tokens + (0 if largest.shape.joint else largest.labels)
+    whole = largest.tokens + (largest.labels if not largest.shape.joint else 0)
     tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))
     return replace(largest, tokens=tokens, labels=labels) if padded else largest
