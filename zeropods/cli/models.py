@@ -41,7 +41,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--prompt", choices=["question", "schema"], help="of a T5 that does not say it (default: its own)")
     flag("--force-prompt", action="store_true", default=None, help="--prompt also for a T5 that says another")
     flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
-    _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: those of the run)", required=False)
+    _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: its own)", required=False)
     _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples")
 
     verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
@@ -80,13 +80,13 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """The flags of every verb that reads a split."""
     flag("--data", required=required, metavar="DIR", help=data)
-    of_split = "such as test" if required else "(default: the first of test and dev that is there)"
+    of_split = "such as test" if required else "(default: test, else dev)"
     flag("--split", required=required, choices=SPLITS, help=of_split)
 
 
 def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
     """The flags of every verb that asks a model about a split."""
-    flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens of a row or block (default: as trained)")
+    flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
     flag("--batch-size", type=whole, metavar="N", help=f"at once: {batch}")
     flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the arithmetic")
     flag("--limit", type=whole, metavar="N", help=f"only the first N {unit} (default: all)")

@@ -21,16 +21,12 @@ if TYPE_CHECKING:
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
-    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
-    verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where the report is written")
-    verb.add_argument(
-        "--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse"
-    )
-    price = "of a pod, in any currency: adds the cost (default: none)"
-    verb.add_argument("--price-per-hour", type=not_negative, metavar="P", help=price)
-    verb.add_argument(
-        "--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked"
-    )
+    flag = verb.add_argument
+    flag("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
+    flag("--out", type=out_folder, required=True, metavar="DIR", help="where the report is written")
+    flag("--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse")
+    flag("--price-per-hour", type=not_negative, metavar="P", help="of a pod, in any currency (default: none)")
+    flag("--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked")
     verb.set_defaults(status=exit_status)
 
 

@@ -17,23 +17,15 @@ if TYPE_CHECKING:
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "sweep", "run a matrix of models, techniques, pods and prompts, with repeats", run)
-    verb.add_argument("matrix", type=Path, metavar="MATRIX.yaml", help="what to run, such as matrices/demo.yaml")
-    verb.add_argument(
-        "--out",
-        type=out_folder,
-        metavar="DIR",
-        help="folder of the runs (default: runs/NAME of the file, runs/NAME-tiny of a trial)",
-    )
-    verb.add_argument(
-        "--scale",
-        choices=("tiny",),
-        help="a trial of the same cells in minutes, on any machine: tiny models, generated data, a few steps",
-    )
+    flag = verb.add_argument
+    flag("matrix", type=Path, metavar="MATRIX.yaml", help="what to run, such as matrices/demo.yaml")
+    flag("--out", type=out_folder, metavar="DIR", help="folder of the runs (default: runs/NAME of the file)")
+    flag("--scale", choices=("tiny",), help="a trial of the same cells in minutes, on any machine")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="a cluster that is up (default: pods of the sweep's own)")
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own for the pods")
-    verb.add_argument("--again", action="store_true", help="run again what failed or ran out of memory or time")
-    verb.add_argument("--dry-run", action="store_true", help="print the commands of the runs in their order")
+    flag("--again", action="store_true", help="run again what failed or ran out of memory or time")
+    flag("--dry-run", action="store_true", help="print the commands of the runs in their order")
     verb.set_defaults(readable=readable, status=exit_status)
 
 

@@ -96,10 +96,6 @@ class Forked:
         """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
-
     def _status(self, timeout: float | None) -> int | None:
         if self.returncode is None:
             self._connection.settimeout(timeout)

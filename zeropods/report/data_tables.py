@@ -14,7 +14,7 @@ from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
 from zeropods.plan.shapes import T5_SHAPES
 from zeropods.plan.workload import ELEMENT_BYTES
-from zeropods.report.plots import Plot, drawn, new_axes
+from zeropods.report.plots import Plot, new_axes
 from zeropods.sql.query import cells_text, execute
 from zeropods.tables import GIB, Table
 
@@ -39,7 +39,7 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
         lengths = token_lengths(prepared, split, column)
         one.hist(lengths, bins=min(60, int(np.ptp(lengths)) + 1), color="C0")
         one.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
-    return drawn(figure, f"histograms of source and target tokens of {split}")
+    return Plot(figure, f"histograms of source and target tokens of {split}")
 
 
 def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:

@@ -12,7 +12,7 @@ from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA
 from zeropods.plan.published import Published, beside
 from zeropods.plan.workload import PARTS
-from zeropods.report.plots import Plot, drawn, legend_beside, new_axes
+from zeropods.report.plots import Plot, legend_beside, new_axes
 from zeropods.tables import GIB, Table, counted, wrapped
 
 if TYPE_CHECKING:
@@ -304,4 +304,4 @@ def _finished(axes: Axes, title: str, text: str) -> Plot:
     legend_beside(axes)
     figure: Any = axes.get_figure()
     figure.suptitle(title)
-    return drawn(figure, text)
+    return Plot(figure, text)

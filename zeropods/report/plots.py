@@ -109,11 +109,6 @@ def new_axes(width: float, height: float, columns: int = 1, rows: int = 1) -> tu
     return figure, axes
 
 
-def drawn(figure: Figure, text: str) -> Plot:
-    """The figure as a `Plot`."""
-    return Plot(figure, text)
-
-
 def technique_color(technique: str) -> str:
     """The same in every plot; grey for a technique of the user's own."""
     return COLORS[NAMES.index(technique)] if technique in NAMES else "0.6"
@@ -198,7 +193,7 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
         _letters(axes, [line["row"] for line in shown], points)
     else:
         _nothing(axes, "no run has both its speed and its memory measured")
-    return drawn(figure, f"samples per second against memory of {_listed([line['label'] for line in shown])}")
+    return Plot(figure, f"samples per second against memory of {_listed([line['label'] for line in shown])}")
 
 
 def _point(axes: Axes, line: Values, point: tuple[float, float], marker: str, unit: str) -> Any:
@@ -294,7 +289,7 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
         _legend(figure)
     else:
         _nothing(axes, "no run has a loss yet")
-    return drawn(figure, f"training and validation loss by step of {_listed([name.strip() for name, _ in curves])}")
+    return Plot(figure, f"training and validation loss by step of {_listed([name.strip() for name, _ in curves])}")
 
 
 def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
@@ -330,7 +325,7 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
     axes.set_xlim(left=0)
     if not timed:
         _nothing(axes, "no run was timed yet")
-    return drawn(figure, f"training samples per second of {_listed([line['label'] for line in timed])}")
+    return Plot(figure, f"training samples per second of {_listed([line['label'] for line in timed])}")
 
 
 def planned_plot(lines: Sequence[Values]) -> Plot:
@@ -348,7 +343,7 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     _bars(axes[1], labels, series, MIB)
     axes[1].set_xlabel(f"MiB {kind or ''}")
     _title(axes[1], "Plan and measurement")
-    return drawn(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
+    return Plot(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
 
 
 def scaling_plot(lines: Sequence[Values]) -> Plot:
@@ -375,7 +370,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
         _legend(figure, 3)
     else:
         _nothing(axes, "no two rows differ in nothing but technique and pods")
-    return drawn(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
+    return Plot(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
 
 
 def _bars(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: int) -> None:
@@ -450,7 +445,7 @@ def _over_time(timelines: Sequence[Timeline], found: int, what: str, kinds: dict
     figure.suptitle(f"{what} of each rank over time{_of_all(len(shown), found)}", fontsize="medium")
     if shown:
         _phase_legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
-    return drawn(figure, f"{what.lower()} over time of {_listed([timeline.label for timeline in shown])}")
+    return Plot(figure, f"{what.lower()} over time of {_listed([timeline.label for timeline in shown])}")
 
 
 def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Figures, Module
 from zeropods.measure.profile_checks import Checked, by_class, check, shares
-from zeropods.report.plots import Plot, drawn, new_axes
+from zeropods.report.plots import Plot, new_axes
 from zeropods.tables import Table, wrapped
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ProfileReport:
         figure, (axes,) = new_axes(INCHES_WIDE, 1.8)
         _iteration_bars(figure, axes, {"": self})
         axes.set_title("One iteration: forward, backward, optimizer's step", loc="left")
-        return drawn(figure, self.shares_text(self.name))
+        return Plot(figure, self.shares_text(self.name))
 
     def shares_text(self, name: str) -> str:
         """The same in words."""
@@ -243,7 +243,7 @@ class ReportPair:
         left.set_title("One iteration", loc="left")
         _class_bars(right, pair)
         right.set_title("Forward pass by class of module", loc="left")
-        return drawn(figure, "; ".join(report.shares_text(name) for name, report in pair.items()))
+        return Plot(figure, "; ".join(report.shares_text(name) for name, report in pair.items()))
 
     def _names(self) -> tuple[str, str]:
         names = self.first.name, self.second.name
@@ -401,7 +401,7 @@ def icicle_plot(root: Module) -> Plot:
         said.append(f"{'MACs' if key == 'macs' else 'latency'}: {shown}")
     patches = [Patch(color=colour, label=name, alpha=FAINT) for name, colour in {**colours, "others": OTHER}.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    return drawn(figure, f"tree of modules; {'; '.join(said)}")
+    return Plot(figure, f"tree of modules; {'; '.join(said)}")
 
 
 def _icicle(axes: Axes, drawn_boxes: Sequence[Box], colours: dict[str, str]) -> None:

@@ -30,7 +30,7 @@ from zeropods.report.figures import (
     samples_of,
     train_loss,
 )
-from zeropods.report.plots import Plot, drawn, new_axes
+from zeropods.report.plots import Plot, new_axes
 from zeropods.report.rows import NOT_MEASURED, Column
 from zeropods.report.run import Run
 from zeropods.report.summary import read_runs
@@ -105,7 +105,7 @@ def state_plot(runs: Sequence[Run]) -> Plot:
     axes.invert_yaxis()
     axes.set(xlabel="MiB in each process", title="What ZeRO divides: the states of one model")
     axes.legend(loc="lower right")
-    return drawn(figure, "bars of parameters, gradients and optimizer states per process, by technique")
+    return Plot(figure, "bars of parameters, gradients and optimizer states per process, by technique")
 
 
 def state_bytes(record: Record) -> int:
