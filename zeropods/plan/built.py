@@ -260,7 +260,8 @@ def _cached(key: tuple[object, ...], make: Callable[[], dict[str, Any]]) -> dict
 
 @lru_cache(maxsize=64)
 def _shape(config: str, folder: str | None) -> BuiltShape:
-    found = _cached((config, folder), lambda: _facts(config, folder))
+    with _loading("the model cannot be traced without values"):
+        found = _cached((config, folder), lambda: _facts(config, folder))
     lists = {name: tuple(found[name]) for name in ("runs", "stack_parameters")}
     own = tuple((size, kind) for size, kind in found["own"])
     return BuiltShape(
@@ -362,13 +363,13 @@ def _facts(config: str, folder: str | None) -> dict[str, Any]:
     windowed = sum("sliding" in kind for kind in kinds) if kinds else count
     window = window if windowed and not has_encoder else None
     active = next((n for name in ACTIVE_EXPERTS if (n := getattr(settings, name, None))), None)
-    expert = next((p for p in stacks[-1].parameters() if p.dim() == 3 and active), None)
+    expert = next((p for p in stacks[-1].parameters() if active and _is_of_experts(p)), None)
     soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
     # transformers answers these of a model, and tells no other way.
     runs = {
         "eager": True,
         "sdpa": model._supports_sdpa and not soft_capped,
-        "flash_attention_2": model._supports_flash_attn and not has_encoder and not soft_capped,
+        "flash_attention_2": model._supports_sdpa and model._supports_flash_attn and not soft_capped,
     }
     traced = _Pass(model, window, 1.0 if active is None or expert is None else active / expert.shape[0])
     traced.run(plain=False)
@@ -397,6 +398,11 @@ def _facts(config: str, folder: str | None) -> dict[str, Any]:
     }
 
 
+def _is_of_experts(parameter: Tensor) -> bool:
+    """Whether matrices of all experts are in it; a convolution has a dimension of one."""
+    return parameter.dim() == 3 and min(parameter.shape) > 1
+
+
 def _kind(name: str, parameter: Tensor, tables: tuple[Tensor, Tensor | None]) -> str:
     if any(parameter is table for table in tables):
         return "embedding"
@@ -410,11 +416,11 @@ def _traced(shape: BuiltShape, precision: str, eager: bool, masked: bool, plain:
     import torch
 
     model = _built(shape.config, shape.folder)
-    model.set_attn_implementation("eager" if eager else "sdpa")
-    model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
-    model.train(drops)
-    found = _Pass(model, shape.window, masked=masked)
     with _loading(f"{shape.family}: what it saves cannot be traced without values"):
+        model.set_attn_implementation("eager" if eager else "sdpa")
+        model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
+        model.train(drops)
+        found = _Pass(model, shape.window, masked=masked)
         found.run(plain)
     return Saved(
         tuple(
@@ -509,7 +515,7 @@ class _Pass:
 
     def _count_experts(self, module: nn.Module) -> None:
         """Matrices of all experts are in one tensor; each token meets some of them."""
-        met = [round(self.active * each.numel()) for each in module.parameters(recurse=False) if each.dim() == 3]
+        met = [round(self.active * each.numel()) for each in module.parameters(recurse=False) if _is_of_experts(each)]
         self.products[1, 1, 0] += sum(met)
         hidden = int(self.model.get_input_embeddings().weight.shape[1])
         self.inner = max(self.inner, min(met, default=0) // hidden)
@@ -588,5 +594,5 @@ def _primes(model: PreTrainedModel, window: int | None, masked: bool) -> tuple[i
         )
 
     tokens = first(range((window or 0) + 1, 10**6) if masked else range(min((window or 1_024) - 1, 1_021), 1, -1))
-    rows = first(range(2_003, 10**6), tokens)
+    rows = first(range(211, 10**6), tokens)
     return rows, tokens, first(range(1_031, 10**6), tokens, rows)
