@@ -1,4 +1,4 @@
-"""Prediction speed at equal new tokens: batches against one question at a time; the price of constraints."""
+"""Prediction speed at equal new tokens: against transformers' own `generate`, and against one question at a time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import itertools
 import time
 from pathlib import Path
 
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoTokenizer, T5ForConditionalGeneration
 
 from benchmarks.data import prepared_questions, raw_wikisql
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16
-from zeropods.data.wikisql import Example, read_split
+from zeropods.data.wikisql import Example, read_split, source_of
 from zeropods.evaluate.generate import Generation, QueryAnswerer
 from zeropods.plan.shapes import t5_shape
 from zeropods.train.device import multiplies_bf16
@@ -40,7 +41,7 @@ def measure(work: Path) -> list[Figure]:
         figures.append(ratio(name, single, halves, "30", what))
     else:
         figures.append(Figure(name=name, value=None, unit="x", asked="30", note=NO_BF16))
-    return [*figures, _constraint(answerer, examples)]
+    return [*figures, _constraint(answerer, examples), *_against_stock(work / "model", examples)]
 
 
 def _save_random_model(prepared: Path, out: Path) -> None:
@@ -52,7 +53,7 @@ def _save_random_model(prepared: Path, out: Path) -> None:
 
 def _seconds(answerer: QueryAnswerer, examples: list[Example], batch: int, constrained: bool = False) -> float:
     """Seconds a question, with every answer exactly as long."""
-    how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=not constrained)
+    how = Generation(max_new_tokens=TOKENS, batch_size=batch, constrained=constrained, fixed_length=True)
     began = time.perf_counter()
     answerer.answer(examples, how)
     return (time.perf_counter() - began) / len(examples)
@@ -68,9 +69,37 @@ def _identical(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
 
 
 def _constraint(answerer: QueryAnswerer, examples: list[Example]) -> Figure:
-    """Constrained over unconstrained seconds a question; random weights use up the token limit in both."""
+    """Constrained over unconstrained seconds a question."""
     plain, constrained = [], []
     for _ in range(ROUNDS):
         plain.append(_seconds(answerer, examples, BATCH))
         constrained.append(_seconds(answerer, examples, BATCH, constrained=True))
     return ratio("prediction, constrained: seconds over unconstrained", constrained, plain, "at most 1.15")
+
+
+def _against_stock(folder: Path, examples: list[Example]) -> list[Figure]:
+    """Ours, constrained, against what transformers has for the same questions, unconstrained."""
+    figures = []
+    for precision, dtype, asked in (("fp32", torch.float32, "1.9"), ("bf16", torch.bfloat16, "1.3")):
+        name = f"prediction, constrained, {precision.upper()} in batches of 64 against transformers' own, free"
+        if precision == "bf16" and not multiplies_bf16():
+            figures.append(Figure(name=name, value=None, unit="x", asked=asked, note=NO_BF16))
+            continue
+        answerer = QueryAnswerer.load(folder, precision)
+        stock = T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype)
+        theirs, ours = [], []
+        for _ in range(ROUNDS):
+            theirs.append(_stock_seconds(stock, answerer, examples))
+            ours.append(_seconds(answerer, examples, BATCH, constrained=True))
+        figures.append(ratio(name, theirs, ours, asked))
+    return figures
+
+
+def _stock_seconds(model: T5ForConditionalGeneration, answerer: QueryAnswerer, examples: list[Example]) -> float:
+    began = time.perf_counter()
+    sources = sorted((source_of(example, answerer.prompt) for example in examples), key=len)
+    for start in range(0, len(sources), BATCH):
+        batch = answerer.tokenizer(sources[start : start + BATCH], padding=True, return_tensors="pt")
+        ids = model.generate(**batch, do_sample=False, max_new_tokens=TOKENS, min_new_tokens=TOKENS)
+        answerer.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return (time.perf_counter() - began) / len(examples)
