@@ -140,7 +140,8 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
     Args:
         processes: each slot of this machine has one if not given.
     """
-    check_fp16(script, arguments)
+    if processes is None:  # Else it may be meant for a machine that is still to be rented.
+        check_fp16(script, arguments)
     return plan_on((Host(socket.gethostname(), processes or own_slots()),), script, arguments, launcher="none")
 
 
