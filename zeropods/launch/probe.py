@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tempfile
@@ -52,11 +53,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
 
 def _rank(number: int, hosts: Sequence[str], port: int) -> list[str]:
     """The command of one rank."""
-    variables = {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port}
-    return [
-        "env",
-        *(f"{name}={value}" for name, value in variables.items()),
-        sys.executable,
-        "-m",
-        "zeropods.train.probe",
-    ]
+    # As in training: threads that spin would take the cores from one another.
+    waiting = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    group = [f"RANK={number}", f"WORLD_SIZE={len(hosts)}", f"MASTER_ADDR={hosts[0]}", f"MASTER_PORT={port}"]
+    return ["env", *group, f"OMP_WAIT_POLICY={waiting}", sys.executable, "-m", "zeropods.train.probe"]
