@@ -1,7 +1,7 @@
 """The plan against runs of this machine: a grid of settings, half of it to fit, half to judge.
 
 make bench-plan                               # goes on where it was interrupted
-python -m benchmarks.plan_grid --cells 6      # a trial of the first cells
+python -m benchmarks.plan_grid --cells 20     # a trial of the first cells
 python -m benchmarks.plan_grid --fold         # ship the fit, once all cells have run
 """
 
@@ -236,7 +236,7 @@ def judged(runs: Sequence[GridRun], machine: MachineProbe) -> tuple[list[Figure]
                note=f"{len(fastest)} groups of one model, batch and length"),
         Figure(name="intervals said to hold 80 %: hold", value=_share(inside), unit="%", asked="70 to 90"),
     ]  # fmt: skip
-    return figures, calibration
+    return [figure for figure in figures if figure.value is not None and not math.isnan(figure.value)], calibration
 
 
 def _fastest(runs: Sequence[GridRun], calibration: Calibration) -> list[bool]:
@@ -284,6 +284,8 @@ def main() -> None:
         print(figure.line())
     document = {"figures": [figure.to_json() for figure in figures], "machine": asdict(machine)}
     files.write_json(arguments.out, {**document, "runs": [asdict(each) for each in runs]})
+    if arguments.fold and (len(cells) < CELLS or any(each.status != "ok" for each in runs)):
+        raise UserError(f"--fold: not all of the {CELLS} cells have run; see {arguments.out}")
     if arguments.fold:
         calibration.write(SHIPPED)
         print(f"written to {SHIPPED}")

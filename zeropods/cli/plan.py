@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from zeropods.plan.estimate import Estimate, Request
 
 SECONDS_PER_HOUR = 3_600
-OF_GPUS = ("gpu", "gpu_memory_bytes", "flops", "bandwidth", "latency_seconds", "pcie_bandwidth", "peer_bandwidth")
+OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
 """What a plan without a GPU takes from a probe."""
+OF_CPUS = ("hosts", "threads")
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
@@ -67,7 +68,8 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     said = f"\n\n{_saving_text(saving)}" if saving else ""
     more, asked = "", {}
     if arguments.what_if:
-        found, phases = what_ifs(report.plan, partial(plan, by=by)), life(report.plan, arguments.save_seconds)
+        found = what_ifs(report.plan, partial(plan, by=by), arguments.machine)
+        phases = life(report.plan, arguments.save_seconds)
         more = f"\n\n{what_if_table(found)}\n{life_table(phases)}".rstrip()
         asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
     arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
@@ -77,14 +79,17 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
     """Runs that the plan's errors are known by, the machine's rates, and in words where both are from."""
     from zeropods.files import home
-    from zeropods.measure.calibration import FILE, kept_calibration
+    from zeropods.measure.calibration import kept_calibration
     from zeropods.measure.probe import kept_probe, read_probe
     from zeropods.plan.calibrated import CPU, Calibrated
-    from zeropods.plan.machines import Machines
+    from zeropods.plan.machines import Machines, words
 
     folder, probe = home(), None
     probe = kept_probe(folder) if arguments.machine is None else read_probe(arguments.machine)
     if arguments.device == CPU:
+        if arguments.machine and probe and probe.gpus:
+            raise UserError(f"--machine {arguments.machine}: was measured on {probe.name}; leave out --device cpu")
+        probe = None if probe and probe.gpus else probe
         calibration = kept_calibration(folder)
         rates = f"the probe of {probe.name}" if probe else f"{calibration.machine.name}; zeropods probe measures yours"
         probe = probe or calibration.machine
@@ -95,10 +100,11 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     probe = probe if probe and probe.gpus and "gpu" not in arguments else None
     gpu = probe.name if probe else getattr(arguments, "gpu", Machines().gpu)
     rates = f"from the probe of {gpu}" if probe else f"a part of the published peak of {gpu}"
-    if not (folder / FILE).is_file():
-        return None, probe, f"Rates are {rates}; no run of yours tells how far off they are (--fit)."
     calibration = kept_calibration(folder)
-    by = Calibrated(calibration, gpu, probe or calibration.machine)
+    known = next((name for name in calibration.factors if words(gpu) <= words(name)), None)
+    if known is None:
+        return None, probe, f"Rates are {rates}; no run of yours tells how far off they are (--fit)."
+    by = Calibrated(calibration, known, probe or calibration.machine)
     return by, probe, f"Rates are {rates}, intervals those of {calibration.source}."
 
 
@@ -112,6 +118,8 @@ def _fit(arguments: argparse.Namespace) -> Result:
 
     path = home() / FILE
     machine = None if arguments.machine is None else read_probe(arguments.machine)
+    if machine and machine.gpus:
+        raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
     found = fit_runs(find_runs(arguments.fit).values(), " ".join(map(str, arguments.fit)), machine)
     found.over(read_calibration(SHIPPED)).write(path)
     return {"fitted_to": found.source, "runs": len(found.residuals), "error": found.errors(), "file": str(path)}
@@ -164,12 +172,10 @@ def _saving_text(saving: Result) -> str:
 
 def _of_processes(given: dict[str, Any], probe: MachineProbe) -> dict[str, Any]:
     """What a plan without a GPU has for the fields of one: the memory of a process."""
-    wrong = next((name for name in OF_GPUS if name in given), None)
-    if wrong is not None:
-        raise UserError(f"--{wrong.replace('_', '-')} {given[wrong]}: is of GPUs; leave it out with --device cpu")
     memory, pods = given.pop("host_memory_bytes", None), given.get("pods", 3)
     each = probe.memory_bytes // -(-pods // given.get("hosts", 1))
-    return {"gpu_memory_bytes": (memory or each) // given.get("slots", 1), "host_memory_bytes": None}
+    shared = {"machine_bytes": probe.memory_bytes} if memory is None else {}
+    return {"gpu_memory_bytes": (memory or each) // given.get("slots", 1), "host_memory_bytes": None, **shared}
 
 
 def _of_probe(probe: MachineProbe, precision: str) -> dict[str, Any]:
@@ -178,7 +184,9 @@ def _of_probe(probe: MachineProbe, precision: str) -> dict[str, Any]:
 
     pcie = {} if probe.pcie_bandwidth is None else {"pcie_bandwidth": probe.pcie_bandwidth}
     network = {"bandwidth": probe.bandwidth, "latency_seconds": probe.latency_seconds} if probe.machines > 1 else {}
-    return {"gpu": probe.name, "flops": ACHIEVED[precision] * probe.flops(precision), **pcie, **network}
+    is_known = precision in probe.matmul_flops_per_second and precision in ACHIEVED
+    flops = {"flops": ACHIEVED[precision] * probe.flops(precision)} if is_known else {}
+    return {"gpu": probe.name, **flops, **pcie, **network}
 
 
 def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
@@ -189,6 +197,10 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
     from zeropods.plan.machines import Machines
     from zeropods.techniques import ZeroSettings
 
+    foreign, device = (OF_GPUS, "gpu") if arguments.device == "cpu" else (OF_CPUS, "cpu")
+    wrong = next((name for name in foreign if name in arguments), None)
+    if wrong is not None:
+        raise UserError(f"--{wrong.replace('_', '-')}: is for --device {device}; leave it out")
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
     given = {names.get(name, name): value for name, value in vars(arguments).items()}
     zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}

@@ -21,11 +21,12 @@ REMEDY = "run zeropods plan --fit again"
 QUANTITIES = ("memory", "time")
 HELD = 0.8
 """Share of runs that an interval is to hold."""
-FEWEST = 6
-"""Residuals of which an interval is made: fewer of a kind are joined by those of wider kinds."""
+FEWEST = 9
+"""Residuals of which an interval is made, the fewest whose ends can hold `HELD`; fewer of a kind are joined by those of
+wider kinds."""
 PULL = 0.01
 """Weight of a factor's distance from 1, squared, beside the relative errors of the runs."""
-LEAST_RUNS = 6
+LEAST_RUNS = FEWEST
 """Runs that a fit needs of a device."""
 
 
@@ -107,7 +108,15 @@ class Calibration:
 
 def read_calibration(path: Path) -> Calibration:
     """That of a file; `UserError` says what is wrong with it."""
-    return validated(Calibration, path, path.read_bytes(), REMEDY)
+    found = validated(Calibration, path, path.read_bytes(), REMEDY)
+    if path != SHIPPED and _sizes(found) != (_sizes(found) | _sizes(read_calibration(SHIPPED))):
+        raise UserError(f"{path}: was fitted by another version of zeropods; {REMEDY}")
+    return found
+
+
+def _sizes(calibration: Calibration) -> dict[tuple[str, str], int]:
+    """How many parts a plan has, by device and quantity."""
+    return {(device, each): len(of[each]) for device, of in calibration.factors.items() for each in of}
 
 
 def kept_calibration(folder: Path) -> Calibration:
@@ -122,10 +131,13 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
         UserError: of no device are there runs enough.
     """
     devices = sorted({sample.device for sample in samples})
-    groups = {device: [sample for sample in samples if sample.device == device] for device in devices}
+    whole = [sample for sample in samples if all(sample.measured.values())]
+    groups = {device: [sample for sample in whole if sample.device == device] for device in devices}
     enough = {device: group for device, group in groups.items() if len(group) >= LEAST_RUNS}
     if not enough:
-        raise UserError(f"{source}: too few runs to fit; expected at least {LEAST_RUNS} of one device")
+        raise UserError(
+            f"{source}: too few runs to fit; expected at least {LEAST_RUNS} of one device whose memory was sampled"
+        )
     factors = {device: {each: _factors(group, each) for each in QUANTITIES} for device, group in enough.items()}
     residuals = [_residual(group, left_out) for group in enough.values() for left_out in range(len(group))]
     return Calibration(source=source, factors=factors, residuals=residuals, machine=machine)

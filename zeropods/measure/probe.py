@@ -56,7 +56,7 @@ class MachineProbe:
         rates = self.matmul_flops_per_second.get(precision)
         if not rates:
             known = ", ".join(self.matmul_flops_per_second)
-            raise UserError(f"--precision {precision}: the probe of this machine has {known} only; {REMEDY}")
+            raise UserError(f"--precision {precision}: {self.name} was probed with {known}; give one of them")
         most = max(rates.values())
         return self._of_cores(self.one_core_flops_per_second.get(precision, most), most, busy)
 

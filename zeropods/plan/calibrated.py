@@ -55,11 +55,10 @@ class Calibrated(Arithmetic):
         ranks = machines.pods * machines.slots
         plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
         parts = resident_parts(work, technique, ranks, zero)
-        states = [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and "loaded" not in term.name]
         name = "the loss, or gradients of the embedding"
         large = Term(name, _largest(work, technique), "the larger of both", "activations")
         buffers = [term for term in plan.terms if term.part == "buffers"]
-        terms = [self._as_run(term, 0) for term in (*states, *_layers(plan), large)]
+        terms = [self._as_run(term, 0) for term in (*_states(plan), *_layers(plan), large)]
         terms += [self._as_run(term, 1 if parts[1] else 2) for term in buffers]
         rest = round(self.calibration.planned(CPU, "memory", parts)) - total(terms)
         beside = Term("libraries, process group, what a load leaves", rest, "by runs")
@@ -116,7 +115,7 @@ def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroS
     buffers, together = total(plan.terms, "buffers"), ranks > 1 and not technique.is_alone
     sends = together and technique.stage != 3
     return (
-        plan.state_bytes + sum(term.bytes for term in _layers(plan)) + _largest(work, technique),
+        total((*_states(plan), *_layers(plan))) + _largest(work, technique),
         buffers * sends,
         # Pages of buffers that nobody writes to are not resident.
         buffers * (not sends),
@@ -126,6 +125,11 @@ def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroS
         # Each rank draws or loads the whole model first; what is large of it is given back.
         MASTER * (work.shape.parameters - work.shape.embedding) * (technique.stage == 3),
     )
+
+
+def _states(plan: PlannedMemory) -> list[Term]:
+    """Terms of parameters, gradients and optimizer, wherever they are kept."""
+    return [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and "loaded" not in term.name]
 
 
 def _layers(plan: PlannedMemory) -> list[Term]:
@@ -154,7 +158,10 @@ def step_parts(
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
     network = [traffic(work, technique, replace(one_each, latency_seconds=each), zero) for each in latencies]
-    volume, both = (each.forward_seconds + each.backward_seconds + each.step_seconds for each in network)
+    reducing = passes if technique.stage in (2, 3) else 1
+    volume, both = (
+        passes * each.forward_seconds + reducing * each.backward_seconds + each.step_seconds for each in network
+    )
     arithmetic = passes * sum(work.flops()) / rate
     has_encoder = not work.shape.joint
     return (

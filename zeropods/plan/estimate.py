@@ -334,13 +334,16 @@ def plan(request: Request, by: Arithmetic | None = None) -> Plan:
 def _estimate(request: Request, technique: Technique, work: Workload, labels: Way, by: Arithmetic) -> Estimate:
     machines = request.machines
     pods, slots = (1, 1) if technique.is_alone else (machines.pods, machines.slots)
+    room = request.gpu_memory_bytes
+    if machines.machine_bytes is not None:
+        room = machines.machine_bytes // -(-pods * slots // machines.hosts)
 
     def fits(rows: int) -> bool:
         fewer, host = replace(work, rows=rows), request.host_memory_bytes
         memory = by.memory(fewer, technique, machines, request.zero)
         # Where an interval is known, all of it has to fit.
         _, most = by.interval(fewer, technique, "memory", memory.device_bytes) or (0, memory.device_bytes)
-        return most <= request.gpu_memory_bytes and (host is None or slots * memory.host_bytes <= host)
+        return most <= room and (host is None or slots * memory.host_bytes <= host)
 
     memory = by.memory(work, technique, machines, request.zero)
     time = by.time(work, technique, machines, request.zero, request.gradient_accumulation)

@@ -89,10 +89,15 @@ def is_before_ampere(gpu: str) -> bool:
     return peak is not None and not peak.has_bf16
 
 
+def words(gpu: str) -> frozenset[str]:
+    """What a GPU's name is told by, however it is written."""
+    return frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
+
+
 def _peak(gpu: str) -> Peak | None:
-    words = frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
-    peak = next((peak for peak in PEAKS if words.issuperset(peak.words.split())), None)
-    return None if words & OTHER else peak
+    said = words(gpu)
+    peak = next((peak for peak in PEAKS if said.issuperset(peak.words.split())), None)
+    return None if said & OTHER else peak
 
 
 # The machines that a plan is for: pods, GPUs, links.
@@ -122,6 +127,8 @@ class Machines:
     """CPU: machines that all pods are on together."""
     threads: int | None = None
     """CPU: of each process; as many as the machine has cores if not given."""
+    machine_bytes: int | None = None
+    """CPU: memory of a machine, which its processes share; None where that of a process is given."""
     gpu: str = "A100-40GB"
     flops: float | None = None
     """FLOP/s that a process reaches; a share of the GPU's published peak if not given."""

@@ -81,13 +81,14 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
 
 
 def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
-    """What is known of runs and of this machine; each file is read once, unless it changes."""
+    """What is known of runs, and of this machine if it has no GPU; each file is read once, unless it changes."""
     return _kept(folder, tuple(_changed(folder / name) for name in (CALIBRATION, PROBE)))
 
 
 @lru_cache(maxsize=1)
 def _kept(folder: Path, changed: tuple[int, ...]) -> tuple[Calibration, MachineProbe | None]:
-    return kept_calibration(folder), kept_probe(folder)
+    probe = kept_probe(folder)
+    return kept_calibration(folder), None if probe and probe.gpus else probe
 
 
 def _changed(path: Path) -> int:

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
@@ -39,11 +40,14 @@ class WhatIf:
     """What was planned for the answer."""
     estimate: Estimate | None
     """None where nothing could be planned."""
+    machine: Path | None = None
+    """The probe that it was planned with, where one was named."""
 
     @property
     def command(self) -> str:
         """The command line that plans it."""
-        return command_of(self.request)
+        named = "" if self.machine is None else f" --machine {shlex.quote(str(self.machine))}"
+        return command_of(self.request) + named
 
     def to_json(self) -> dict[str, object]:
         """Plain values, with the main figures of what was planned."""
@@ -61,13 +65,14 @@ class WhatIf:
         }  # fmt: skip
 
 
-def what_ifs(made: Plan, ask: Ask = plan) -> tuple[WhatIf, ...]:
+def what_ifs(made: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[WhatIf, ...]:
     """The questions that people have about a plan, about the technique that it recommends.
 
     Args:
         ask: plans a request as the plan itself was made.
+        machine: the probe that it was made with, where one was named.
     """
-    return tuple(_Questions(made, ask).answered())
+    return tuple(replace(each, machine=machine) for each in _Questions(made, ask).answered())
 
 
 def what_if_table(found: tuple[WhatIf, ...]) -> Table:
@@ -80,19 +85,24 @@ def command_of(request: Request) -> str:
     """The command line of a request; fields that have no flag are left out."""
     argv = ["zeropods", "plan", "--model", request.model]
     gpu = request.machines.gpu
-    usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory_bytes(gpu) or GIB)
+    trusted, memory = request.trust_remote_code, memory_bytes(gpu) or GIB
+    usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory, trust_remote_code=trusted)
     if gpu != Machines().gpu:
         argv += ["--gpu", gpu]
     if request.machines.device == CPU:
-        usual = replace(usual, gpu_memory_bytes=request.gpu_memory_bytes)
-        argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
+        shared = request.machines.machine_bytes
+        machines = replace(usual.machines, machine_bytes=shared)
+        usual = replace(usual, gpu_memory_bytes=request.gpu_memory_bytes, machines=machines)
+        if shared is None:
+            argv += ["--host-memory", f"{request.machines.slots * request.gpu_memory_bytes / GIB:.12g}"]
     for asked, other in ((request.machines, usual.machines), (request, usual)):
         for each in fields(asked):
             value = getattr(asked, each.name)
             if value != getattr(other, each.name) and isinstance(value, (str, int, float)) and each.name != "dropout":
                 flag = each.name.removesuffix("_bytes").removesuffix("_seconds").replace("_", "-")
                 shown = str(value) if isinstance(value, (str, bool)) else f"{value / UNITS.get(each.name, 1):.12g}"
-                argv += [f"--{flag}", *([] if flag == "trust-remote-code" else [shown])]
+                argv += [f"--{flag}", shown]
+    argv += ["--trust-remote-code"] * trusted
     if request.zero.reduce_elements != usual.zero.reduce_elements:
         argv += ["--bucket-size", str(request.zero.reduce_elements)]
     return shlex.join(argv + [word for each in request.techniques for word in ("--technique", each)])
