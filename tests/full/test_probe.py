@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.plan_grid import AXES, GridCell, GridRun, grid, judged
+from tests.full.launches import until
 from zeropods.cli import main
+from zeropods.launch import probe
 from zeropods.measure.calibration import Sample
 from zeropods.measure.probe import read_probe
+from zeropods.pods.cluster import Cluster
 
 
 def pairs(cell: GridCell) -> set[tuple[object, ...]]:
@@ -34,6 +39,50 @@ def test_a_probe_is_kept_and_a_plan_says_that_it_is_used(machine: Path, capsys: 
     capsys.readouterr()
     assert main(["plan", "--model", "t5-tiny", "--device", "cpu", "--machine", str(machine)]) == 0
     assert f"the probe of {found.name}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_rank_that_was_killed_is_named_and_the_others_end_on_their_pods(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe, "MOST_SECONDS", 10.0)
+    monkeypatch.setattr(probe, "own_gpus", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    seen: dict[str, psutil.Process] = {}
+    variables: list[dict[str, str]] = []
+
+    def look() -> None:
+        until(lambda: seen.update(ranks(tmp_path)) or len(seen) == 3)
+        variables.extend(seen[number].environ() for number in "012")
+        seen["1"].kill()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert main(["probe", "--pods", cluster.name]) == 1
+    looking.join()
+    assert f"probe: process 1 on {cluster.pods[1].address}: ended with status " in capsys.readouterr().err
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in variables] == ["3", "1", "2"]
+    assert {each["GLOO_SOCKET_IFNAME"] for each in variables} == {"lo"}
+    until(lambda: not ranks(tmp_path))
+
+
+def ranks(home: Path) -> dict[str, psutil.Process]:
+    """Processes that probe with this home of transformers, by rank; without the programs that began them."""
+    found = psutil.process_iter(["name", "cmdline", "environ"])
+    probing = [each for each in found if "zeropods.train.probe" in (each.info["cmdline"] or [])]
+    own = [each for each in probing if (each.info["environ"] or {}).get("HF_HOME") == str(home)]
+    return {each.info["environ"]["RANK"]: each for each in own if each.info["name"].startswith("python")}
+
+
+def test_no_two_processes_share_a_gpu(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe, "own_gpus", lambda: 1)
+    out = tmp_path / "machine.json"
+    assert main(["probe", "--pods", cluster.name, "--out", str(out)]) == 1
+    assert "probe: 3 pods for 1 GPUs of one machine" in capsys.readouterr().err
+    assert main(["probe", "--alone", "--out", str(out)]) == 0
+    assert read_probe(out).processes == 1
 
 
 def test_the_grid_has_every_possible_pair_of_settings_in_different_cells() -> None:

@@ -142,23 +142,27 @@ def fork(
 
 def own_server() -> Path | None:
     """The socket of a fork server of this process, started where none runs; None where there is a GPU."""
-    early = early_variables(child_environment())
+    early, servers = early_variables(child_environment()), _servers()
     for _ in range(2):
-        server, path = _started(early)
+        server, path = servers[early] = servers.get(early) or _started()
         while server.poll() is None and not path.exists():
             time.sleep(POLL_SECONDS)
         if server.poll() is None:
             return path
         # It was idle, or its code was replaced.
-        _started.cache_clear()
+        del servers[early]
         if own_gpus():
             break
     return None
 
 
 @functools.cache
-def _started(early: frozenset[tuple[str, str]]) -> tuple[subprocess.Popen[bytes], Path]:
-    """A server that was started with these variables."""
+def _servers() -> dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]]:
+    """Those of this process, by the variables with which they were started."""
+    return {}
+
+
+def _started() -> tuple[subprocess.Popen[bytes], Path]:
     folder = make_private_folder(FOLDER)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "forks"
@@ -316,6 +320,15 @@ def mark(run: str) -> None:
     ctypes.memmove(start + offset, new, len(new))
 
 
+def import_for_ranks() -> None:
+    """Import what ranks of this project's scripts need."""
+    with quick_imports():
+        for name in IMPORTED:
+            import_module(name)
+    # transformers makes this table at the first model that it loads, in a second.
+    import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
+
+
 def main() -> None:
     """Import, then serve; nothing is served where there is a GPU."""
     if own_gpus():
@@ -324,11 +337,7 @@ def main() -> None:
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
     server = ForkServer(Path(sys.argv[1]))
-    with quick_imports():
-        for name in IMPORTED:
-            import_module(name)
-    # transformers makes this table at the first model that it loads, in a second.
-    import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
+    import_for_ranks()
     if is_compiled():
         # To see that it need not be compiled takes longer than to load it.
         compile_in_turns()

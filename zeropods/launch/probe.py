@@ -6,39 +6,55 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.launch.command import PROJECT
+from zeropods.launch.command import PROJECT, exported_variables
 from zeropods.measure.probe import REMEDY, MachineProbe, read_probe
+from zeropods.pods.checks import Expectation
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.preflight import run_all
+from zeropods.pods.hostfile import own_gpus
+from zeropods.pods.preflight import preflight, require, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
 
 MOST_SECONDS = 40.0
 LOCAL = 2
 """Processes of this machine, where no pods are up: on more there is less of it for each."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def probe(cluster: Cluster | None = None) -> MachineProbe:
     """Probe the machines of a cluster's pods, a process on each, or this one.
 
     Raises:
-        UserError: it took too long, or a process failed.
+        UserError: it took too long, a process failed, or pods of this machine are more than its GPUs.
     """
-    hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * LOCAL
+    gpus = _gpus()
+    hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * min(LOCAL, len(gpus) or LOCAL)
+    # As in training: threads that spin would take the cores from one another.
+    variables = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), cluster.environment if cluster else {})}
+    own: list[dict[str, str]] = [{} for _ in hosts]
+    if cluster is None or cluster.shared_machine:
+        if 0 < len(gpus) < len(hosts):
+            remedy = "zeropods probe --alone measures it without them"
+            raise UserError(f"probe: {len(hosts)} pods for {len(gpus)} GPUs of one machine; {remedy}")
+        own = [{VISIBLE: gpus[number] if gpus else ""} for number in range(len(hosts))]
     port = free_port()
-    commands = [_rank(number, hosts, port) for number in range(len(hosts))]
+    commands = [_rank(number, hosts, port, {**variables, **own[number]}) for number in range(len(hosts))]
     if cluster:
+        names, expected = [pod.name for pod in cluster.pods], Expectation.of_this_machine(PROJECT, master_port=port)
+        require(preflight(cluster.hosts, expected, names=names, ssh_config=cluster.ssh_config, port=cluster.ssh_port))
         shells = zip(hosts, commands, strict=True)
         commands = [
             ssh_argv(cluster.ssh_config, host, ["sh", "-c", f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(argv)}"])
             for host, argv in shells
         ]
     ends = run_all(commands, MOST_SECONDS)
-    failed = next((number for number, end in enumerate(ends) if end.status != 0), None)
+    bad = [number for number, end in enumerate(ends) if end.status != 0]
+    # Those that did not end may have waited for one that did.
+    failed = min(bad, key=lambda number: ends[number].status is None, default=None)
     if failed is not None:
         end, place = ends[failed], f"probe: process {failed} on {hosts[failed]}"
         if end.status is None:
@@ -51,9 +67,17 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
         return read_probe(path)
 
 
-def _rank(number: int, hosts: Sequence[str], port: int) -> list[str]:
+def _gpus() -> list[str]:
+    """GPUs of this machine that this process may use, as CUDA names them."""
+    count = own_gpus()
+    named = os.environ.get(VISIBLE, ",".join(map(str, range(count))))
+    return list(filter(None, named.split(",")))[:count]
+
+
+def _rank(number: int, hosts: Sequence[str], port: int, variables: Mapping[str, str]) -> list[str]:
     """The command of one rank."""
-    # As in training: threads that spin would take the cores from one another.
-    waiting = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
-    group = [f"RANK={number}", f"WORLD_SIZE={len(hosts)}", f"MASTER_ADDR={hosts[0]}", f"MASTER_PORT={port}"]
-    return ["env", *group, f"OMP_WAIT_POLICY={waiting}", sys.executable, "-m", "zeropods.train.probe"]
+    group = {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port, **variables}
+    # On a pod it outlives the ssh that began it, and would wait for the other ranks.
+    limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
+    settings = [f"{name}={value}" for name, value in group.items()]
+    return [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]

@@ -13,28 +13,24 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import import_module
 
 import torch
 import torch.distributed as dist
 
+from zeropods.launch.forks import import_for_ranks
 from zeropods.measure import environment
 from zeropods.measure.memory import resident_bytes
 from zeropods.measure.probe import MachineProbe
-from zeropods.train import quick_imports
 
 SECONDS = 0.5
 """Time for one figure, after a round that warms up."""
 PARAMETERS = 4_000_000
 """Of the optimizer's step: more than caches hold."""
-ADAM_BYTES = 28
-"""Bytes per parameter of such a step, FP32: weight, gradient and both moments read, all but the gradient written."""
 OPERATIONS = 500
 """Small operations in a row, then their gradients."""
 LARGE, SMALL = 1 << 24, 1
 """Elements of the all-reduces, FP32: one that shows the bandwidth, one that shows the latency."""
 PINNED_BYTES = 1 << 28
-IMPORTED = ("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed")
 
 
 def measure() -> MachineProbe | None:
@@ -68,10 +64,11 @@ def measure() -> MachineProbe | None:
 
 def _alone() -> dict[str, object]:
     """What rank 0 measures while the others wait."""
+    from zeropods.plan.estimate import ADAM_BYTES
     from zeropods.train.device import matmul_rates, multiplies_bf16
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    precisions = ["fp32", *(["bf16"] if multiplies_bf16() else [])]
+    precisions = ["fp32", *(["bf16"] if multiplies_bf16() else []), *(["fp16"] if device == "cuda" else [])]
     one_core = {each: max(matmul_rates(each, 1).values()) for each in precisions}
     rates = {each: {str(side): rate for side, rate in matmul_rates(each).items()} for each in precisions}
     weights = torch.nn.Parameter(torch.ones(PARAMETERS, device=device))
@@ -94,11 +91,8 @@ def _alone() -> dict[str, object]:
     torch.set_num_threads(1)
     found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / _fastest(lambda: (step(), None)[1])
     if device == "cuda":
-        host, gpu = (
-            torch.empty(PINNED_BYTES, dtype=torch.int8).pin_memory(),
-            torch.empty(PINNED_BYTES, dtype=torch.int8),
-        )
-        target = gpu.to(device)
+        host = torch.empty(PINNED_BYTES, dtype=torch.int8, pin_memory=True)
+        target = torch.empty(PINNED_BYTES, dtype=torch.int8, device=device)
         found["pcie_bandwidth"] = PINNED_BYTES / _fastest(lambda: (target.copy_(host), None)[1])
     return found
 
@@ -149,9 +143,7 @@ def _of_a_fork(read: Callable[[], int]) -> int:
 
 def main() -> None:
     """Import what a rank imports; measure, print, leave."""
-    with quick_imports():
-        for name in IMPORTED:
-            import_module(name)
+    import_for_ranks()
     from zeropods.train.processes import leave
 
     found = measure()
