@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from zeropods.cli import main
@@ -61,6 +62,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3_text": {**SHARED, "head_dim": 24, "sliding_window": 48, "num_hidden_layers": 7},
     "phi3": {**SHARED, "rope_scaling": LONG, "original_max_position_embeddings": 4_096},
     "mixtral": {**SHARED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **SIZES, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 72, "v_head_dim": 40, "first_k_dense_replace": 2,
+    },
 }  # fmt: skip
 
 
@@ -91,8 +96,8 @@ def real(name: str, folder: Path) -> PreTrainedModel:
     return kind.from_config(config).train()
 
 
-def saved_bytes(model: PreTrainedModel) -> int:
-    """What autograd really saves of a pass up to the logits."""
+def passed(model: PreTrainedModel) -> tuple[int, int]:
+    """What autograd really saves of a pass up to the logits, in bytes, and its FLOPs."""
     own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.Tensor] = {}
 
@@ -104,11 +109,12 @@ def saved_bytes(model: PreTrainedModel) -> int:
 
     ids = torch.ones(ROWS, TOKENS, dtype=torch.long)
     more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    counter = FlopCounterMode(display=False)
+    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model(input_ids=ids, **more, use_cache=False)
         size = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
     del output
-    return size
+    return size, counter.get_total_flops()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -129,7 +135,12 @@ def test_a_configuration_is_planned_as_its_model_is(
     if not has_encoder:
         terms = {each["name"]: each["bytes"] for each in estimate["terms"] if each["part"] == "activations"}
         known = sum(size for name, size in terms.items() if not name.startswith("log-softmax"))
-        assert known == pytest.approx(saved_bytes(model), rel=0.02)
+        size, flops = passed(model)
+        assert known == pytest.approx(size, rel=0.02)
+        shape = shape_for(str(folder))
+        forward = shape.training_flops(TOKENS, TOKENS) / 3 + 2 * shape.unneeded_products(TOKENS)
+        # Products outside layers and head are left out; PyTorch counts none of a grouped product.
+        assert name == "mixtral" or ROWS * forward == pytest.approx(flops, rel=0.05)
     says = "2 of 4 experts" if name == "mixtral" else None
     assert says is None or says in found["remark"]
 
@@ -242,6 +253,12 @@ def test_a_hub_id_is_fetched_once_and_a_hub_that_is_away_said(hub: str, tmp_path
         ({"model_type": None}, "no model_type; expected a config.json"),
         ({"num_attention_heads": 5}, "transformers builds no such model|cannot be traced"),
         ({"model_type": "bert"}, "an encoder alone"),
+        ({"model_type": "mistral", "sliding_window": 4}, "a window of 4 tokens is too small to trace"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "its layers are of conv; only attention"),
+        (
+            {"model_type": "rwkv", "num_hidden_layers": 1, "rope_parameters": None},
+            "keeps states that are as large at every length|token by token",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, "weights are quantised.*name the original"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
@@ -256,6 +273,15 @@ def test_what_cannot_be_planned_is_one_line(
     assert main(["plan", "--model", str(folder)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(said, line), line
+
+
+def test_a_trace_has_a_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zeropods.plan.built.MOST_SECONDS", 0.0)
+    assert main(["plan", "--model", str(write(tmp_path / "model", "llama"))]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "more than 0 s: its layers go through a row token by token" in line
 
 
 def test_code_of_a_model_runs_where_that_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

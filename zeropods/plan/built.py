@@ -9,8 +9,9 @@ import json
 import math
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from zeropods.plan.workload import Workload
 
-SCHEMA = 1
+SCHEMA = 2
 """Of what is kept in the cache."""
 CONFIG = "config.json"
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
@@ -36,6 +37,12 @@ NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 """What configurations call the experts of a token, and the longest row."""
+MOST_SECONDS = 30.0
+"""Of one forward pass on the meta device."""
+SMALLEST = 16
+"""Tokens; a smaller prime is a factor of many a size."""
+MOST_PADDED = 0.02
+"""Share of what a pass saves that may grow with its rows and with no length."""
 BUILDING = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
             ValueError)  # fmt: skip
 """What transformers raises of a configuration that makes no model."""
@@ -51,7 +58,7 @@ Polynomial = tuple[tuple[Power, float], ...]
 """Powers with their coefficients."""
 
 
-def value(terms: Polynomial, rows: float, tokens: float, labels: float) -> float:
+def value(terms: Iterable[tuple[Power, float]], rows: float, tokens: float, labels: float) -> float:
     """The polynomial at these sizes."""
     return sum(factor * rows**a * tokens**b * labels**c for (a, b, c), factor in terms)
 
@@ -260,7 +267,7 @@ def _cached(key: tuple[object, ...], make: Callable[[], dict[str, Any]]) -> dict
 
 @lru_cache(maxsize=64)
 def _shape(config: str, folder: str | None) -> BuiltShape:
-    with _loading("the model cannot be traced without values"):
+    with _loading("the model cannot be traced"):
         found = _cached((config, folder), lambda: _facts(config, folder))
     lists = {name: tuple(found[name]) for name in ("runs", "stack_parameters")}
     own = tuple((size, kind) for size, kind in found["own"])
@@ -358,10 +365,15 @@ def _facts(config: str, folder: str | None) -> dict[str, Any]:
     heads = int(getattr(settings, "num_attention_heads", 0) or 1)
     head_size = getattr(settings, "head_dim", None) or getattr(settings, "d_kv", None) or hidden // heads
     kinds = getattr(settings, "layer_types", None) or ()
+    if odd := set(kinds) - {"full_attention", "sliding_attention", "chunked_attention"}:
+        raise ValueError(f"its layers are of {' and '.join(sorted(odd))}; only attention is planned")
     window = getattr(settings, "sliding_window", None) if getattr(settings, "use_sliding_window", True) else None
     count = len(stacks[0])
     windowed = sum("sliding" in kind for kind in kinds) if kinds else count
     window = window if windowed and not has_encoder else None
+    if latent := getattr(settings, "qk_nope_head_dim", None):
+        # Latent attention: queries and keys are wider than values, and `head_dim` is of their rotated part.
+        head_size = (latent + settings.qk_rope_head_dim + settings.v_head_dim) // 2
     active = next((n for name in ACTIVE_EXPERTS if (n := getattr(settings, name, None))), None)
     expert = next((p for p in stacks[-1].parameters() if active and _is_of_experts(p)), None)
     soft_capped = getattr(settings, "attn_logit_softcapping", None) is not None
@@ -416,7 +428,7 @@ def _traced(shape: BuiltShape, precision: str, eager: bool, masked: bool, plain:
     import torch
 
     model = _built(shape.config, shape.folder)
-    with _loading(f"{shape.family}: what it saves cannot be traced without values"):
+    with _loading(f"{shape.family}: what it saves cannot be traced"):
         model.set_attn_implementation("eager" if eager else "sdpa")
         model.to(torch.bfloat16 if precision == "bf16" else torch.float32)
         model.train(drops)
@@ -470,7 +482,12 @@ class _Pass:
                 during.callback(handle.remove)
             during.enter_context(_on_a_gpu(plain))
             during.enter_context(torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor))
+            self._until = time.monotonic() + MOST_SECONDS
             self.model(**batch, use_cache=False)
+        kept = self.ends + sum(self.stacks, Counter())
+        padded = value([(power, kept[power]) for power in kept if power[0] and not any(power[1:])], *self.primes)
+        if padded > MOST_PADDED * value(kept.items(), *self.primes):
+            raise ValueError("it pads rows to a length of its own, or keeps states that are as large at every length")
 
     def _hooks(self) -> Iterator[Any]:
         import torch
@@ -492,6 +509,8 @@ class _Pass:
             yield head.register_forward_pre_hook(lambda _, given: given[0].flatten(0, 1).index_select(0, some)[None])
 
     def _keep(self, tensor: Tensor) -> Tensor:
+        if time.monotonic() > self._until:
+            raise TimeoutError(f"more than {MOST_SECONDS:g} s: its layers go through a row token by token")
         storage = tensor.untyped_storage()
         if storage._cdata not in self._seen:
             self._seen[storage._cdata] = tensor
@@ -587,12 +606,11 @@ def _primes(model: PreTrainedModel, window: int | None, masked: bool) -> tuple[i
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
 
     def first(numbers: range, *others: int) -> int:
-        return next(
-            n
-            for n in numbers
-            if n not in others and all(n % k for k in range(2, math.isqrt(n) + 1)) and all(size % n for size in sizes)
-        )
+        primes = (n for n in numbers if n not in others and all(n % k for k in range(2, math.isqrt(n) + 1)))
+        if (found := next((n for n in primes if all(size % n for size in sizes)), None)) is None:
+            raise ValueError(f"a window of {window} tokens is too small to trace")
+        return found
 
-    tokens = first(range((window or 0) + 1, 10**6) if masked else range(min((window or 1_024) - 1, 1_021), 1, -1))
+    tokens = first(range((window or 0) + 1, 10**6) if masked else range(min((window or 128) - 1, 127), SMALLEST, -1))
     rows = first(range(211, 10**6), tokens)
     return rows, tokens, first(range(1_031, 10**6), tokens, rows)
