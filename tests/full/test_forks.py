@@ -73,7 +73,7 @@ def test_a_fork_heeds_signals_and_ends_with_whoever_asked_for_it(server: Path, s
     assert forked is not None and forked.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         forked.wait(0.1)
-    forked.kill()
+    forked.send_signal(signal.SIGKILL)
     assert forked.wait(60) == -signal.SIGKILL
     left = fork(server, [str(script), "600"], child_environment())
     assert left is not None
@@ -91,7 +91,7 @@ def test_a_server_stays_where_forks_end_just_as_nobody_wants_them_any_more(
         forked = fork(server, [str(tmp_path / "ends.py")], child_environment())
         assert forked is not None
         if number % 2:
-            forked.kill()
+            forked.send_signal(signal.SIGKILL)
         del forked
     # It would have taken this one along.
     assert before is not None and before.poll() is None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import out_folder
-from zeropods.tables import progress
+from zeropods.tables import counted, progress
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -114,13 +114,15 @@ def readable_prepare(result: Result) -> str:
         f"tokenizer {result['tokenizer']} of {result['vocabulary_size']:,} tokens"
     ]
     for name, split in result["splits"].items():
-        said = [f"{name}: {split['rows']:,} rows"]
+        said = [f"{name}: {counted(split['rows'], 'row')}"]
         for side in ("source", "target")[: 2 if result["task"] == "text2sql" else 1]:
             found, cut = split[side], split[side]["truncated_rows"]
             said.append(f"{side} {found['mean']:.1f} tokens on average, {found['max']:,} at most")
             said += [f"{cut:,} were cut"] if cut else []
         lost = {"with unknown characters": split["source"]["rows_with_unknown"], "lost": split["targets_lost"]}
-        lines.append("; ".join([*said, *(f"{number:,} rows {what}" for what, number in lost.items() if number)]))
+        lines.append(
+            "; ".join([*said, *(f"{counted(number, 'row')} {what}" for what, number in lost.items() if number)])
+        )
     return "\n".join(lines)
 
 

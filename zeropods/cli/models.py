@@ -18,7 +18,7 @@ from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
 from zeropods.files import out_file, out_folder
-from zeropods.tables import progress, whole
+from zeropods.tables import counted, progress, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -139,7 +139,7 @@ def predict_text(result: Result) -> str:
     """What was answered and how fast, in sentences, and its score."""
     rate = result["questions_per_second"]
     speed = "" if rate is None else f", {rate:,.1f} questions/s"
-    said = f"{result['out']}: {result['examples']:,} answers in {result['seconds']:,.1f} s{speed}"
+    said = f"{result['out']}: {counted(result['examples'], 'answer')} in {result['seconds']:,.1f} s{speed}"
     return f"{said}\n{score_text(result['score'])}" if "score" in result else said
 
 
@@ -152,7 +152,7 @@ def score_text(score: Result) -> str:
     said = [f"{name.replace('_', ' ')} {value:,.3f}{interval.get(name, '')}" for name, value in measures.items()]
     if score.get("unparseable"):
         said.append(f"no query in {score['unparseable']:,}")
-    number = f"{score['tokens']:,} tokens" if "tokens" in score else f"{score['examples']:,} answers"
+    number = f"{score['tokens']:,} tokens" if "tokens" in score else counted(score["examples"], "answer")
     parts = (score.get("groups") or {}).items()
     groups = [f"{name.replace('_', ' ')}: {score_text(group)}" for name, group in parts if group]
     return "\n".join([f"{number}: {', '.join(said)}", *groups])

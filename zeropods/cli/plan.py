@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.files import out_file
 from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--pods", metavar="NAME", help="the cluster (default: the only one that is up, if any)")
     where.add_argument("--alone", action="store_true", help="processes of this machine, whatever is up")
-    verb.add_argument("--out", type=Path, metavar="FILE", help="where it is kept (default: beside the clusters)")
+    verb.add_argument("--out", type=out_file, metavar="FILE", help="where it is kept (default: beside the clusters)")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
     verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")

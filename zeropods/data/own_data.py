@@ -58,10 +58,10 @@ def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
     _check_header(name, header)
     for number, cells in rows:
         if len(cells) != len(header):
-            raise UserError(
-                f"{name}: line {number}: {len(cells)} cells, the first line has {len(header)}; correct one of them "
-                f"(a cell that holds {delimiter!r} stands in double quotes)"
-            )
+            remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
+            if header[0].startswith("#"):
+                remedy = "take the comment away"
+            raise UserError(f"{name}: line {number}: {len(cells)} cells, the first line has {len(header)}; {remedy}")
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
     if delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns):
         columns = [tuple(map(_with_point, c)) if _all(DECIMAL_COMMA, c) else c for c in columns]

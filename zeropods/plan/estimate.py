@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from zeropods.errors import UserError
 from zeropods.plan.built import shape_for
-from zeropods.plan.machines import TREE_SHARE, Machines, is_before_ampere, memory_bytes
+from zeropods.plan.machines import PEAKS, TREE_SHARE, Machines, is_before_ampere, memory_bytes
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory
 from zeropods.plan.shapes import ATTENTIONS, Shape
 from zeropods.plan.workload import Workload, share
@@ -195,7 +195,8 @@ def request_for(model: str, **asked: Any) -> Request:
         gpu = asked.get("machines", Machines()).gpu
         memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
         if memory is None:
-            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops")
+            those = ", ".join(peak.words.upper() for peak in PEAKS)
+            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {those}")
         return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
     lengths = " and ".join(f"--{name.replace('_', '-')}" for name in own if name.endswith("_length"))
     remedy = f"give {lengths}" if wrong in foreign and wrong.endswith("_length") else "leave it out"
