@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from zeropods.errors import UserError
 from zeropods.files import write_json
-from zeropods.plan.shapes import ATTENTIONS, CAUSAL_SHAPES, EAGER, MASKED, T5_SHAPES, Shape, Weight, known_shape
+from zeropods.plan.shapes import ATTENTIONS, CAUSAL_SHAPES, EAGER, MASKED, T5_SHAPES, Shape, Weight, shape_named
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -185,8 +185,8 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     path, source = Path(model), model
     file = path / CONFIG if path.is_dir() else path
     if not file.is_file():
-        if (known := known_shape(model)) is not None:
-            return known
+        with contextlib.suppress(UserError):
+            return shape_named(model)
         file = _from_hub(model)
     else:
         source = str(file.parent)

@@ -402,13 +402,6 @@ def shape_named(name: str) -> Shape:
     return _known(name, {**T5_SHAPES, **CAUSAL_SHAPES})
 
 
-def known_shape(name: str) -> Shape | None:
-    """The same; None where none is known."""
-    last = name.rsplit("/", 1)[-1].lower()
-    known: dict[str, Shape] = {**T5_SHAPES, **CAUSAL_SHAPES}
-    return known.get(PUBLISHED_AS.get(last, last))
-
-
 def tiny_name(name: str) -> str:
     """The tiny model of ours that stands for a known one in a trial; `UserError` where none is known."""
     shape, last = shape_named(name), name.rsplit("/", 1)[-1].lower()
