@@ -42,7 +42,7 @@ CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
 REPEATED = 8
 """One run in so many is made twice."""
-T5 = ("t5-efficient-mini", "t5-small")
+T5 = ("t5-tiny", "t5-efficient-mini", "t5-small")
 CAUSAL = {
     "distilgpt2": None,
     "bloom-56m": CausalShape(

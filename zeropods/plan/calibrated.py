@@ -57,9 +57,8 @@ class Calibrated(Arithmetic):
         parts = resident_parts(work, technique, ranks, zero)
         name = "the loss, or gradients of the embedding"
         large = Term(name, _largest(work, technique), "the larger of both", "activations")
-        buffers = [term for term in plan.terms if term.part == "buffers"]
         terms = [self._as_run(term, 0) for term in (*_states(plan), *_layers(plan), large)]
-        terms += [self._as_run(term, 1 if parts[1] else 2) for term in buffers]
+        terms += [self._as_run(term, 1 if parts[1] else 2) for term in _touched(plan, work)]
         rest = round(self.calibration.planned(CPU, "memory", parts)) - total(terms)
         beside = Term("libraries, process group, what a load leaves", rest, "by runs")
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
@@ -112,12 +111,11 @@ def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroS
     given back: the loss and the embedding's gradients come one after the other.
     """
     plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
-    buffers, together = total(plan.terms, "buffers"), ranks > 1 and not technique.is_alone
+    buffers, together = total(_touched(plan, work)), ranks > 1 and not technique.is_alone
     sends = together and technique.stage != 3
     return (
         total((*_states(plan), *_layers(plan))) + _largest(work, technique),
         buffers * sends,
-        # Pages of buffers that nobody writes to are not resident.
         buffers * (not sends),
         UNIT,
         UNIT / 2 * (technique.stage > 0),
@@ -130,6 +128,12 @@ def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroS
 def _states(plan: PlannedMemory) -> list[Term]:
     """Terms of parameters, gradients and optimizer, wherever they are kept."""
     return [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and "loaded" not in term.name]
+
+
+def _touched(plan: PlannedMemory, work: Workload) -> list[Term]:
+    """Terms of buffers, of which no more is resident than is written to: a model's gradients may leave most empty."""
+    most = MASTER * work.shape.parameters
+    return [replace(term, bytes=min(term.bytes, most)) for term in plan.terms if term.part == "buffers"]
 
 
 def _layers(plan: PlannedMemory) -> list[Term]:

@@ -25,7 +25,7 @@ TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
 EMBEDDED: Flags = {
     "init": "random",
     "epochs": 20,
-    "max_train_seconds": 150,
+    "max_train_seconds": 130,
     "learning_rate": 1e-3,
     "scaled_rates": True,
     "adam_beta2": 0.98,
@@ -46,7 +46,7 @@ SHORT: Flags = {
     "warmup_steps": 0,
 }
 """Flags of a run that goes on with a trained model for a few steps; clocks of several pods differ."""
-TINY_STEPS, SHORT_STEPS = 12, 200
+TINY_STEPS, SHORT_STEPS = 10, 200
 """Steps of such a run: long enough for a rate."""
 PODS_OF_A_BATCH = 3
 MATRIX_SECONDS = 1_800
