@@ -31,10 +31,15 @@ USED = "device_used_bytes"
 UNIT = 100.0 * MIB
 """Of parts that are constant."""
 STEP_PARTS = (
-    "arithmetic of a T5", "of a causal model", "activations", "weights", "Python", "Python of ZeRO for each tensor",
-    "optimizer", "what ZeRO adds to it", "volume of collectives", "their messages",
+    "arithmetic of a T5", "of a causal model", "activations", "weights", "Python for each tensor", "of a step",
+    "what ZeRO adds for each tensor", "ZeRO-3", "ZeRO for a step", "optimizer", "what ZeRO adds to it",
+    "volume of DDP's collectives", "of ZeRO's", "their messages",
 )  # fmt: skip
 """The parts of a step's time. Memory is read and written for activations, weights and the optimizer."""
+COMPUTED, STEPPED = range(9), range(9, 11)
+"""Places of those that are arithmetic and Python, and of the optimizer; the others are the network's."""
+STEP_OPERATIONS = 1_000
+"""Small operations that are one unit of what a step costs whatever its model is."""
 WEIGHT_PASSES = 4
 """Weights are read forward and twice backward, and their gradients written."""
 
@@ -77,16 +82,18 @@ class Calibrated(Arithmetic):
             return super().time(work, technique, machines, zero, passes)
         parts = step_parts(work, technique, machines, zero, passes, self.probe)
 
+        network = range(STEPPED.stop, len(parts))
+
         def of(*places: int) -> float:
             chosen = [part if place in places else 0.0 for place, part in enumerate(parts)]
             return self.calibration.planned(CPU, "time", chosen)
 
         return StepTime(
-            compute_seconds=of(*range(6)),
-            communication_seconds=of(8, 9),
-            exposed_communication_seconds=of(8, 9),
+            compute_seconds=of(*COMPUTED),
+            communication_seconds=of(*network),
+            exposed_communication_seconds=of(*network),
             offload_seconds=0.0,
-            processor_seconds=of(6, 7),
+            processor_seconds=of(*STEPPED),
         )
 
     def interval(
@@ -158,7 +165,8 @@ def step_parts(
     rate, bandwidth = probe.flops(work.precision, busy) / sharing, probe.bandwidth_of(busy) / sharing
     parameters, size = work.shape.parameters, work.element_bytes
     own = share(parameters, ranks if technique.stage else 1)
-    tensors = len(work.shape.weights) * probe.python_seconds * max(1.0, sharing / cores)
+    operation = probe.python_seconds * max(1.0, sharing / cores)
+    tensors, step = len(work.shape.weights) * operation, STEP_OPERATIONS * operation
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
     network = [traffic(work, technique, replace(one_each, latency_seconds=each), zero) for each in latencies]
@@ -174,10 +182,14 @@ def step_parts(
         passes * total(activations(work).terms()) / bandwidth,
         passes * WEIGHT_PASSES * size * parameters / bandwidth,
         passes * tensors * (2 if work.checkpointing else 1),
-        tensors * (technique.stage > 0) * (3 if technique.stage == 3 else 1),
+        step,
+        tensors * (technique.stage > 0),
+        passes * tensors * (technique.stage == 3),
+        step * (technique.stage > 0),
         ADAM_BYTES * own / bandwidth,
         ADAM_BYTES * own / bandwidth * (technique.stage > 0),
-        volume,
+        volume * (technique.stage == 0),
+        volume * (technique.stage > 0),
         max(0.0, both - volume),
     )
 
