@@ -95,7 +95,7 @@ def test_a_server_stays_where_forks_end_just_as_nobody_wants_them_any_more(
         del forked
     # It would have taken this one along.
     assert before is not None and before.poll() is None
-    before.kill()
+    before.send_signal(signal.SIGKILL)
     assert before.wait(60) == -signal.SIGKILL
 
 
