@@ -187,3 +187,6 @@ def test_a_fit_of_another_version_is_said_to_be_one(
     path.write_text(json.dumps(kept))
     assert main(["plan", "--model", "t5-small", "--device", "cpu", "--machine", str(machine)]) == 1
     assert "was fitted by another version of zeropods; run zeropods plan --fit again" in capsys.readouterr().err
+    assert main(["summary", str(tmp_path / "runs"), "--out", str(tmp_path / "summary")]) == 0
+    assert main(["plan", "--fit", str(tmp_path / "runs"), "--machine", str(machine)]) == 0
+    assert main(["plan", "--model", "t5-small", "--device", "cpu", "--machine", str(machine)]) == 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from zeropods.errors import UserError
 from zeropods.files import home
 from zeropods.measure.calibration import FILE as CALIBRATION
-from zeropods.measure.calibration import Calibration, Sample, fitted, kept_calibration
+from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted, kept_calibration, read_calibration
 from zeropods.measure.probe import FILE as PROBE
 from zeropods.measure.probe import MachineProbe, kept_probe
 from zeropods.measure.record import Record, read_record
@@ -87,8 +89,13 @@ def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
 
 @lru_cache(maxsize=1)
 def _kept(folder: Path, changed: tuple[int, ...]) -> tuple[Calibration, MachineProbe | None]:
-    probe = kept_probe(folder)
-    return kept_calibration(folder), None if probe and probe.gpus else probe
+    # A file that cannot be read, or of an earlier version, stops no summary and no new fit; `zeropods plan` names it.
+    calibration, probe = read_calibration(SHIPPED), None
+    with suppress(UserError):
+        calibration = kept_calibration(folder)
+    with suppress(UserError):
+        probe = kept_probe(folder)
+    return calibration, None if probe and probe.gpus else probe
 
 
 def _changed(path: Path) -> int:
