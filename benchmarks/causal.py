@@ -21,13 +21,12 @@ from transformers import BloomForCausalLM, Trainer, TrainingArguments
 from benchmarks.data import ROOT, SHARED
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16, timed_steps
-from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.command import train_arguments
 from zeropods.launch.outcome import LINE
 from zeropods.measure.record import read_record
-from zeropods.plan.shapes import CausalShape
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal
 from zeropods.train.causal_models import causal_config, random_causal
@@ -38,10 +37,7 @@ from zeropods.train.tasks import Prepared
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512
-SHAPE = CausalShape(
-    family="bloom", hidden=256, layers=6, heads=8, kv_heads=8, head_size=32, ffn=1_024,
-    vocabulary=50_304, positions=2_048, tied=True,
-)  # fmt: skip
+SHAPE = {"model_type": "bloom", "hidden_size": 256, "n_layer": 6, "n_head": 8, "vocab_size": 50_304}
 """A BLOOM of 17.6 M parameters, for the 50,257 tokens of gpt2."""
 SAVE_STEPS, KILLED_AT = 5, 13
 
@@ -54,7 +50,7 @@ def measure(work: Path) -> list[Figure]:
 def _padding(work: Path) -> list[Figure]:
     """Of what a training step multiplies, the share that is no token."""
     data, tokenizer, what = _text(work)
-    wanted = CausalPreparation(task="lm", data=data, tokenizer=tokenizer, max_seq_length=LENGTH)
+    wanted = Preparation(task="lm", data=data, tokenizer=tokenizer, max_seq_length=LENGTH)
     manifest, _ = prepare(wanted, work / "text")
     train, statistics = Prepared.read(work / "text").train, manifest.splits["train"]
     lengths = train.lengths()[:, 0]
@@ -70,7 +66,7 @@ def _speed(work: Path) -> list[Figure]:
     data, tokenizer, what = _questions(work)
     sets = {}
     for loss_on in ("answer", "all"):
-        wanted = CausalPreparation(
+        wanted = Preparation(
             task="squad", data=data, tokenizer=tokenizer, max_seq_length=LENGTH, loss_on=loss_on, limit=500
         )
         prepare(wanted, work / loss_on)

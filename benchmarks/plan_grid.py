@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.data import ROOT
 from benchmarks.figure import Figure
 from zeropods import files
-from zeropods.data.prepare import CausalPreparation, Preparation, prepare
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, guarded
@@ -31,7 +31,6 @@ from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted
 from zeropods.measure.probe import MachineProbe, read_probe
 from zeropods.measure.record import read_record
 from zeropods.plan.calibrated import measured_step, sample_of
-from zeropods.plan.shapes import CausalShape
 from zeropods.programs import wait_passively
 from zeropods.report.figures import figures as values_of
 from zeropods.report.planned import judge, probe_for
@@ -43,18 +42,16 @@ CELLS, DRAWN, STEPS = 64, 400, 4
 REPEATED = 8
 """One run in so many is made twice."""
 T5 = ("t5-tiny", "t5-efficient-mini", "t5-small")
-CAUSAL = {
+CAUSAL: dict[str, dict[str, object] | None] = {
     "distilgpt2": None,
-    "bloom-56m": CausalShape(
-        family="bloom", hidden=512, layers=8, heads=8, kv_heads=8, head_size=64, ffn=2_048, vocabulary=60_000,
-        positions=2_048, tied=True,
-    ),
-    "qwen3-40m": CausalShape(
-        family="qwen3", hidden=448, layers=8, heads=7, kv_heads=7, head_size=64, ffn=1_344, vocabulary=50_304,
-        positions=2_048, tied=True,
-    ),
+    "bloom-56m": {"model_type": "bloom", "hidden_size": 512, "n_layer": 8, "n_head": 8, "vocab_size": 60_000},
+    "qwen3-40m": {
+        "model_type": "qwen3", "hidden_size": 448, "num_hidden_layers": 8, "num_attention_heads": 7,
+        "num_key_value_heads": 7, "head_dim": 64, "intermediate_size": 1_344, "vocab_size": 50_304,
+        "max_position_embeddings": 2_048, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
-"""Shapes of BLOOM and Qwen that this machine trains in seconds; those without numbers are known by name."""
+"""BLOOM and Qwen in sizes that this machine trains in seconds; those without numbers are known by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +147,7 @@ def prepared(work: Path) -> None:
         prepare(Preparation(data=raw, tokenizer="t5-tiny", prompt=prompt, limit=limit), work / "data" / prompt)
     text = write_sample(work / "text", task="lm").folder
     for length in (32, 64):
-        wanted = CausalPreparation(task="lm", data=text, tokenizer=GPT_TINY, max_seq_length=length, limit=limit)
+        wanted = Preparation(task="lm", data=text, tokenizer=GPT_TINY, max_seq_length=length, limit=limit)
         prepare(wanted, work / "data" / str(length))
     for name, shape in CAUSAL.items():
         folder = work / "models" / name

@@ -14,7 +14,7 @@ from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16
 from zeropods.data.wikisql import Example, read_split, source_of
 from zeropods.evaluate.generate import Generation, QueryAnswerer
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import known_config
 from zeropods.train.device import multiplies_bf16
 from zeropods.train.text2sql import random_t5
 
@@ -45,7 +45,7 @@ def measure(work: Path) -> list[Figure]:
 
 
 def _save_random_model(prepared: Path, out: Path) -> None:
-    model = random_t5(t5_shape("t5-small"), seed=0)
+    model = random_t5(known_config("t5-small"), seed=0)
     model.config.prompt = "question"
     model.save_pretrained(out)
     AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(out)

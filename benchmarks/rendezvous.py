@@ -18,11 +18,9 @@ from typing import Any
 
 from benchmarks.figure import Figure
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
-from zeropods.pods.rendezvous import Answer, Pod, Rendezvous, register
-from zeropods.pods.wire import allow_open_files
+from zeropods.pods.rendezvous import Pod, Rendezvous, allow_open_files, register
 
 WORKERS, ROUNDS = 1_000, 3
-SSH_PORTS = (2_222, 40_022)
 SECONDS = 60.0
 
 
@@ -42,10 +40,7 @@ def measure(work: Path) -> list[Figure]:
 def _round(hostfile: Path) -> tuple[float, int]:
     """Seconds, and different hosts in the hostfile; reading it refuses a host that occurs twice."""
     secret = secrets.token_bytes(32)
-    answer = Answer(authorized_key="ssh-ed25519 AAAA", lease="kernel", lease_seconds=30.0)
-    rendezvous = Rendezvous(
-        secret=secret, count=WORKERS, answer=answer, address="127.0.0.1", port=0, ssh_ports=SSH_PORTS
-    )
+    rendezvous = Rendezvous(secret=secret, count=WORKERS, address="127.0.0.1", port=0)
     with rendezvous, _workers(rendezvous.port, secret) as start:
         began = time.perf_counter()
         start()
@@ -76,13 +71,8 @@ def _workers(port: int, secret: bytes) -> Iterator[Any]:
 
 
 async def _register_all(port: int, secret: bytes) -> None:
-    async def serve(answer: Answer) -> None:
-        """There is no sshd to start."""
-
     master = ("127.0.0.1", port)
-    await asyncio.gather(
-        *(register(master, secret, _worker(number), SSH_PORTS, SECONDS, serve) for number in range(WORKERS))
-    )
+    await asyncio.gather(*(register(master, secret, _worker(number), SECONDS) for number in range(WORKERS)))
 
 
 def _worker(number: int) -> Pod:
@@ -93,6 +83,7 @@ def _worker(number: int) -> Pod:
         address=f"10.0.{number // 250}.{number % 250 + 1}",
         hostname=f"pod-{number}",
         slots=1,
+        ssh_port=2_222,
         host_key=f"ssh-ed25519 {base64.b64encode(blob).decode()}",
         control_port=40_000,
     )

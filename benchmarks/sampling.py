@@ -19,7 +19,7 @@ from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.measure.memory import Sampler
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import DeviceReader
 from zeropods.train.sampler import collate, load_split
@@ -65,7 +65,7 @@ def _training_step(work: Path) -> Callable[[], None]:
     rows = load_split(work / "prepared", "train")
     assert rows is not None
     batch = collate([rows[i] for i in range(8)])
-    model = random_t5(t5_shape("t5-tiny"), seed=0)
+    model = random_t5(known_config("t5-tiny"), seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:

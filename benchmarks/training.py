@@ -19,6 +19,7 @@ from transformers import (
     DataCollatorForSeq2Seq,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    T5Config,
     T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
@@ -26,13 +27,13 @@ from transformers import (
 
 from benchmarks.data import prepared_questions
 from benchmarks.figure import Figure, ratio
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.cpu import suit_cpu
 from zeropods.train.device import multiplies_bf16
 from zeropods.train.sampler import TokenizedSplit
 from zeropods.train.tasks import Prepared
-from zeropods.train.text2sql import TextToSQL, random_t5, t5_config
+from zeropods.train.text2sql import TextToSQL, random_t5
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 ROUNDS, BATCH = 3, 32
@@ -89,12 +90,12 @@ def timed_steps(trainer: Trainer, count: int) -> list[float]:
 
 
 def _control(rows: TokenizedSplit) -> Seq2SeqTrainer:
-    model = T5ForConditionalGeneration(t5_config(t5_shape("t5-small")))
+    model = T5ForConditionalGeneration(T5Config.from_dict(known_config("t5-small")))
     return Seq2SeqTrainer(model=model, args=_arguments(), train_dataset=rows, data_collator=padded_to_96)
 
 
 def _stock(data: Prepared, precision: str) -> Seq2SeqTrainer:
-    model = T5ForConditionalGeneration(t5_config(t5_shape("t5-small")))
+    model = T5ForConditionalGeneration(T5Config.from_dict(known_config("t5-small")))
     arguments = _arguments(
         bf16=precision == "BF16", train_sampling_strategy="group_by_length", optim="adamw_torch_fused"
     )  # fmt: skip
@@ -104,7 +105,7 @@ def _stock(data: Prepared, precision: str) -> Seq2SeqTrainer:
 
 
 def _ours(data: Prepared, precision: str) -> Trainer:
-    model = suit_cpu(random_t5(t5_shape("t5-small"), seed=0))
+    model = suit_cpu(random_t5(known_config("t5-small"), seed=0))
     masters = precision == "BF16"
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

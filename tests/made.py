@@ -9,15 +9,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zeropods.measure.record import RankMeasurement, Record, RunConfig, samples_per_second, train_seconds
-from zeropods.tables import GIB
+from zeropods.measure.record import RankMeasurement, Record, RunConfig, Statistics, samples_per_second, train_seconds
+from zeropods.tables import GIB, MIB
 
 CONFIG_KEYS = {each.name for each in fields(RunConfig)}
 
 
 def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
     """A rank that took 20 steps of 0.8 s, the first of them warm-up."""
-    steps = values.get("step_seconds", [0.8] * 20)
+    steps, warm = values.get("step_seconds", [0.8] * 20), values.get("warmup_steps", 1)
     measured: dict[str, Any] = {
         "host": f"pod{number + 1}",
         "machine": "0" * 8,
@@ -26,7 +26,7 @@ def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
         "stopped_by": "steps",
         "wall_seconds": 30.0,
         "start_seconds": 5.0,
-        "step_seconds": steps,
+        "warmup_seconds": sum(steps[:warm]),
         "evaluate_seconds": [0.5],
         "save_seconds": [0.25],
         "losses": [{"step": 1, "loss": 8.0}, {"step": len(steps), "loss": 2.0}],
@@ -34,7 +34,10 @@ def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
         "ended_unix_seconds": 1_700_000_030.0,
         "peak_resident_bytes": GIB,
     }
-    return json.loads(json.dumps(asdict(RankMeasurement(rank=number, **{**measured, **values}))))
+    whole = {**measured, **values, "step_seconds": steps[warm:]}
+    for key in ("step_seconds", "evaluate_seconds", "save_seconds"):
+        whole[key] = Statistics.of(whole[key])
+    return json.loads(json.dumps(asdict(RankMeasurement(rank=number, **whole))))
 
 
 def a_config(**values: Any) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def a_config(**values: Any) -> dict[str, Any]:
     world = values.get("world_size", pods * slots)
     batch = values.get("effective_batch_size", 32 * world)
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "run_id": "0123456789ab",
         "attempt": 0,
         "started_at": "2026-01-02T03:04:05+00:00",
@@ -79,7 +82,7 @@ def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dic
     ranks = [a_rank()] if ranks is None else ranks
     given = {key: value for key, value in values.items() if key in CONFIG_KEYS}
     config = a_config(**{"pods": max(1, len(ranks)), "hosts": [rank["host"] for rank in ranks] or ["pod1"], **given})
-    measured = [RankMeasurement(**rank) for rank in ranks]
+    measured = [TypeAdapter(RankMeasurement).validate_json(json.dumps(rank)) for rank in ranks]
     return {
         **config,
         "restarts": 0,
@@ -130,3 +133,26 @@ def write_run(folder: Path, record: dict[str, Any] | str, **files: dict[str, Any
     for name, document in files.items():
         (folder / f"{name.replace('_', '.')}.json").write_text(json.dumps(document))
     return folder
+
+
+def a_run(
+    folder: Path,
+    technique: str | None = None,
+    pods: int = 1,
+    seconds: float = 0.8,
+    *,
+    mebibytes: int = 8,
+    **values: Any,
+) -> Path:
+    """A run of 48 samples per step, of that many seconds each, whose states take so many MiB of each process.
+
+    Args:
+        values: keys of the record; `rank`, what each rank measured; `score_test` and `score_dev`, its scores.
+    """
+    live = {"parameters": mebibytes * MIB, "gradients": 0, "optimizer": 0}
+    given = {"step_seconds": [seconds] * 20, "live_bytes": live, **values.pop("rank", {})}
+    scores = {name: values.pop(name) for name in ("score_test", "score_dev") if name in values}
+    own = {} if technique is None else {"technique": technique}
+    ranks = [a_rank(number, **given) for number in range(pods)]
+    record = {"ranks": ranks, "pods": pods, "run_id": str(folder), "effective_batch_size": 48, **own, **values}
+    return write_run(folder, a_record(**record), **scores)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from signal import SIGHUP, SIGTERM, Signals
 
 
 class UserError(Exception):
@@ -28,7 +29,8 @@ def guarded(command: Callable[[], int | None]) -> int:
     """Run a command and return its exit status.
 
     A `UserError` or an error of the operating system becomes one line on stderr and status 1, or the error's own;
-    Ctrl-C becomes status 130. Anything else is a defect of ours and keeps its traceback.
+    Ctrl-C becomes status 130; SIGTERM and SIGHUP, where they end a command in order, keep their status. Anything else
+    is a defect of ours and keeps its traceback.
     """
     try:
         return command() or 0
@@ -44,6 +46,10 @@ def guarded(command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130
+    except SystemExit as ended:
+        if ended.code in (128 + SIGTERM, 128 + SIGHUP):
+            _fail(f"ended by {Signals(int(ended.code) - 128).name}")
+        raise
 
 
 def _fail(line: str, status: int = 1) -> int:

@@ -63,7 +63,7 @@ class Exported:
     """Size of the weight files."""
     dtype: str
     equals_model: bool | None
-    """Whether they are those of the finished run's `model/`; None where that is not of the same step."""
+    """Whether they are those of the finished run's `model/`, whose digests were checked; None for a checkpoint's."""
 
 
 def export(
@@ -83,7 +83,7 @@ def export(
         out: the folder to make; it may exist if it is empty.
         checkpoint: the step to take; the finished run's own, or the newest one, if not given.
         dtype: the type of the exported floating-point numbers.
-        progress: is told of each part that is done: reading, comparing, writing, reading back.
+        progress: is told of each part that is done: reading, converting, writing, reading back.
 
     Raises:
         UserError: nothing to export, `out` holds something, or the weights are not what they should be.
@@ -92,84 +92,67 @@ def export(
         raise UserError(f"--dtype {dtype!r}; expected {', '.join(DTYPES)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: exists; choose a new folder, or an empty one")
-    source = find_source(run, checkpoint)
-    model = _read(source.folder)
-    progress(1)
-    equals = _compared(source, model)
+    source, step, is_divided = find_source(run, checkpoint)
+    model = _read(source)
     progress(1)
     _cast(model, dtype)
+    progress(1)
     with files.new_folder(out) as built:
         with files.said_in_one_line(built.parent, str(out), REMEDY):
-            _write(model, source.folder, built)
+            _write(model, source, built)
         progress(1)
-        different = _difference(model, _read(built, dtype))
-        if different is not None:
-            raise UserError(f"{out}: {different} once it is read back; {REMEDY}")
+        _check(model, _read(built, dtype), out)
         progress(1)
         size = sum(path.stat().st_size for path in built.glob(f"*{SUFFIX}"))
     return Exported(
         out=str(out),
-        source=str(source.folder),
-        checkpoint=source.step,
-        consolidated=source.divided,
+        source=str(source),
+        checkpoint=step,
+        consolidated=is_divided,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=size,
         dtype=dtype,
-        equals_model=equals,
+        equals_model=source == run / "model" or None,
     )
 
 
-# Which checkpoint of a run its weights are taken from, verified before anything of it is opened.
+def find_source(run: Path, asked: int | None) -> tuple[Path, int, bool]:
+    """Folder and step of a run's weights: those that it ended with, else the newest checkpoint that counts.
 
+    The last is whether that folder also holds what ZeRO had divided; those files are pickles, and are never opened.
 
-@dataclass(frozen=True)
-class ExportSource:
-    """Weights of a run, at one step."""
-
-    folder: Path
-    """The folder with safetensors, configuration and tokenizer."""
-    step: int
-    divided: bool = False
-    """Whether it also holds what ZeRO had divided; those files are pickles, and are never opened."""
-    final: Path | None = None
-    """The finished run's `model/`, where it is of the same step."""
-    asked: bool = False
-    """Whether the step was asked for."""
-
-
-def find_source(run: Path, asked: int | None) -> ExportSource:
-    """The weights of a run: of the step asked for, else those it ended with, else of the newest checkpoint that counts.
+    Args:
+        asked: the step of the checkpoint to take instead.
 
     Raises:
         UserError: no run folder, nothing to export, or the checkpoint asked for does not verify.
     """
     if not (run / CONFIG).is_file():
         raise UserError(f"{run}: no {CONFIG} of a run; expected the run folder of a training script (--outputdir)")
-    run_id, ended, saved, final = read_config(run).run_id, _ended_at(run), run / "checkpoints", run / "model"
+    if "run_id" not in read_json(run / CONFIG):
+        raise UserError(
+            f"{run / CONFIG}: not that of a run, but of a model, or replaced; name a run folder (--outputdir)"
+        )
+    run_id, saved = read_config(run).run_id, run / "checkpoints"
 
     def refused(origin: Origin) -> str | None:
         return None if origin.run_id == run_id else f"of run {origin.run_id}"
 
-    step = ended if asked is None else asked
-    if step is None:
-        newest = newest_good(saved, refused, _passed_over)
-        if newest is None:
-            remedy = "train on, with --save_steps above 0"
-            raise UserError(f"{run}: not finished, and has no checkpoint that counts; {remedy}")
-        place, manifest = newest
-    else:
-        place = saved / name_of(step)
+    if asked is not None:
+        place = saved / name_of(asked)
         try:
             manifest = verified(place, refused)
         except UnsoundError as unsound:
-            if asked is not None:
-                there = ", ".join(str(step_of(name)) for name in newest_first(saved)) or "none"
-                raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
-            if place.is_dir():
-                _passed_over(place, str(unsound))
-            return ExportSource(final, step, final=final)
-    same = final if ended == manifest.step else None
-    return ExportSource(place, manifest.step, manifest.shards() is not None, same, asked is not None)
+            there = ", ".join(str(step_of(name)) for name in newest_first(saved)) or "none"
+            raise UserError(f"--checkpoint {asked}: {place}: {unsound}; there are: {there}") from None
+        return place, manifest.step, manifest.shards() is not None
+    if (ended := _ended_at(run)) is not None:
+        return run / "model", ended, False
+    newest = newest_good(saved, refused, _passed_over)
+    if newest is None:
+        raise UserError(f"{run}: not finished, and has no checkpoint that counts; train on, with --save_steps above 0")
+    place, manifest = newest
+    return place, manifest.step, manifest.shards() is not None
 
 
 def _ended_at(run: Path) -> int | None:
@@ -179,11 +162,9 @@ def _ended_at(run: Path) -> int | None:
     record = read_record(run)
     if record.status != "ok":
         return None
-    steps, identity = record.steps, record.identity
-    state = run / "checkpoints" / name_of(steps) / STATE
-    if (identity.get("load_best_model") or identity.get("early_stopping_patience")) and state.is_file():
-        return int(read_json(state).get("best_global_step") or steps)
-    return steps
+    state = run / "checkpoints" / name_of(record.steps) / STATE
+    best = record.identity.get("load_best_model") or record.identity.get("early_stopping_patience")
+    return int((best and state.is_file() and read_json(state).get("best_global_step")) or record.steps)
 
 
 def _passed_over(checkpoint: Path, why: str) -> None:
@@ -195,46 +176,21 @@ def _passed_over(checkpoint: Path, why: str) -> None:
 
 def _read(folder: Path, dtype: str = "float32") -> PreTrainedModel:
     """The model in a folder, every weight of it from the folder's safetensors files."""
-    from transformers.utils import logging
-
     from zeropods.evaluate.models import is_t5, read_model
     from zeropods.train.pretrained import source_options
 
-    logging.disable_progress_bar()
     return read_model(str(folder), dtype, causal=not is_t5(folder), **source_options(str(folder)))
 
 
-def _compared(source: ExportSource, model: PreTrainedModel) -> bool | None:
-    """Whether the weights are those of the finished model; None where there is none of that step."""
-    if source.final is None:
-        return None
-    if source.final == source.folder:
-        return True
-    try:
-        different = _difference(_read(source.final), model)
-    except UserError:
-        # What has become of it is no matter to who asks for the checkpoint.
-        if not source.asked:
-            raise
-        return False
-    if different is not None and not source.asked:
-        raise UserError(
-            f"{source.final}: {different} than in {source.folder.name}; "
-            f"one of them was changed: --checkpoint {source.step} exports the checkpoint"
-        )
-    return different is None
-
-
-def _difference(model: PreTrainedModel, other: PreTrainedModel) -> str | None:
-    """The first tensor whose values differ; None where none does. Names and shapes are those of the configuration."""
+def _check(model: PreTrainedModel, other: PreTrainedModel, out: Path) -> None:
+    """Refuse a folder that reads back other values; names and shapes are those of the configuration."""
     import torch
 
     found: dict[str, torch.Tensor] = other.state_dict()
     for name, tensor in model.state_dict().items():
         # transformers keeps some weights of some models in FP32 whatever their files hold.
         if name not in found or not torch.equal(tensor, found[name].to(tensor.dtype)):
-            return f"{name} has other values"
-    return None
+            raise UserError(f"{out}: {name} has other values once it is read back; {REMEDY}")
 
 
 def _cast(model: PreTrainedModel, dtype: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import glob
@@ -14,24 +15,35 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zeropods.errors import UserError
 from zeropods.programs import variable_set
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
 
 # Files and folders that appear whole or not at all.
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file through a temporary one beside it, so that a reader sees the old or the new text."""
+    """Write a text in UTF-8 as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file through a temporary one beside it, so that a reader sees the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
@@ -64,7 +76,7 @@ def out_folder(text: str) -> Path:
 
 def out_file(text: str) -> Path:
     """As `out_folder`, for a file."""
-    if Path(text).is_dir():
+    if text and Path(text).is_dir():
         raise UserError(f"--out {text!r}: is a folder; give the name of a file")
     return _place(text, Path(text).parent)
 
@@ -126,7 +138,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-# JSON objects: a file of one, and one per line; what is wrong with a line is said with its number.
+# JSON: a file of one object, and one object per line; what is wrong with a line is said with its number.
 
 
 def sha256(path: Path) -> str:
@@ -152,8 +164,8 @@ def json_kind(document: object) -> str:
     return kinds.get(type(document), "a number")
 
 
-def json_lines(path: Path, remedy: str = MEND) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number, from 1, and object of every line; the last may be blank. An empty file raises `UserError` too."""
+def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[tuple[str, T]]:
+    """Place and value of every line, each `validated`; the last may be blank. An empty file raises `UserError` too."""
     is_empty, blank = True, 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -161,43 +173,47 @@ def json_lines(path: Path, remedy: str = MEND) -> Iterator[tuple[int, dict[str, 
                 blank = blank or number
                 continue
             is_empty = False
-            yield number, json_object(f"{path}:{blank or number}", b"" if blank else line, remedy)
+            place = f"{path}:{blank or number}"
+            yield place, validated(kind, place, b"" if blank else line, remedy)
     if is_empty:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
 
 
+def validated(kind: type[T], place: Path | str, content: bytes, remedy: str = MEND) -> T:
+    """A dataclass of the JSON in a text, by pydantic; `UserError` says the first fault: place, key, value, remedy."""
+    from pydantic import ValidationError
+
+    try:
+        # JSON, since a strict dataclass takes no dictionary from Python.
+        found: T = _adapter(kind).validate_json(content.removeprefix(codecs.BOM_UTF8))  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise UserError(f"{place}: broken JSON: {first['ctx']['error']}; {remedy}") from None
+        key = ".".join(map(str, first["loc"])) or "it"
+        shown = "" if first["type"] == "missing" else f" is {first['input']!r:.60}"
+        raise UserError(f"{place}: {key}{shown}: {first['msg']}; {remedy}") from None
+    return found
+
+
 def json_object(place: str, content: bytes, remedy: str = MEND) -> dict[str, Any]:
     """The object that a text in UTF-8 holds, with a byte order mark or without."""
+    from pydantic_core import from_json  # A pod's agent reads this module, and may have no such package.
+
     try:
-        document = json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{place}: byte {content[error.start]:#04x} is not UTF-8; convert the file") from None
-    except json.JSONDecodeError as error:
-        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
-        raise UserError(f"{place}: broken JSON at {at}: {error.msg}; {remedy}") from None
-    except (RecursionError, ValueError) as error:  # Nested too deeply; an integer of thousands of digits.
-        raise UserError(f"{place}: {error}; {remedy}") from None
+        document = from_json(content.removeprefix(codecs.BOM_UTF8))
+    except ValueError as error:
+        raise UserError(f"{place}: broken JSON: {error}; {remedy}") from None
     if not isinstance(document, dict):
         raise UserError(f"{place}: {json_kind(document)}; expected a JSON object")
     return document
 
 
-def text_of(place: str, document: Mapping[str, object], key: str) -> str:
-    """A text that is there, is more than spaces, and can be encoded."""
-    value = document.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: {key} is {value!r}; expected text")
-    return encodable(place, key, value)
+@cache
+def _adapter(kind: type[object]) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
 
-
-def encodable(place: str, key: str, value: str) -> str:
-    r"""`value`, unless it holds half of a surrogate pair, as `"\ud800"` in JSON, which no tokenizer takes."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = value[error.start]
-        raise UserError(f"{place}: {key} holds {half!r}, half a character; correct it") from None
-    return value
+    return TypeAdapter(kind)
 
 
 # A folder that one process at a time writes into, and that holds what it should.

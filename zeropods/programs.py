@@ -18,7 +18,6 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -137,26 +136,19 @@ def is_free(address: str, port: int) -> bool:
 
 
 def use_own_cache() -> None:
-    """Let torch compile into this Python's own environment, unless the user has said where.
+    """Let torch compile into `extension_cache`, unless the user has said where.
 
     Its usual cache is the user's: two environments that share it compile everything anew whenever they take turns.
     """
-    own = _own_cache()
-    if own is not None:
-        os.environ.setdefault(EXTENSIONS, str(own))
+    os.environ.setdefault(EXTENSIONS, str(extension_cache()))
 
 
 def extension_cache() -> Path:
-    """The folder in which this Python's torch keeps what it has compiled, without importing torch.
-
-    Source: `_get_build_directory` in torch/utils/cpp_extension.py (2.13).
-    """
-    chosen = os.environ.get(EXTENSIONS)
-    if chosen is not None:
-        return Path(chosen)
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
-    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
-    return _own_cache() or root / f"{python}_{_accelerator()}"
+    """The folder of compiled extensions: as chosen, else in the virtual environment, else in the user's cache."""
+    is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zeropods"
+    own = Path(sys.prefix) if is_own else cache / f"py{sys.version_info.major}{sys.version_info.minor}"
+    return Path(os.environ.get(EXTENSIONS) or own / "torch_extensions")
 
 
 def compile_in_turns() -> None:
@@ -215,24 +207,6 @@ def is_held(lock: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def _own_cache() -> Path | None:
-    """A folder in the virtual environment; None outside of one, or where we may not write."""
-    is_own = sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK)
-    return Path(sys.prefix) / "torch_extensions" if is_own else None
-
-
-def _accelerator() -> str:
-    """What torch was built for, as its cache names it: `cpu`, `cu126`, `rocm63`."""
-    spec = find_spec("torch")
-    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    text = file.read_text(encoding="utf-8") if file and file.is_file() else ""
-    for name, prefix in (("hip", "rocm"), ("cuda", "cu")):
-        stated = re.search(rf"^{name}\b.*= *'([^']+)'", text, re.MULTILINE)
-        if stated:
-            return prefix + stated[1].replace(".", "")
-    return "cpu"
 
 
 def _main() -> None:

@@ -19,6 +19,7 @@ import torch
 from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    T5Config,
     T5ForConditionalGeneration,
     TrainerCallback,
 )
@@ -27,11 +28,10 @@ from benchmarks.training import padded_to_96
 from zeropods import files
 from zeropods.errors import UserError, guarded
 from zeropods.measure import environment
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import known_config
 from zeropods.train.device import gpu_name
 from zeropods.train.meter import StepClock, Tokens
 from zeropods.train.sampler import TokenizedSplit, load_split
-from zeropods.train.text2sql import t5_config
 
 
 class _Clock(TrainerCallback):
@@ -67,7 +67,7 @@ def main() -> None:
     except torch.OutOfMemoryError as error:
         measured |= {"status": "oom", "reason": str(error).split("\n")[0]}
     clock.clock.settle()
-    measured["step_seconds"] = [step.seconds for step in clock.clock.steps()]
+    measured["step_seconds"] = clock.clock.steps()["seconds"].tolist()
     measured["tf32"] = torch.backends.cuda.matmul.allow_tf32
     measured["peak_allocated_bytes"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     measured["tokens_per_sample"] = rows.lengths().mean(axis=0).tolist()
@@ -99,7 +99,7 @@ def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, wor
         # The original's interval.
         logging_steps=500,
     )
-    model = T5ForConditionalGeneration(t5_config(t5_shape(asked.model)))
+    model = T5ForConditionalGeneration(T5Config.from_dict(known_config(asked.model)))
     collator, callbacks = padded_to_96, [clock]
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=callbacks)
 

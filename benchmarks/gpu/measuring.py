@@ -116,7 +116,7 @@ class Bench:
         if cell.name != MODEL_OF_PREDICTION:
             # Gigabytes of random weights for each cell; nothing reads them again.
             shutil.rmtree(folder / "model", ignore_errors=True)
-        return {**measured, **_of_record(record, batch, lasts.warm)}
+        return {**measured, **_of_record(record, folder, batch, lasts.warm)}
 
     def _flags(self, cell: Cell, batch: int, folder: Path, lasts: Duration) -> list[str]:
         flags: dict[str, Any] = {
@@ -161,12 +161,13 @@ class Bench:
         return {"status": "ok", "reason": None, "batch": cell.batch, "precision": precision, **speed}
 
 
-def _of_record(record: Record, batch: int, warm: int) -> dict[str, Any]:
+def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str, Any]:
     from zeropods.plan.memory import planned
 
     rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
-    steps = steady_steps(rank.step_seconds, warm)
-    samples = batch * len(rank.step_seconds)
+    each = folder / "steps" / "0.npy"
+    steps = steady_steps(np.load(each).tolist() if each.is_file() else [], warm)
+    samples = batch * rank.steps
     plan = planned(record)
     used = rank.sampled.get("device_used_bytes")
     return {
@@ -181,7 +182,7 @@ def _of_record(record: Record, batch: int, warm: int) -> dict[str, Any]:
         "peak_allocated_bytes": _training_peak(rank),
         "device_used_bytes": used.peak if used else None,
         "largest_batch": None if rank.largest_batch is None else asdict(rank.largest_batch),
-        "losses": [asdict(loss) for loss in rank.losses],
+        "losses": [asdict(loss) for loss in record.losses],
     }
 
 

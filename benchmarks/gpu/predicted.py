@@ -12,7 +12,7 @@ from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine
 from zeropods.plan.estimate import step_time
 from zeropods.plan.machines import ACHIEVED, Machines
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import shape_named
 from zeropods.plan.workload import Workload
 from zeropods.techniques import ZeroSettings, technique_named
 
@@ -42,7 +42,7 @@ def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Work
     """A pass of a cell."""
     dropout = cell.dropout is None or cell.dropout > 0
     return Workload(
-        shape=t5_shape(cell.model),
+        shape=shape_named(cell.model),
         rows=rows,
         tokens=source,
         labels=target,
@@ -71,8 +71,8 @@ def predicted_rate(cell: Cell, rows: int, shapes: np.ndarray, machine: Machine) 
 
 
 def _host_seconds(cell: Cell) -> float:
-    shape = t5_shape(cell.model)
-    launches = OUTSIDE_LAYERS + LEFT[cell.compile] * PER_LAYER * shape.layers + OPTIMIZER_LAUNCHES
+    shape = shape_named(cell.model)
+    launches = OUTSIDE_LAYERS + LEFT[cell.compile] * PER_LAYER * shape.layers[0] + OPTIMIZER_LAUNCHES
     if cell.technique != "none":
         launches += DEEPSPEED_LAUNCHES * shape.matrices
     return HOST_SECONDS + LAUNCH_SECONDS * launches
@@ -81,4 +81,4 @@ def _host_seconds(cell: Cell) -> float:
 def _optimizer_seconds(cell: Cell, precision: str, machine: Machine) -> float:
     if cell.technique.endswith("offload"):
         return 0.0
-    return ADAM_BYTES[precision] * t5_shape(cell.model).parameters / machine.bandwidth
+    return ADAM_BYTES[precision] * shape_named(cell.model).parameters / machine.bandwidth

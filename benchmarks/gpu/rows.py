@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.steady import ratio_of_rates
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import shape_named
 
 Record = dict[str, Any]
 GIB = 1 << 30
@@ -58,7 +58,7 @@ def mfu(record: Record, machine: Machine) -> float | None:
     rate, tokens, peak = record.get("samples_per_second"), record.get("tokens_per_sample"), machine.peak("bf16")
     if not rate or not tokens or not peak:
         return None
-    return t5_shape(record["cell"]["model"]).training_flops(*tokens) * rate / peak
+    return shape_named(record["cell"]["model"]).training_flops(*tokens) * rate / peak
 
 
 def false_fits(record: Record, machine: Machine) -> bool:

@@ -9,8 +9,12 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.seen import until
 from zeropods.measure.heartbeat import read_beats
 from zeropods.train.checkpoints import MANIFEST, newest_first, read_manifest
+
+SAVED_SECONDS = 60.0
+"""For the first checkpoint of a run."""
 
 
 def flip(path: Path, random: Random) -> None:
@@ -30,12 +34,16 @@ def delete(path: Path, random: Random) -> None:
 
 
 def after_kill(damage: Callable[[Path, Random], None]) -> Callable[[Scene], str]:
-    """Both ranks are killed, so that nothing newer is saved; then a file of the newest checkpoint is damaged."""
+    """Both ranks are killed, so that nothing newer is saved; then a file of the newest checkpoint is damaged.
+
+    The first save of a run may still be under way: it is waited for.
+    """
 
     def act(scene: Scene) -> str:
+        until(lambda: bool(complete(scene.folder)), SAVED_SECONDS)
         for beat in read_beats(scene.folder).values():
             os.kill(beat.pid, signal.SIGKILL)
-        newest = newest_complete(scene.folder)
+        newest = complete(scene.folder)[0]
         files = read_manifest(newest).files
         path = newest / scene.random.choice(sorted(name for name, saved in files.items() if saved.bytes))
         damage(path, scene.random)
@@ -44,7 +52,7 @@ def after_kill(damage: Callable[[Path, Random], None]) -> Callable[[Scene], str]
     return act
 
 
-def newest_complete(folder: Path) -> Path:
-    """The newest checkpoint of a run that has a manifest."""
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints of a run that have a manifest, the newest first."""
     saved = folder / "checkpoints"
-    return next(saved / name for name in newest_first(saved) if (saved / name / MANIFEST).is_file())
+    return [saved / name for name in newest_first(saved) if (saved / name / MANIFEST).is_file()]

@@ -23,10 +23,9 @@ ABOUT = f"""\
 
 A tiny T5 trains with ZeRO-1 on {PODS} local pods, {STEPS} steps with a checkpoint every {INTERVAL}, and is broken at
 random moments until it is done. No fault is simulated: processes get signals, network cables are pulled, bits flip on
-the disk. `results/reliability.json` has every trial; this page is made of it.
+the disk. This page is made of `results/reliability.json`:
 
-    python -m benchmarks.reliability --trials 200     # adds the trials that are missing, then makes this page
-    python -m benchmarks.reliability --page           # only makes this page
+    python -m benchmarks.reliability --trials 200     # adds the trials that are missing; --page: only makes the page
 """
 REMARKS = f"""\
 * survived: training went on, with the losses of a run that nothing disturbed (FP32, dropout 0: {VERIFIED_STEPS} steps
@@ -36,8 +35,8 @@ REMARKS = f"""\
 * to find (asked for: {FIND_SECONDS}): until the supervisor, a pod or a rank knew. A killed supervisor is found when the
   run's lease of {LEASE_SECONDS:.0f} s has run out, ranks that hang by `--step-timeout {STEP_TIMEOUT}`
 * to resume (asked for: {RESUME_SECONDS}): from then, or from the second call, to the end of the first step
-* left over: processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later
 * goodput: of a run broken once (`--alone`), share of its wall time in steps that count, starts included
+* left over: processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later
 """
 
 
@@ -92,7 +91,6 @@ def _row(name: str, trials: Sequence[dict[str, Any]]) -> dict[str, str]:
         "steps lost": _spread(trials, "steps_lost", "{:g}"),
         "to find (s)": _spread(trials, "seconds_to_find", "{:.1f}"),
         "to resume (s)": _spread(trials, "seconds_to_resume", "{:.1f}"),
-        "left over": str(sum(one["left_over"] or 0 for one in trials)),
         "goodput": _spread(trials, "goodput", "{:.0%}", min),
     }
 

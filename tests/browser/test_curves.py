@@ -6,11 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, Page
 from tensorboard.summary import Writer
 
@@ -24,55 +21,12 @@ CURVES = """() => [...document.querySelectorAll('line-chart svg path, line-chart
     .filter(curve => curve.getBoundingClientRect().width > 0).length"""
 
 
-@dataclass
-class Shown:
-    """What the page showed, and how the application ended."""
-
-    curves: int
-    first: str
-    later: str
-    """The page's text before and after a second run had begun."""
-    status: int
-    said: str
-    """On the terminal."""
-    port: int
-    left: list[int]
-    """Processes of it, after its end."""
-
-
 def write_run(folder: Path) -> None:
     """The training loss of a run, as far as it has come."""
     writer = Writer(str(folder / "tensorboard" / "train"))
     for step, loss in enumerate((4.0, 2.0, 1.0)):
         writer.add_scalar("loss", loss, step)
     writer.close()
-
-
-@pytest.fixture(scope="module")
-def shown(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    runs = tmp_path_factory.mktemp("runs")
-    write_run(runs / "first")
-    port = free_port("127.0.0.1")
-    command = [sys.executable, str(ROOT / "cml" / "run_tensorboard.py"), "--runs", str(runs), "--port", str(port)]
-    application = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        until(lambda: listens("127.0.0.1", port))
-        page = chromium.new_page(viewport={"width": 1280, "height": 900})
-        page.goto(f"http://127.0.0.1:{port}/#timeseries")
-        page.get_by_text("first/tensorboard/train").first.wait_for(timeout=SECONDS * 1000)
-        page.wait_for_function(f"() => ({CURVES})() > 0", timeout=SECONDS * 1000)
-        curves, first = page.evaluate(CURVES), page.inner_text("body")
-        write_run(runs / "second")
-        until(lambda: has_come(page), SECONDS)
-        later = page.inner_text("body")
-        page.close()
-        application.send_signal(signal.SIGINT)
-        said, _ = application.communicate(timeout=30)
-    finally:
-        application.kill()
-        application.wait()
-    left = processes_naming(runs)
-    yield Shown(curves, first, later, application.returncode, said, port, left)
 
 
 def has_come(page: Page) -> bool:
@@ -82,17 +36,25 @@ def has_come(page: Page) -> bool:
     return "second/tensorboard/train" in page.inner_text("body")
 
 
-def test_a_loss_curve_is_drawn(shown: Shown) -> None:
-    assert shown.curves and re.search(r"\bloss\b", shown.first)
-
-
-def test_a_run_that_begins_meanwhile_is_shown(shown: Shown) -> None:
-    assert "second" not in shown.first and "second/tensorboard/train" in shown.later
-
-
-def test_ctrl_c_ends_it_with_status_0_and_no_traceback(shown: Shown) -> None:
-    assert shown.status == 0 and "Traceback" not in shown.said, shown.said
-
-
-def test_its_port_is_free_and_no_process_is_left(shown: Shown) -> None:
-    assert not listens("127.0.0.1", shown.port) and not shown.left
+def test_curves_are_drawn_of_runs_that_begin_meanwhile_too_until_ctrl_c(chromium: Browser, tmp_path: Path) -> None:
+    write_run(tmp_path / "first")
+    port = free_port("127.0.0.1")
+    command = [sys.executable, str(ROOT / "cml" / "run_tensorboard.py"), "--runs", str(tmp_path), "--port", str(port)]
+    application = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until(lambda: listens("127.0.0.1", port))
+        page = chromium.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(f"http://127.0.0.1:{port}/#timeseries")
+        page.get_by_text("first/tensorboard/train").first.wait_for(timeout=SECONDS * 1000)
+        page.wait_for_function(f"() => ({CURVES})() > 0", timeout=SECONDS * 1000)
+        assert re.search(r"\bloss\b", page.inner_text("body")) and not has_come(page)
+        write_run(tmp_path / "second")
+        until(lambda: has_come(page), SECONDS)
+        page.close()
+        application.send_signal(signal.SIGINT)
+        said, _ = application.communicate(timeout=30)
+    finally:
+        application.kill()
+        application.wait()
+    assert application.returncode == 0 and "Traceback" not in said, said
+    assert not listens("127.0.0.1", port) and not processes_naming(tmp_path)

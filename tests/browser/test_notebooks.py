@@ -47,7 +47,6 @@ NOTEBOOKS = {
 BAR = re.compile(r"\w+: +(\d+%\||\d+ \w+ \[)")
 """The line of a progress bar, with and without a total."""
 AGAIN = ("02_train_single_pod", "06_summary")
-each_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
 
 
 @dataclass(frozen=True)
@@ -113,49 +112,23 @@ def again(browsed: Sequence) -> str:
     return done.stdout
 
 
-@each_notebook
-def test_every_cell_has_run_without_an_error(browsed: Sequence, name: str) -> None:
-    seen = browsed.seen[name]
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_and_is_readable(browsed: Sequence, name: str) -> None:
+    seen, (headings, plots) = browsed.seen[name], NOTEBOOKS[name]
     assert all(map(is_done, seen.prompts)) and not seen.errors
-
-
-@each_notebook
-def test_its_tables_are_drawn(browsed: Sequence, name: str) -> None:
-    shown = {heading for table in browsed.seen[name].tables for heading in table}
-    assert NOTEBOOKS[name][0] <= shown
-
-
-@each_notebook
-def test_its_plots_are_drawn(browsed: Sequence, name: str) -> None:
-    plots = browsed.seen[name].plots
-    assert len(plots) == NOTEBOOKS[name][1] and all(size > 0 for plot in plots for size in plot)
-
-
-@each_notebook
-def test_nothing_wide_is_cut(browsed: Sequence, name: str) -> None:
-    assert browsed.seen[name].cut == []
-
-
-@each_notebook
-def test_what_a_cell_writes_is_short_and_free_of_escape_codes(browsed: Sequence, name: str) -> None:
-    said = browsed.seen[name].streams
-    assert said.count("\n") < 150 and "\x1b" not in said and "\r" not in said
-
-
-@each_notebook
-def test_stripped_of_outputs_it_is_the_file_of_the_repository(browsed: Sequence, name: str) -> None:
+    assert headings <= {heading for table in seen.tables for heading in table}
+    assert len(seen.plots) == plots and all(size > 0 for plot in seen.plots for size in plot)
+    assert seen.cut == []
+    assert seen.streams.count("\n") < 150 and "\x1b" not in seen.streams and "\r" not in seen.streams
     ours, theirs = (
         nbformat.read(folder / "notebooks" / f"{name}.ipynb", as_version=4) for folder in (ROOT, browsed.folder)
     )
     assert strip_output(theirs, keep_output=False, keep_count=False, keep_id=True).cells == ours.cells
 
 
-def test_progress_bars_end_at_100_percent(browsed: Sequence) -> None:
+def test_progress_bars_end_at_100_percent_and_the_page_asks_no_other_host(browsed: Sequence) -> None:
     lines = [line for seen in browsed.seen.values() for line in seen.streams.splitlines() if BAR.match(line)]
     assert lines and all(" 100%|" in line for line in lines), lines
-
-
-def test_the_page_asks_no_other_host(browsed: Sequence) -> None:
     assert {host.partition(":")[0] for host in browsed.requests} == {"127.0.0.1"}
 
 
@@ -180,12 +153,14 @@ def test_techniques_that_are_compared_have_the_same_losses(browsed: Sequence) ->
 
 
 def test_every_technique_has_its_ratio_its_memory_and_its_accuracy(browsed: Sequence) -> None:
-    groups = json.loads((browsed.runs / "summary" / "summary.json").read_text())["groups"]
-    compared = {(row["technique"], row["pods"]): row for row in groups if row["base"] is not None}
+    summary = json.loads((browsed.runs / "summary" / "summary.json").read_text())
+    compared = {(row["technique"], row["pods"]): row for row in summary["groups"] if row["base"] is not None}
     assert set(compared) == {("none", 1), ("ddp", 2), ("zero1", 2), ("zero3_offload", 2)}
     shown = ("speed_up", "pod_state_bytes", "pod_memory_bytes", "inference_result", "inference_result_interval")
     assert all(row[key] is not None for row in compared.values() for key in shown)
     assert all(row["examples"] == int(SMALL["ZEROPODS_QUESTIONS"]) for row in compared.values())
+    assert len(summary["runs"]) == 5
+    assert all(0.99 < run["measured_bytes"] / run["planned_bytes"] < 1.01 for run in summary["runs"])
 
 
 def test_each_stage_of_zero_holds_as_many_bytes_as_arithmetic_says(browsed: Sequence) -> None:
@@ -203,35 +178,13 @@ def test_the_commands_are_shown(browsed: Sequence) -> None:
     assert "--launcher pdsh" in over_pods and "textsql_train.py \\\n    --save_steps 0" in over_pods
 
 
-def test_what_was_planned_stands_beside_what_was_measured(browsed: Sequence) -> None:
-    (file,) = browsed.runs.glob("summary/summary.json")
-    runs = json.loads(file.read_text())["runs"]
-    assert len(runs) == 5
-    assert all(0.99 < run["measured_bytes"] / run["planned_bytes"] < 1.01 for run in runs)
-
-
-def test_a_second_call_prints_the_same_summary(browsed: Sequence, again: str) -> None:
-    tables = browsed.summary[browsed.summary.index("## Settings") :]
-    assert tables.strip() in again
-
-
-def test_a_second_call_trains_nothing_and_says_so(browsed: Sequence, again: str) -> None:
+def test_a_second_call_trains_nothing_and_ends_with_the_same_summary(browsed: Sequence, again: str) -> None:
     cells = json.loads((browsed.folder / "copies" / "02_train_single_pod.ipynb").read_text())["cells"]
     said = ["".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", [])]
     assert "this run is finished; nothing to do" in "".join(said)
-
-
-def test_the_demo_prints_the_summary_of_its_runs(again: str) -> None:
-    rows = [[cell.strip() for cell in line.split("|")[2:5]] for line in again.splitlines() if "t5-tiny |" in line]
-    assert ["t5-tiny", "none", "1"] in rows and ["t5-tiny", "zero3_offload", "2"] in rows
-
-
-def test_the_demo_ends_with_the_report(again: str) -> None:
+    assert browsed.summary[browsed.summary.index("## Settings") :].strip() in again
     (report,) = re.findall(r"^report: (\S+)", again, re.MULTILINE)
     assert Path(report).is_file()
-
-
-def test_executed_copies_are_kept_as_pages(browsed: Sequence, again: str) -> None:
     assert {page.stem for page in (browsed.folder / "copies").glob("*.html")} == set(AGAIN)
 
 

@@ -46,6 +46,12 @@ def test_abbreviated_unknown_and_missing_words_fail(arguments: list[str]) -> Non
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize("verb", ["data sample", "predict --model m", "export r"])
+def test_a_place_without_a_name_is_one_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*verb.split(), "--out", ""]) == 1
+    assert capsys.readouterr().err == "zeropods: --out '': expected a name; '.' is the folder in which you are\n"
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from zeropods.cli import parser; parser();"

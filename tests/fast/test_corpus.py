@@ -16,80 +16,71 @@ from zeropods.data.download import DATASETS, RECORD
 from zeropods.data.text import FolderCorpus, articles, join, open_corpus, overlap, pack, split_by_hash
 from zeropods.errors import UserError
 
-LINES = [" \n", " = Ann = \n", " = = Life = = \n", " = 1 , x = \n", "text\n"]
+WIKITEXT = " \n = Ann = \n \n Ann sings . \n \n = = Life = = \n \n = x = \n y \n \n = Bob = \n \n Bob . \n"
 
 
-def write(folder: Path, **files: str | bytes) -> Path:
+def write(folder: Path, **files: str | bytes | pyarrow.Table) -> Path:
     """Files by name; `_` stands for a dot."""
     for name, content in files.items():
-        data = content if isinstance(content, bytes) else content.encode()
-        (folder / name.replace("_", ".")).write_bytes(data)
+        path = folder / name.replace("_", ".")
+        if isinstance(content, pyarrow.Table):
+            parquet.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return folder
 
 
-def documents(folder: Path, split: str = "train", field: str = "text") -> list[str]:
-    return list(FolderCorpus(folder, field).documents(split))
-
-
-def fault(folder: Path, field: str = "text") -> str:
-    with pytest.raises(UserError) as raised:
-        documents(folder, field=field)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+def by_split(folder: Path, field: str = "text") -> dict[str, list[str]]:
+    corpus = FolderCorpus(folder, field)
+    return {split: list(corpus.documents(split)) for split in corpus.splits}
 
 
 def lines(*texts: str, field: str = "text") -> str:
     return "".join(json.dumps({"url": "x", field: text}) + "\n" for text in texts)
 
 
-def test_an_article_reaches_from_its_title_to_the_next() -> None:
-    text = " \n = Ann = \n \n Ann sings . \n \n = = Life = = \n \n = x = \n y \n \n = Bob = \n \n Bob . \n"
-    found = list(articles(text.splitlines(keepends=True)))
-    assert [article.split(" = ")[1] for article in found] == ["Ann", "Bob"]
-
-
-@given(st.lists(st.sampled_from(LINES)))
+@given(st.lists(st.sampled_from([" \n", " = Ann = \n", " = = Life = = \n", " = 1 , x = \n", "text\n"])))
 def test_articles_joined_are_the_lines_again(text: list[str]) -> None:
     assert "".join(articles(text)) == "".join(text)
 
 
+@pytest.mark.parametrize(
+    ("files", "field", "documents"),
+    [
+        (
+            {"a_txt": "one\r\n\n two", "b_txt": "three", "README_md": "no"},
+            "text",
+            {"train": ["one\r\n\n two", "three"]},
+        ),
+        (
+            {"c4-train_00000-of-2_jsonl": lines("a"), "c4-validation_jsonl": lines("b"), "test_jsonl": lines("c")},
+            "text",
+            {"train": ["a"], "dev": ["b"], "test": ["c"]},
+        ),
+        ({"train_parquet": pyarrow.table({"body": ["a\n", "b"], "n": [1, 2]})}, "body", {"train": ["a\n", "b"]}),
+        # A text alone is train, whatever its hash says.
+        ({"book_txt": "document 4"}, "text", {"train": ["document 4"]}),
+    ],
+    ids=["text", "splits by name", "parquet", "alone"],
+)
+def test_documents_are_read_by_split(
+    tmp_path: Path, files: dict[str, str], field: str, documents: dict[str, list[str]]
+) -> None:
+    assert by_split(write(tmp_path, **files), field) == documents
+
+
 @pytest.mark.parametrize("names", [("train_txt", "valid_txt"), ("wiki_train_tokens", "wiki_valid_tokens")])
-def test_wikitexts_files_are_read_by_article(tmp_path: Path, names: tuple[str, str]) -> None:
-    text = " \n = Ann = \n \n Ann . \n \n = Bob = \n \n Bob . \n"
-    write(tmp_path, **dict.fromkeys(names, text))
-    assert (len(documents(tmp_path)), len(documents(tmp_path, "dev"))) == (2, 2)
+def test_wikitexts_files_are_read_by_article_from_its_title_to_the_next(tmp_path: Path, names: tuple[str, str]) -> None:
+    found = by_split(write(tmp_path, **dict.fromkeys(names, WIKITEXT)))
+    assert found["train"] == found["dev"]
+    assert [article.split(" = ")[1] for article in found["train"]] == ["Ann", "Bob"]
 
 
-def test_a_text_file_is_a_document_and_keeps_its_lines(tmp_path: Path) -> None:
-    write(tmp_path, a_txt="one\r\n\n two", b_txt="three", README_md="no text", source_json="{}")
-    assert documents(tmp_path) == ["one\r\n\n two", "three"]
-
-
-def test_splits_are_told_by_words_in_the_names(tmp_path: Path) -> None:
-    files = {"c4-train_00000-of-2_jsonl": lines("a"), "c4-validation_jsonl": lines("b"), "test_jsonl": lines("c")}
-    corpus = FolderCorpus(write(tmp_path, **files), "text")
-    assert {split: list(corpus.documents(split)) for split in corpus.splits} == {
-        "train": ["a"],
-        "dev": ["b"],
-        "test": ["c"],
-    }
-
-
-def test_one_document_in_twenty_is_dev_where_no_name_tells_a_split(tmp_path: Path) -> None:
+def test_one_document_in_twenty_is_dev_where_no_name_tells_a_split_the_same_in_every_release(tmp_path: Path) -> None:
     texts = [f"document {number}" for number in range(400)]
-    write(tmp_path, all_jsonl=lines(*texts))
-    dev = documents(tmp_path, "dev")
-    assert 10 < len(dev) < 32
-    assert sorted(documents(tmp_path) + dev) == sorted(texts)
-
-
-def test_a_document_is_on_the_same_side_in_every_release() -> None:
+    found = by_split(write(tmp_path, all_jsonl=lines(*texts)))
+    assert 10 < len(found["dev"]) < 32 and sorted(found["train"] + found["dev"]) == sorted(texts)
     assert [number for number in range(60) if split_by_hash(f"document {number}") == "dev"] == [4, 11, 12, 25, 44]
-
-
-def test_parquet_is_read_by_its_text_column(tmp_path: Path) -> None:
-    parquet.write_table(pyarrow.table({"content": ["a\n", "b"], "n": [1, 2]}), tmp_path / "train.parquet")
-    assert documents(tmp_path, field="content") == ["a\n", "b"]
 
 
 @pytest.mark.parametrize(
@@ -104,37 +95,32 @@ def test_parquet_is_read_by_its_text_column(tmp_path: Path) -> None:
         ({"train_txt": b"good\nbad \xff"}, "train.txt:2: byte 0xff is not UTF-8"),
         ({"train_jsonl": ""}, "train.jsonl: the file is empty"),
         ({"train_jsonl": lines("a") + "{"}, "train.jsonl:2: broken JSON"),
+        ({"train_jsonl": '{"text": "\\ud800"}'}, "train.jsonl:1: broken JSON"),
         ({"train_jsonl": lines("a") + lines("b", field="body")}, "train.jsonl:2: no text in 'text'; name the field"),
-        ({"train_jsonl": '{"text": "\\ud800"}'}, r"train.jsonl:1: text holds '\ud800', half a character"),
         ({"train_parquet": "no parquet"}, "train.parquet: no Parquet can be read there"),
+        (
+            {"train_parquet": pyarrow.table({"b": ["a"]})},
+            "train.parquet, row 1: no text in 'text'; name the field that",
+        ),
+        ({"train_parquet": pyarrow.table({"text": ["a", None]})}, "train.parquet, row 2: no text in 'text'"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
-    assert said in fault(write(tmp_path, **files))
+    with pytest.raises(UserError) as raised:
+        by_split(write(tmp_path, **files))
+    assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("data", "config", "said"),
     [
-        ({"content": ["a"]}, "no text in 'text'; name the field that holds it (--text-field), of 'content'"),
-        ({"text": [1]}, "no text in 'text'"),
-        ({"text": ["a", None]}, "row 2: no text in 'text'"),
+        *((path, None, "no such folder") for path in ("/nowhere/text", "a/b/c", "../nothing")),
+        (".", "en", "dataset_config 'en'"),
     ],
 )
-def test_parquet_without_text_is_named(tmp_path: Path, columns: dict[str, list[object]], said: str) -> None:
-    parquet.write_table(pyarrow.table(columns), tmp_path / "train.parquet")
-    assert "train.parquet, row " in fault(tmp_path) and said in fault(tmp_path)
-
-
-@pytest.mark.parametrize("data", ["/nowhere/text", "a/b/c", "../nothing"])
-def test_a_path_that_is_not_there_is_not_asked_of_the_hub(data: str) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        open_corpus(data, None, "text")
-
-
-def test_a_configuration_of_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="dataset_config 'en'"):
-        open_corpus(write(tmp_path, train_txt="a"), "en", "text")
+def test_what_is_no_folder_and_no_id_is_not_asked_of_the_hub(data: str, config: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        open_corpus(data, config, "text")
 
 
 def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
@@ -144,19 +130,9 @@ def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
     assert FolderCorpus(tmp_path, "text").splits == ["train", "dev", "test"]
 
 
-@pytest.mark.parametrize(("split", "number"), [("train", 600), ("dev", 60)])
-def test_all_articles_of_wikitext_are_found(shared_data: Path, split: str, number: int) -> None:
-    assert len(documents(shared_data / "wikitext-2", split)) == number
-
-
-def test_a_text_alone_is_train_whatever_its_hash_says(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("document 4")
-    corpus = open_corpus(tmp_path, None, "text")
-    assert (split_by_hash("document 4"), corpus.splits, list(corpus.documents("train"))) == (
-        "dev",
-        ["train"],
-        ["document 4"],
-    )
+def test_all_articles_of_wikitext_are_found(shared_data: Path) -> None:
+    found = by_split(shared_data / "wikitext-2")
+    assert (len(found["train"]), len(found["dev"])) == (600, 60)
 
 
 # Blocks.
@@ -169,21 +145,14 @@ def flat(blocks: list[np.ndarray]) -> list[int]:
     return [token for block in blocks for token in block.tolist()]
 
 
-@given(tokens, st.integers(2, 20))
-def test_packing_loses_no_token_but_the_leftover(ids: np.ndarray, length: int) -> None:
+@given(st.lists(tokens, max_size=8), st.integers(2, 20))
+def test_documents_are_joined_by_the_end_token_and_cut_without_a_loss(documents: list[np.ndarray], length: int) -> None:
+    ids = join(documents, END)
+    assert ids.tolist() == [token for document in documents for token in [END, *document.tolist()]][1:]
     blocks, leftover = pack(ids, length)
     assert leftover < length and all(len(block) == length for block in blocks)
     assert flat(blocks) == ids[: len(ids) - leftover].tolist()
-
-
-@given(st.lists(tokens, max_size=8))
-def test_documents_are_joined_by_the_end_token(documents: list[np.ndarray]) -> None:
-    expected = [token for document in documents for token in [END, *document.tolist()]][1:]
-    assert join(documents, END).tolist() == expected
-
-
-@given(tokens, st.integers(2, 20))
-def test_every_token_of_an_evaluation_but_the_first_is_predicted_once(ids: np.ndarray, length: int) -> None:
+    # Of an evaluation every token but the first is predicted once.
     blocks = overlap(ids, length)
     assert flat([block[1:] for block in blocks]) == ids[1:].tolist()
     assert all(len(block) == length for block in blocks[:-1]) and all(2 <= len(block) <= length for block in blocks)

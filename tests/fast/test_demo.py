@@ -87,12 +87,6 @@ def test_what_cannot_be_asked_is_a_line_and_status_1(
     assert said in err and err.count("\n") == 1
 
 
-def test_a_page_whose_last_model_has_gone_says_so(tmp_path: Path) -> None:
-    site = Site((tmp_path,), passed_over={a_run(tmp_path / "damaged", 0.5).resolve()})
-    with pytest.raises(UserError, match="no model can be loaded any more"):
-        site.models()
-
-
 @pytest.mark.parametrize("port", ["web", "0", "65536", "1" * 5000, "٣٣٣٣", ""])
 def test_a_port_that_is_none_is_named(port: str) -> None:
     with pytest.raises(UserError, match=r"^port .*expected a number from 1 to 65535"):
@@ -198,11 +192,6 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path: Path, content: by
     with pytest.raises(UserError, match=r"pets\.csv") as error:
         table(tmp_path, content)
     assert said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_file_that_has_gone_is_asked_for_again(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the file cats.csv is no longer kept; upload it again"):
-        uploaded(tmp_path / "cats.csv")
 
 
 @pytest.mark.parametrize(

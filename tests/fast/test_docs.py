@@ -27,12 +27,9 @@ def links() -> list[tuple[str, str, str]]:
     return found
 
 
-def test_every_link_leads_to_a_file_or_a_folder() -> None:
+def test_every_link_leads_to_a_file_or_a_folder_and_every_anchor_to_a_heading() -> None:
     broken = [(page, path) for page, path, _ in links() if not (ROOT / path).exists()]
     assert len(links()) > 60 and broken == []
-
-
-def test_every_anchor_is_a_heading_of_its_page() -> None:
     wanted = [(page, path, anchor) for page, path, anchor in links() if anchor and path in PAGES]
     assert wanted and [each for each in wanted if each[2] not in anchors(PAGES[each[1]])] == []
 
@@ -53,30 +50,18 @@ def test_every_file_for_users_is_in_some_page(pattern: str) -> None:
     assert files and [path.name for path in files if not re.search(rf"\b{path.stem}\b", ALL)] == []
 
 
-def top_level_folders() -> list[str]:
+def test_the_walk_through_the_house_names_every_room_and_module_beside_them_and_no_other() -> None:
+    walk = PAGES["CONTRIBUTING.md"]
     hidden = ("build", "runs", "__pycache__", "zeropods", "zeropods.egg-info")
-    return sorted(p.name for p in ROOT.iterdir() if p.is_dir() and p.name[0] != "." and p.name not in hidden)
-
-
-def rooms() -> list[str]:
-    return sorted(f"zeropods/{path.parent.name}" for path in (ROOT / "zeropods").glob("*/__init__.py"))
-
-
-@pytest.mark.parametrize("folder", [*top_level_folders(), *rooms()])
-def test_every_folder_and_every_room_is_in_the_walk_through_the_house(folder: str) -> None:
-    assert f"`{folder}/`" in PAGES["CONTRIBUTING.md"]
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "zeropods").glob("[a-z]*.py")))
-def test_every_module_beside_the_rooms_is_in_the_walk_through_the_house(name: str) -> None:
-    assert f"`{name}`" in PAGES["CONTRIBUTING.md"] or f"`zeropods/{name}`" in PAGES["CONTRIBUTING.md"]
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."} - {*hidden}
+    rooms = [f"zeropods/{path.parent.name}" for path in (ROOT / "zeropods").glob("*/__init__.py")]
+    assert [folder for folder in (*sorted(folders), *rooms) if f"`{folder}/`" not in walk] == []
+    modules = [path.name for path in (ROOT / "zeropods").glob("[a-z]*.py")]
+    assert [name for name in modules if f"`{name}`" not in walk and f"`zeropods/{name}`" not in walk] == []
+    named = re.findall(r"`((?:zeropods|tests|docs)/[\w/]*/)`", walk)
+    assert named and [name for name in named if not (ROOT / name).is_dir()] == []
 
 
 def test_the_citation_has_what_its_format_requires() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["cff-version"] == "1.2.0" and {"message", "title", "authors", "license"} <= set(citation)
-
-
-def test_the_walk_through_the_house_names_no_room_that_is_not_there() -> None:
-    named = re.findall(r"`((?:zeropods|tests|docs)/[\w/]*/)`", PAGES["CONTRIBUTING.md"])
-    assert named and [name for name in named if not (ROOT / name).is_dir()] == []

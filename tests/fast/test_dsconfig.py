@@ -218,13 +218,11 @@ def test_values_that_agree_with_the_flags_pass_and_unknown_flags_are_not_compare
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "not JSON"),
+        ("{", "broken JSON"),
         ("[]", "expected a JSON object"),
-        ('{"gradient_clipping": NaN}', "NaN is no number"),
-        ('{"steps_per_print": 1, "steps_per_print": 2}', "'steps_per_print' occurs twice"),
     ],
 )
-def test_a_file_that_is_no_strict_json_object_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_json_object_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UserError, match=said):
         read_config(tmp_path / "bad.json")

@@ -10,13 +10,12 @@ import pytest
 from tests import made
 from tests.made import a_failed_record, a_rank, as_record
 from zeropods.measure.record import PHASES, Record
+from zeropods.plan.models import known_config
 from zeropods.report.figures import DERIVED, FIGURES, figures
 from zeropods.report.groups import t_interval
 from zeropods.tables import GIB
 
-SHAPE = {"d_model": 2, "d_kv": 1, "d_ff": 4, "layers": 1, "heads": 2, "vocabulary": 10}
-"""A projection is 2 x 2 x 1 = 4 parameters: encoder 4 x 4 + 2 x 2 x 4 = 32, decoder 8 x 4 + 16 = 48, of which
-cross-attention's keys and values are 8, head 10 x 2 = 20."""
+SHAPE = known_config("t5-tiny")
 ONE_TOKEN = {"shape": SHAPE, "largest_batch": {"rows": 1, "source_tokens": 1, "target_tokens": 1}}
 A100 = "NVIDIA A100-SXM4-40GB"
 USED = {"device_used_bytes": {"samples": 3, "peak": 9.0, "mean": 5.0, "minimum": 1.0}}
@@ -57,8 +56,9 @@ FOUR = {"pods": 2, "slots": 2}
         ("padding_share", a_record(TOKENS, TOKENS), 0.25),
         # 100 rows; means 0.5 and 0.25 s.
         ("evaluation_samples_per_second", ranks("evaluate_seconds", [0.4, 0.6], [0.25]), 200),
-        # (32 + 8) x 10 + (48 - 8 + 20) x 5 = 700 products; 6 x 700 = 4,200 FLOPs per sample; 40 samples/s.
-        ("model_flops_per_second", a_record({**TOKENS, "shape": SHAPE}), 168_000),
+        # Two layers of (196,608 + 32,768) x 10 + (262,144 - 32,768) x 5 products, head 131,072 x 5, attention
+        # 2 x 128 x (2 x 10^2 + 5^2 + 2 x 10 x 5): 7,619,840, 6 FLOPs each; 40 samples/s.
+        ("model_flops_per_second", a_record({**TOKENS, "shape": SHAPE}), 40 * 6 * 7_619_840),
         ("peak_flops_per_second", a_record({"gpu": A100}, {"gpu": A100}), 39.0e12),
         ("peak_flops_kind", a_record({"gpu": A100}, {"gpu": A100}), "published"),
         ("peak_flops_per_second", ranks("matmul_flops_per_second", 2e12, None, gpu="GPU X"), 4e12),
@@ -66,7 +66,7 @@ FOUR = {"pods": 2, "slots": 2}
         # Pods of one machine share its measured peak; machines of their own have one each.
         ("peak_flops_per_second", ranks("matmul_flops_per_second", 1e11, None), 1e11),
         ("peak_flops_per_second", a_record({"matmul_flops_per_second": 1e11, "machine": "a"}, {"machine": "b"}), 2e11),
-        ("model_flops_utilization", a_record({**TOKENS, "shape": SHAPE, "matmul_flops_per_second": 1.68e6}), 0.1),
+        ("model_flops_utilization", a_record({**TOKENS, "shape": SHAPE, "matmul_flops_per_second": 1.8287616e10}), 0.1),
         ("machines", a_record({}, {}), 1),
         ("peak_reserved_bytes", ranks("peak_reserved_bytes", 5, 7), 7),
         ("peak_device_used_bytes", a_record({"sampled": USED}), 9.0),
@@ -85,11 +85,10 @@ FOUR = {"pods": 2, "slots": 2}
         ("measured_bytes", ranks("live_bytes", *LIVE), 24),
         ("planned_kind", a_record({}), "live states"),
         ("measured_bytes", a_record({"gpu": A100, "sampled": USED}), 9.0),
-        # Embedding 20; encoder 32 + 2 norms of 2 + 32 relative positions x 2 heads; decoder 48 + 3 norms of 2 + 64;
-        # a final norm of 2 for each: 20 + 32 + 4 + 64 + 48 + 6 + 64 + 4 = 242 parameters of 16 bytes.
-        ("planned_bytes", a_record(ONE_TOKEN), 16 * 242),
+        ("planned_bytes", a_record(ONE_TOKEN), 16 * 1_050_368),
         ("planned_bytes", a_record(ONE_TOKEN, technique="custom"), None),
-        ("measured_to_planned", a_record({**ONE_TOKEN, "live_bytes": LIVE[0]}), 16 / (16 * 242)),
+        ("pod_state_bytes", ranks("live_bytes", *LIVE), [16, 24]),
+        ("measured_to_planned", a_record({**ONE_TOKEN, "live_bytes": LIVE[0]}), 16 / (16 * 1_050_368)),
         ("train_loss", a_record({}), 2.0),
         ("eval_loss", a_record({}), 2.25),
         ("energy_joules", ranks("energy_joules", 100.0, 150.0), 250.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,6 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
-def test_a_run_whose_ranks_do_nothing_hangs(watched: Watched) -> None:
-    assert watched.alive(11, beat(0), beat(1)) is None
-    assert "nothing done for 11 s" in (watched.alive(1, beat(0), beat(1)) or "")
-
-
 def test_a_run_of_which_one_rank_does_something_goes_on(watched: Watched) -> None:
     for marks in range(12):
         assert watched.alive(3, beat(0), beat(1, marks=marks)) is None
@@ -67,9 +63,13 @@ def test_ranks_that_load_or_save_have_more_time(watched: Watched) -> None:
     assert watched.alive(3, *loading) is not None
 
 
-def test_ranks_that_all_wait_for_one_another_in_a_save_have_no_more_time(watched: Watched) -> None:
-    assert watched.alive(11, saving(0), saving(1)) is None
-    assert "nothing done for 11 s (step time-out 10 s)" in (watched.alive(1, saving(0), saving(1)) or "")
+@pytest.mark.parametrize("kind", [beat, saving])
+def test_a_run_whose_ranks_do_nothing_hangs_also_where_all_wait_in_a_save(
+    watched: Watched, kind: Callable[[int], Beat]
+) -> None:
+    ranks = [kind(0), kind(1)]
+    assert watched.alive(11, *ranks) is None
+    assert "nothing done for 11 s (step time-out 10 s)" in (watched.alive(1, *ranks) or "")
 
 
 def test_a_save_in_which_ranks_work_or_move_has_more_time(watched: Watched) -> None:
@@ -122,7 +122,7 @@ def test_a_time_out_of_zero_ends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.5, float("inf"), float("nan")])
 def test_a_time_out_in_which_no_rank_could_speak_is_refused(seconds: float) -> None:
-    with pytest.raises(UserError, match="expected more than 4, or 0 for none"):
+    with pytest.raises(UserError, match="expected more than 4 seconds, or 0 for none"):
         check_step_timeout(seconds)
 
 

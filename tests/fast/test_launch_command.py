@@ -38,7 +38,6 @@ LAUNCH = Launch(
     hosts=(Host("10.0.0.1", 2), Host("10.0.0.2", 2)),
     master_port=29511,
     ssh_config=Path("/project/.zeropods/pods/ssh_config"),
-    ssh_port=2222,
 )
 
 
@@ -47,7 +46,7 @@ def test_the_command_is_deepspeeds_own_over_pdsh() -> None:
     assert argv[1:4] == ["-m", LIGHT, RUNNER]
     flags = dict(pairwise(argv))
     assert (flags["--hostfile"], flags["--launcher"], flags["--num_nodes"]) == ("/tmp/hostfile", "pdsh", "2")
-    assert (flags["--master_addr"], flags["--master_port"], flags["--ssh_port"]) == ("10.0.0.1", "29511", "2222")
+    assert (flags["--master_addr"], flags["--master_port"]) == ("10.0.0.1", "29511")
     assert argv[-3:] == ["/project/textsql_train.py", "--deepspeed", "zero1.json"]
     # One pod is reached over ssh too.
     assert "--force_multi" in argv

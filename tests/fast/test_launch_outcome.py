@@ -32,7 +32,14 @@ from zeropods.pods.rendezvous import Pod
 def pod(number: int, processes: int = 2, most: int = 2, absent: float | None = 0.0, silent: float = 1.0) -> PodState:
     address = f"127.0.1.{number}"
     known = Pod(
-        name=f"pod{number}", worker=f"w{number}", address=address, hostname="h", slots=1, host_key="k", control_port=1
+        name=f"pod{number}",
+        worker=f"w{number}",
+        address=address,
+        hostname="h",
+        slots=1,
+        ssh_port=1,
+        host_key="k",
+        control_port=1,
     )
     return PodState(pod=known, processes=processes, most=most, absent_seconds=absent, silent_seconds=silent)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
-import shutil
-import signal
+import os
 import subprocess
 import sys
 import time
@@ -16,52 +14,35 @@ import pytest
 from tests.full.launches import until
 from zeropods.pods import leases
 from zeropods.pods.leases import IDLE, KERNEL, Leases, takes_sigterm
-from zeropods.pods.processes import RUN, Process, descendants, is_alive, send
+from zeropods.pods.processes import RUN, Process
 
-SLEEP = shutil.which("sleep") or "sleep"
-
-
-@pytest.fixture
-def agent() -> Iterator[subprocess.Popen[bytes]]:
-    """A process below which others are started: it reads commands. All of them are killed when the test ends."""
-    with subprocess.Popen(["sh"], stdin=subprocess.PIPE) as shell:
-        yield shell
-        for process in (*descendants(shell.pid), Process(shell.pid)):
-            send(process, signal.SIGKILL)
+SLEEP = "import time; time.sleep(600)"
 
 
 @pytest.fixture
-def start(agent: subprocess.Popen[bytes]) -> Callable[..., Process]:
-    """Starts a process below the agent."""
-
-    def begin(*argv: str, run: str | None = None) -> Process:
-        before = {process.pid for process in Process(agent.pid).children()}
-        mark = f"{RUN}={run}" if run else ""
-        assert agent.stdin is not None
-        agent.stdin.write(f"{mark} {shlex.join(argv)} &\n".encode())
-        agent.stdin.flush()
-        until(lambda: [child for child in Process(agent.pid).children() if child.pid not in before])
-        (child,) = [child for child in Process(agent.pid).children() if child.pid not in before]
-        # Until then it is a copy of the shell, without its mark.
-        until(lambda: child.cmdline()[-1:] == [argv[-1]] or not is_alive(child))
-        return child
-
-    return begin
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checks come ten times as often."""
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a process below this one, which is the agent here; checks come ten times as often."""
     monkeypatch.setattr(leases, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(leases, "STRANGER_SECONDS", 1.0)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*argv: str, run: str | None = None) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, **({RUN: run} if run else {})}))
+        until(lambda: Process(started[-1].pid).cmdline() == list(argv))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
 
 
-def lived(agent: subprocess.Popen[bytes], work: Callable[[Leases], object], seconds: float) -> list[str]:
+def lived(work: Callable[[Leases], object], seconds: float) -> list[str]:
     """Why a pod was ended within so long, whose leases were used so when they began."""
     ended: list[str] = []
 
     async def main() -> None:
-        pod = Leases(agent.pid, list, ended.append)
+        pod = Leases(os.getpid(), list, ended.append)
         work(pod)
         watching = asyncio.create_task(pod.watch())
         deadline = time.monotonic() + seconds
@@ -73,34 +54,30 @@ def lived(agent: subprocess.Popen[bytes], work: Callable[[Leases], object], seco
     return ended[:1]
 
 
-def test_shells_and_the_deepspeed_launcher_are_not_asked_to_end(start, tmp_path) -> None:
-    (tmp_path / "rank.py").write_text("import time; time.sleep(600)")
-    shell = start("sh", "-c", f"{SLEEP} 600; true")
-    rank = start(sys.executable, str(tmp_path / "rank.py"))
-    launcher = start(sys.executable, "-c", "import time; time.sleep(600)", "-m", "deepspeed.launcher.launch")
-    until(lambda: all("-c" in child.cmdline() for child in (shell, launcher)))
-    until(lambda: rank.cmdline()[1:] == [str(tmp_path / "rank.py")])
-    assert [takes_sigterm(child) for child in (shell, rank, launcher)] == [False, True, False]
+def test_shells_and_the_deepspeed_launcher_are_not_asked_to_end(start) -> None:
+    shell = start("sh")
+    rank = start(sys.executable, "-c", SLEEP)
+    launcher = start(sys.executable, "-c", SLEEP, "-m", "deepspeed.launcher.launch")
+    assert [takes_sigterm(Process(child.pid)) for child in (shell, rank, launcher)] == [False, True, False]
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("start")
 @pytest.mark.parametrize(("kind", "ends"), [(KERNEL, True), (IDLE, False)])
-def test_an_open_run_holds_an_idle_lease_only(agent, kind: str, ends: bool) -> None:
+def test_an_open_run_holds_an_idle_lease_only(kind: str, ends: bool) -> None:
     def use(pod: Leases) -> None:
         pod.open(kind, 0.5)
         pod.renew_run("r", 60.0)
 
-    assert bool(lived(agent, use, 1.5)) == ends
+    assert bool(lived(use, 1.5)) == ends
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_run_that_nobody_opens_and_a_late_process_of_an_ended_one_are_ended(agent, start) -> None:
-    stranger, late = start(SLEEP, "600", run="stranger"), start(SLEEP, "600", run="ended")
+def test_a_run_that_nobody_opens_and_a_late_process_of_an_ended_one_are_ended(start) -> None:
+    stranger, late = (start(sys.executable, "-c", SLEEP, run=run) for run in ("stranger", "ended"))
 
     async def end(pod: Leases) -> None:
         await pod.end_run("ended", 0.0)
 
-    lived(agent, lambda pod: asyncio.ensure_future(end(pod)), 0.5)
-    assert not is_alive(late) and is_alive(stranger)
-    lived(agent, lambda pod: None, 2.5)
-    assert not is_alive(stranger)
+    lived(lambda pod: asyncio.ensure_future(end(pod)), 0.5)
+    assert late.poll() is not None and stranger.poll() is None
+    lived(lambda pod: None, 2.5)
+    assert stranger.poll() is not None

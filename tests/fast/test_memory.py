@@ -138,6 +138,22 @@ def test_each_sample_is_a_line_and_counts_in_the_statistics(tmp_path: Path) -> N
     assert found["power_watts"].samples == count // 2
 
 
+def test_a_long_run_is_sampled_less_often_and_its_statistics_are_over_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeropods.measure.memory.ROWS", 4)
+    found = sample(tmp_path / "0.csv", 14).statistics()["resident_bytes"]
+    with open(tmp_path / "0.csv", newline="") as file:
+        times = [float(line["unix_seconds"]) for line in csv.DictReader(file)]
+    pauses = [0.005 * 2 ** (number // 4) for number in range(len(times))]
+    # Times are rounded to milliseconds; a sample may come late, but not early.
+    assert (np.diff(times)[:-1] > np.array(pauses[:-2]) - 0.002).all()
+    values = 100 * np.arange(1, len(times) + 1)
+    pauses[-1] = pauses[-2]
+    assert (found.peak, found.mean) == (values[-1], pytest.approx(np.average(values, weights=pauses)))
+    assert found.mean > values.mean()
+
+
 def test_a_later_attempt_goes_on_in_the_file_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "0.csv"
     sample(path, 2)
@@ -167,9 +183,3 @@ def test_a_full_disk_ends_the_sampling_with_one_line(tmp_path: Path, caplog: pyt
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: No space left on device; memory is no longer sampled"
     ]
-
-
-def test_resident_bytes_are_what_the_kernel_says_of_this_process() -> None:
-    status = Path("/proc/self/status").read_text().splitlines()
-    said = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
-    assert resident_bytes() == pytest.approx(said, rel=0.02)

@@ -58,22 +58,18 @@ def test_a_plain_statement_is_the_same_query(tmp_path: Path, sql: str, query: st
 
 BEYOND = {
     "SELECT River FROM rivers ORDER BY River": "ORDER: out of reach",
-    "SELECT River FROM rivers LIMIT 1": "LIMIT: out of reach",
     "SELECT River FROM rivers GROUP BY River": "GROUP: out of reach",
     "SELECT DISTINCT River FROM rivers": "DISTINCT: out of reach",
     "WITH a AS (SELECT 1) SELECT River FROM rivers": "WITH: out of reach",
     "SELECT River FROM rivers JOIN lakes ON 1 = 1": "JOINS: out of reach",
-    "SELECT River FROM rivers, lakes": "JOINS: out of reach",
     "SELECT River FROM (SELECT * FROM rivers)": "no table of its own after FROM",
     "SELECT 1": "no table of its own after FROM",
     "SELECT River FROM rivers UNION SELECT Lake FROM lakes": "no single SELECT",
     "SELECT River FROM rivers; DROP TABLE rivers": "no single SELECT",
-    "SHOW TABLES": "no single SELECT",
     "SELECT River FROM rivers WHERE a b": "no SQL near 'b'",
     "SELECT River FROM rivers WHERE River = 'x": "no SQL",
     "SELECT * FROM rivers": "* is selected",
     "SELECT COUNT(DISTINCT River) FROM rivers": "is selected",
-    "SELECT MAX(River, River) FROM rivers": "is selected",
     "SELECT River, River FROM rivers": "2 columns are selected",
     "SELECT Depth FROM rivers": "'Depth' is no column of rivers, which has River, Length (km)",
     "SELECT a FROM seas": "no table 'seas'; there are",
@@ -81,10 +77,7 @@ BEYOND = {
     "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': out of reach; in reach: one column",
     "SELECT River FROM rivers WHERE River >= 'a'": "WHERE COLUMN =, > or < VALUE, joined by AND",
     "SELECT River FROM rivers WHERE River IN ('a')": "River IN ('a'): out of reach",
-    "SELECT River FROM rivers WHERE River BETWEEN 1 AND 2": "River BETWEEN 1 AND 2: out of reach",
-    "SELECT River FROM rivers WHERE River IS NULL": "River IS NULL: out of reach",
     "SELECT River FROM rivers WHERE 3 < River": "expected a column, one of =, >, <",
-    "SELECT River FROM rivers WHERE River = NULL": "expected a column, one of =, >, <",
     'SELECT River FROM rivers WHERE River = "Nile"': "text stands in 'single quotes'",
     "SELECT River FROM rivers WHERE River = ' '": "an empty value",
     "SELECT River FROM rivers WHERE River = 'a AND River = b'": "can be read as another query",
@@ -111,6 +104,10 @@ def test_each_row_that_cannot_be_taken_is_named_with_its_reason(
         *(f"left out: {line}" for line in document["left_out"]),
         *document["remarks"],
     ]
+    words = ["--tables", tmp_path / "tables", "--questions", tmp_path / "questions.csv", "--out", tmp_path / "again"]
+    assert main(["data", "from-csv", *map(str, words)]) == 0
+    counts = f"questions: train 1; {len(BEYOND) + 1} questions left out; 2 remarks above\n"
+    assert capsys.readouterr().out == f"{tmp_path}/again: written; {counts}"
 
 
 def test_what_is_odd_about_a_question_is_remarked_upon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

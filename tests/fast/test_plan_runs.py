@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.made import a_rank, a_record, write_run
 from zeropods.cli import main
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import known_config
 from zeropods.tables import GIB
 
 BARE = 300_000_000
@@ -61,7 +60,7 @@ def runs(folder: Path, capsys: pytest.CaptureFixture[str], machine: Path, factor
         seconds = steps * planned["step_seconds"]
         statistics = {"samples": 9, "peak": 1.0, "mean": 1.0, "minimum": float(BARE), "p95": None}
         rank = a_rank(
-            shape=asdict(t5_shape("t5-small")), step_seconds=[seconds] * 5, sampled={"resident_bytes": statistics},
+            shape=known_config("t5-small"), step_seconds=[seconds] * 5, sampled={"resident_bytes": statistics},
             largest_batch={"rows": rows, "source_tokens": 64, "target_tokens": 32}, padded_tokens=5 * rows * 96,
             peak_resident_bytes=BARE + round(above),
         )  # fmt: skip

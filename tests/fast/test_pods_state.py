@@ -43,12 +43,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pod(number: int) -> Pod:
     return Pod(
         name=f"pod{number}", worker=f"w{number}", address=f"127.0.1.{number}", hostname="here", slots=2,
-        host_key=KEY, control_port=40_000 + number,
+        ssh_port=2222, host_key=KEY, control_port=40_000 + number,
     )  # fmt: skip
 
 
 def whole(name: str, **changes: Any) -> Cluster:
-    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "ssh_port": 2222, "pods": (pod(1), pod(2)), **changes}
+    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "pods": (pod(1), pod(2)), **changes}
     return Cluster(folder=cluster.folder_of(name), **told)
 
 

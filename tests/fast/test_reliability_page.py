@@ -23,49 +23,44 @@ def trial(**other: Any) -> dict[str, Any]:
     return plain | other
 
 
-def line(*trials: dict[str, Any]) -> list[str]:
-    """The cells of the fault's line."""
-    text = page({"trials": list(trials), "runs": [], "environment": ENVIRONMENT})
-    (found,) = [line for line in text.splitlines() if line.startswith("| rank killed ") and "SIGKILL" not in line]
-    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+NOTHING = dict.fromkeys(("steps_lost", "seconds_to_find", "seconds_to_resume", "left_over", "largest_difference"))
+SEVERAL = [
+    trial(goodput=0.75),
+    trial(seconds_to_find=11.25, steps_lost=0, goodput=0.25),
+    trial(seconds_to_resume=61.0, steps_lost=6),
+]
 
 
-def test_the_page_is_made_of_the_results() -> None:
-    assert page(read_json(RESULTS)) == PAGE.read_text(encoding="utf-8")
+def made_of(*trials: dict[str, Any], **run: Any) -> str:
+    """The page of some trials, and of a run that came to its end if one is given."""
+    return page({"trials": list(trials), "runs": [run] if run else [], "environment": ENVIRONMENT})
 
 
-def test_the_results_are_of_faults_that_are_explained() -> None:
-    assert {one["fault"] for one in read_json(RESULTS)["trials"]} <= set(FAULTS)
+def test_the_page_is_made_of_the_results_and_explains_their_faults() -> None:
+    results = read_json(RESULTS)
+    assert page(results) == PAGE.read_text(encoding="utf-8")
+    assert {one["fault"] for one in results["trials"]} <= set(FAULTS)
 
 
-def test_a_line_shows_the_median_and_the_worst() -> None:
-    trials = [trial(), trial(seconds_to_find=11.25, steps_lost=0), trial(seconds_to_resume=61.0, steps_lost=5)]
-    assert line(*trials) == ["3", "3", "3", "2, 5", "5.0, 11.2", "20.0, 61.0", "0", "not measured"]
+@pytest.mark.parametrize(
+    ("trials", "cells"),
+    [
+        (SEVERAL, ["3", "3", "3", "2, 6", "5.0, 11.2", "20.0, 61.0", "50%, 25%"]),
+        ([trial(survived=False, **NOTHING)], ["1", "0", "0", *["not measured"] * 4]),
+        ([], ["0", "0", "0", *["not measured"] * 4]),
+    ],
+)
+def test_a_line_shows_the_median_and_the_worst_of_what_was_measured(
+    trials: list[dict[str, Any]], cells: list[str]
+) -> None:
+    lines = [line for line in made_of(*trials).splitlines() if line.startswith("| rank killed ")]
+    assert [cell.strip() for cell in lines[0].strip("|").split("|")][1:] == cells
 
 
-def test_goodput_is_that_of_the_runs_that_were_broken_once() -> None:
-    assert line(trial(), trial(goodput=0.5), trial(goodput=0.25), trial(goodput=0.75))[-1] == "50%, 25%"
-
-
-def test_one_run_is_no_several_runs() -> None:
-    run = {"faults": 1, "largest_difference": 0.0}
-    assert "\n1 run came to its end, through 1 fault.\n" in page(
-        {"trials": [], "runs": [run], "environment": ENVIRONMENT}
-    )
-
-
-def test_a_trial_that_came_to_nothing_is_counted_and_has_no_figures() -> None:
-    nothing = dict.fromkeys(("steps_lost", "seconds_to_find", "seconds_to_resume", "left_over", "largest_difference"))
-    assert line(trial(survived=False, **nothing)) == ["1", "0", "0", *["not measured"] * 3, "0", "not measured"]
-
-
-def test_a_restart_that_lost_more_than_an_interval_is_counted() -> None:
-    results = {"trials": [trial(steps_lost=5), trial(steps_lost=6)], "runs": [], "environment": ENVIRONMENT}
-    assert "\n1 lost more steps than an interval" in page(results)
-
-
-def test_a_fault_that_was_not_tried_is_shown_so() -> None:
-    assert line() == ["0", "0", "0", *["not measured"] * 3, "0", "not measured"]
+def test_what_is_over_the_limits_is_counted() -> None:
+    said = made_of(*SEVERAL, faults=1, largest_difference=0.0)
+    assert "\n1 took more than 10 s to find, 1 more than 60 s to resume.\n1 lost more steps than an interval" in said
+    assert "\n1 run came to its end, through 1 fault.\n" in said
 
 
 @pytest.mark.parametrize(("losses", "far"), [([], None), ([(1, 4.0), (2, 2.2)], 0.1), ([(1, 3.0)], 0.25)])

@@ -65,10 +65,19 @@ def three(tmp_path: Path) -> Cluster:
         nvidia_gpu=0,
     )  # fmt: skip
     pods = tuple(
-        Pod(name=f"pod{n}", worker=f"w{n}", address=f"127.0.1.{n}", hostname="h", slots=1, host_key="k", control_port=1)
+        Pod(
+            name=f"pod{n}",
+            worker=f"w{n}",
+            address=f"127.0.1.{n}",
+            hostname="h",
+            slots=1,
+            ssh_port=2222,
+            host_key="k",
+            control_port=1,
+        )
         for n in (1, 2, 3)
     )
-    return Cluster(folder=tmp_path / "three", settings=settings, ssh_port=2222, pods=pods)
+    return Cluster(folder=tmp_path / "three", settings=settings, pods=pods)
 
 
 def restarted(
@@ -140,18 +149,6 @@ def unopened(status: str) -> AttemptEnd:
         (unopened("pod_lost"), True),
         (unopened("failed"), False),
     ],
-    ids=[
-        "pod lost",
-        "a rank killed",
-        "launcher killed",
-        "own error",
-        "oom",
-        "timeout",
-        "Ctrl-C",
-        "ok",
-        "early",
-        "never",
-    ],
 )
 def test_only_what_is_no_error_of_the_script_calls_for_another_attempt(end: AttemptEnd, calls: bool) -> None:
     assert end.calls_for_another is calls
@@ -180,6 +177,8 @@ def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_pa
         (("--launcher", "slurm", "--cpus-per-slot", "0"), "expected at least 1"),
         (("--launcher", "none", "--num-pods", "2"), "this machine alone"),
         (("--num-pods", "0"), "--num-pods 0; expected at least 1"),
+        (("--timeout", "nan"), "--timeout nan; expected more than 0 seconds"),
+        (("--step-timeout", "nan"), "--step-timeout nan; expected more than 4 seconds, or 0 for none"),
     ],
 )
 def test_flags_without_a_meaning_are_refused_in_one_line(
@@ -187,3 +186,11 @@ def test_flags_without_a_meaning_are_refused_in_one_line(
 ) -> None:
     assert main(["launch", *arguments, "--", "causal_train.py", "--task", "lm", "--data", "allenai/c4"]) == 1
     assert fault in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_an_unknown_flag_refers_to_the_help_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["pods", "up", "--cout", "2"])
+    assert (
+        capsys.readouterr().err == "zeropods pods up: unrecognized arguments: --cout 2; see zeropods pods up --help\n"
+    )

@@ -1,4 +1,4 @@
-"""The summary of runs whose records are written by hand: numbers, reasons, differences, files."""
+"""The summary of runs whose records are written by hand: rows, reasons, differences, ratios, files."""
 
 from __future__ import annotations
 
@@ -8,21 +8,40 @@ import html.parser
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.made import GIB, a_config, a_failed_record, a_rank, a_record, a_score, write_run
+from tests.made import GIB, a_config, a_failed_record, a_rank, a_record, a_run, a_score, write_run
 from zeropods.errors import UserError
+from zeropods.report.entry import Timeline
+from zeropods.report.groups import letters, unequal
+from zeropods.report.plots import over_time
 from zeropods.report.run import Run
-from zeropods.report.summary import read_runs, summarize
+from zeropods.report.summary import Summary, read_runs
 
 
 def row(folder: Path) -> dict[str, Any]:
     """The only run of a folder, by column."""
     (run,) = read_runs([folder]).to_json()["runs"]
     return run
+
+
+def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
+    return read_runs([folder], **options).to_json()["groups"]
+
+
+def two(folder: Path, one: dict[str, Any], other: dict[str, Any], **options: Any) -> Summary:
+    """The summary of two runs, `a` and `b`."""
+    a_run(folder / "a", **one)
+    a_run(folder / "b", **other)
+    return read_runs([folder], **options)
+
+
+def identity(seed: int = 42, **flags: Any) -> dict[str, Any]:
+    return {"identity": {"seed": seed, **flags}}
 
 
 @pytest.fixture
@@ -36,29 +55,25 @@ def held(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("train_seconds", 16.0), ("samples_per_second", 40.0), ("eval_loss", 2.25), ("status", "ok")],
-)
-def test_a_finished_run_is_a_row_of_its_record(tmp_path: Path, key: str, value: object) -> None:
-    write_run(tmp_path / "a", a_record())
-    assert row(tmp_path)[key] == (pytest.approx(value) if isinstance(value, float) else value)
+# Runs: which there are, and what of them cannot be read.
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("record", "reason"),
     [
-        ({"deepspeed": {"zero_optimization": "x"}}, "deepspeed.zero_optimization is 'x'; expected dict"),
-        ({"deepspeed": {"flops_profiler": 5}}, "deepspeed.flops_profiler is 5; expected dict"),
-        ({"hardware": {"gpus": "one"}}, "hardware.gpus is 'one'; expected list"),
+        ("{", "broken JSON"),
+        (json.dumps({"schema_version": 1}), "schema_version 1; this version reads 2"),
+        (json.dumps(a_record(steps="20")), "steps is '20'"),
+        (json.dumps(a_record(samples_per_second=float("nan"))), "samples_per_second"),
     ],
 )
-def test_a_part_of_another_kind_breaks_its_run_and_no_other(tmp_path: Path, values: dict[str, Any], said: str) -> None:
-    write_run(tmp_path / "a", a_record(**values))
-    write_run(tmp_path / "b", a_record(run_id="b" * 12, hardware={"gpus": None}))
+def test_a_broken_record_is_listed_with_its_reason_and_breaks_no_other(
+    tmp_path: Path, record: str, reason: str
+) -> None:
+    write_run(tmp_path / "a", record)
+    a_run(tmp_path / "b", hardware={"gpus": None})
     well, broken = read_runs([tmp_path]).to_json()["runs"]
-    assert (broken["status"], well["status"]) == ("broken", "ok")
-    assert broken["reason"] == f"record.json: {said}: run it again"
+    assert (broken["status"], well["status"]) == ("broken", "ok") and reason in broken["reason"]
 
 
 @pytest.mark.parametrize("text", ['{"identity": 5}', '{"hardware": []}', "[" * 100_000])
@@ -67,66 +82,283 @@ def test_a_configuration_of_another_kind_breaks_its_run(tmp_path: Path, held: Pa
     assert row(tmp_path)["status"] == "broken"
 
 
-def test_a_reason_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_failed_record(reason="bad \x1b[31m\u202e end"))
-    assert row(tmp_path)["reason"] == "bad \ufffd[31m\ufffd end"
+def test_a_reason_is_one_line_and_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_failed_record("oom", "tried \x1b[31m\u202e to allocate\n2 GiB"))
+    assert "- a: oom: tried \ufffd[31m\ufffd to allocate 2 GiB\n" in read_runs([tmp_path]).to_markdown()
 
 
-def test_a_run_without_a_score_has_no_accuracy(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record())
-    accuracy = read_runs([tmp_path]).to_markdown().split("## Accuracy")[1]
-    assert re.search(r"\| A none x1 +(\| n/a +){7}\|\n", accuracy)
-
-
-def test_the_score_of_test_is_preferred_to_that_of_dev(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(), score_dev=a_score(), score_test=a_score(exact_match=0.25))
-    assert (row(tmp_path)["split"], row(tmp_path)["exact_match"]) == ("test", 0.25)
-
-
-def test_unseen_tables_have_a_line_of_their_own(tmp_path: Path) -> None:
-    groups = {"known_tables": a_score(), "unseen_tables": a_score(examples=4, execution_accuracy=0.125)}
-    write_run(tmp_path / "a", a_record(), score_test=a_score(groups=groups))
-    assert re.search(r"\| test +\| unseen +\| 4 .*\| 0\.125 ", read_runs([tmp_path]).to_markdown())
-
-
-def test_rouge_has_its_columns_where_a_score_has_it(tmp_path: Path) -> None:
-    rouge = {"rouge1": 0.875, "rouge2": 0.625, "rougeL": 0.75, "rougeLsum": 0.75}
-    write_run(tmp_path / "a", a_record(), score_test=a_score(rouge=rouge))
-    write_run(tmp_path / "b", a_record(technique="zero1"), score_test=a_score())
-    (table,) = (table for table in read_runs([tmp_path]).tables if table.title == "Accuracy")
-    assert [line[-3:] for line in (table.header, *table.rows)] == [
-        ("rouge1", "rouge2", "rougeL"),
-        ("0.875", "0.625", "0.750"),
-        ("n/a", "n/a", "n/a"),
-    ]
-    without = read_runs([tmp_path / "b"])
-    assert "rouge" not in without.to_markdown() and "rouge2" in read_runs([tmp_path]).to_csv().splitlines()[0]
+def test_a_run_without_a_record_is_running_or_was_killed(tmp_path: Path, held: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.lock").touch()
+    runs = read_runs([tmp_path / "a", held]).to_json()["runs"]
+    assert [(run["status"], run["model_id"]) for run in runs] == [("killed", None), ("running", "t5-tiny")]
 
 
 @pytest.mark.parametrize(
-    ("record", "reason"),
+    ("score", "said"),
     [
-        ("{", "broken JSON"),
-        (json.dumps({"schema_version": 1}), "schema_version 1; this version reads 2"),
-        (json.dumps(a_record() | {"schema_version": 9}), "schema_version 9"),
-        (json.dumps(a_record(steps="20")), "steps is '20'"),
-        (json.dumps(a_record(samples_per_second=float("nan"))), "samples_per_second"),
-        (json.dumps(a_record(ranks=[a_rank(shape={"d_model": 0})])), "ranks.0.shape: "),
+        (a_score(groups=5), "groups is 5: Input should be an object; measure again"),
+        ({"examples": "ten"}, "examples is 'ten'"),
     ],
 )
-def test_a_broken_record_is_listed_with_its_reason(tmp_path: Path, record: str, reason: str) -> None:
-    write_run(tmp_path / "a", record)
-    assert row(tmp_path)["status"] == "broken" and reason in row(tmp_path)["reason"]
+def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path, score: dict[str, Any], said: str) -> None:
+    a_run(tmp_path / "a", score_test=score)
+    assert row(tmp_path)["status"] == "ok" and row(tmp_path)["reason"].startswith(f"score.test.json: {said}")
 
 
-def test_a_run_out_of_memory_is_listed_with_its_reason(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_failed_record("oom", "tried to allocate\n2 GiB"))
-    assert "- a: oom: tried to allocate 2 GiB\n" in read_runs([tmp_path]).to_markdown()
+def test_folders_are_runs_or_hold_some(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / parent / "a") for parent in "xy"]
+
+    def names(*folders: Path) -> list[str]:
+        return [run["run"] for run in read_runs(folders).to_json()["runs"]]
+
+    assert names(runs[0]) == ["a"] and names(tmp_path) == ["x/a", "y/a"]
+    assert names(tmp_path / "x", runs[0]) == ["a"] and names(*runs) == [str(run) for run in runs]
+    (tmp_path / "empty").mkdir()
+    for folder, said in (("none", "no such folder"), ("empty", "no run there")):
+        with pytest.raises(UserError, match=said):
+            read_runs([tmp_path / folder])
 
 
-def test_a_name_in_markdown_stays_in_its_cell(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", a_record(model_id="a|b\n<b>"))
-    assert r"| a\|b &lt;b&gt; |" in read_runs([tmp_path]).to_markdown()
+HEADER = (
+    "unix_seconds,phase,allocated_bytes,reserved_bytes,device_used_bytes,resident_bytes,"
+    "utilization_percent,power_watts,memory_utilization_percent,cpu_percent,io_wait_percent\n"
+)
+
+
+def a_sample(seconds: float, resident: int | str = 5, phase: str = "steady") -> str:
+    return f"{seconds},{phase},,,,{resident},,,,50.5,\n"
+
+
+def timeline(folder: Path, samples: str) -> Timeline:
+    """The samples of a run of one rank, whose attempt took 30 s and ended at 1,030."""
+    a_run(folder, rank={"ended_unix_seconds": 1_030.0})
+    (folder / "memory").mkdir()
+    (folder / "memory" / "0.csv").write_bytes(samples.encode("utf-8", "surrogateescape"))
+    (found,) = read_runs([folder]).timelines
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected", "faults"),
+    [
+        (a_sample(1_001, 7, "save"), [(1_000, "load", 5), (1_001, "save", 7)], ()),
+        # A later attempt, of a later version, has more columns.
+        ("1001,save,,,,7,,,,50.5,,9,9\n", [(1_000, "load", 5), (1_001, "save", 7)], ()),
+        # A last line that was cut short, and samples of an earlier attempt, are left out.
+        ("1001,ste", [(1_000, "load", 5)], ()),
+        (a_sample(500), [(1_000, "load", 5)], ()),
+        (
+            "???\n" + a_sample(1_002),
+            [(1_000, "load", 5), (1_002, "steady", 5)],
+            ("memory/0.csv:3: '???' is no sample, left out",),
+        ),
+    ],
+)
+def test_samples_of_the_last_attempt_are_read_in_their_order(
+    tmp_path: Path, rest: str, expected: list[tuple[float, str, float]], faults: tuple[str, ...]
+) -> None:
+    found = timeline(tmp_path / "a", HEADER + a_sample(1_000, phase="load") + rest)
+    samples = found.ranks[0][["unix_seconds", "phase", "resident_bytes"]]
+    assert (list(samples.itertuples(index=False, name=None)), found.faults) == (expected, faults)
+    memory, use = (over_time([found], 1, what) for what in ("memory", "use"))
+    assert (memory.text, use.text) == ("memory over time of A none x1", "use over time of A none x1")
+    assert "GiB resident" in memory.svg and "CPU (% of cores)" in use.svg
+
+
+def test_of_a_long_file_peaks_and_means_are_kept(tmp_path: Path) -> None:
+    samples = [a_sample(1_000 + number / 1_000, 90 if number == 7_001 else 5) for number in range(10_000)]
+    found = timeline(tmp_path / "a", HEADER + "".join(samples))
+    kept = found.ranks[0]
+    assert len(kept) <= 2_000 and found.faults == ()
+    assert (kept["resident_bytes"].max(), kept["resident_bytes"].min(), set(kept["cpu_percent"])) == (90, 5, {50.5})
+    assert kept["unix_seconds"].is_monotonic_increasing and kept["unix_seconds"].iloc[0] == 1_000
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "damaged: No columns"), ("time,bytes\n1,2\n", "column unix_seconds"), ("\udcff\udcfe", "damaged")],
+)
+def test_samples_that_cannot_be_read_are_named(tmp_path: Path, text: str, said: str) -> None:
+    assert timeline(tmp_path / "a", text).ranks == {}
+    (remark,) = read_runs([tmp_path]).remarks()
+    assert remark.startswith("A none x1: memory/0.csv: ") and said in remark
+
+
+# Rows: repeats together.
+
+
+def test_runs_equal_but_for_their_seed_are_repeats(tmp_path: Path) -> None:
+    # 48 samples in 4, 2 and 1.5 s: 12, 24 and 32 samples/s. Mean 22.667, standard deviation 10.066;
+    # 4.303 x 10.066 / sqrt(3) = 25.007, and a rate is never below 0.
+    for seed, seconds in enumerate((4.0, 2.0, 1.5)):
+        a_run(tmp_path / "cell" / str(seed), seconds=seconds, **identity(seed))
+        (row,) = rows(tmp_path)
+        if seed == 1:
+            assert row["samples_per_second_interval"] is None
+            assert "| 12.0, 24.0 " in read_runs([tmp_path]).to_markdown()
+    assert (row["name"], row["repeats"], row["runs"]) == ("cell", 3, ["cell/0", "cell/1", "cell/2"])
+    assert row["samples_per_second"] == pytest.approx(22.667, abs=1e-3)
+    assert row["samples_per_second_interval"] == pytest.approx([0.0, 47.674], abs=5e-3)
+
+
+def test_memory_of_repeats_is_the_most_that_each_pod_needed_of_one_kind(tmp_path: Path) -> None:
+    for name, sizes in (("a", (1, 4)), ("b", (3, 2))):
+        ranks = [a_rank(i, peak_resident_bytes=size) for i, size in enumerate(sizes)]
+        a_run(tmp_path / name, ranks=ranks, pods=2)
+    (row,) = rows(tmp_path)
+    assert (row["pod_memory_bytes"], row["peak_memory_bytes"]) == ([3, 4], 4)
+    (row,) = two(tmp_path / "kinds", {"rank": {"peak_allocated_bytes": 5}}, {}).to_json()["groups"]
+    assert (row["memory_kind"], row["peak_memory_bytes"]) == (None, None)
+
+
+def test_a_failed_repeat_is_counted_and_not_averaged(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    write_run(tmp_path / "b", a_failed_record("oom", effective_batch_size=48, run_id="b"))
+    (row,) = rows(tmp_path)
+    assert (row["status"], row["repeats"], row["duration_seconds"]) == ("1 ok, 1 oom", 1, 30.0)
+
+
+def test_accuracy_of_repeats_is_the_mean_of_shares_and_of_the_ends_of_intervals(tmp_path: Path) -> None:
+    scores = [
+        {"score_test": a_score(execution_accuracy=share, intervals={"execution_accuracy": [low, 0.8]})}
+        for share, low in ((0.5, 0.4), (0.7, 0.5))
+    ]
+    (row,) = two(tmp_path, *scores).to_json()["groups"]
+    assert row["execution_accuracy"] == pytest.approx(0.6)
+    assert row["execution_accuracy_interval"] == pytest.approx([0.45, 0.8])
+
+
+def test_copied_and_resumed_runs_are_remarked(tmp_path: Path) -> None:
+    resumed = {"rank": {"first_step": 5, "losses": [], "eval_losses": []}, "run_id": "0123"}
+    found = two(tmp_path, {"run_id": "0123"}, resumed)
+    assert [row["repeats"] for row in found.to_json()["groups"]] == [1, 1]
+    assert found.remarks() == [
+        "b: has the id 0123 of a: a copied run, not counted as a repeat",
+        "b: was resumed: its times are those of its last attempt",
+    ]
+
+
+def test_a_technique_of_ones_own_is_shown_with_the_keys_that_make_it_so(tmp_path: Path) -> None:
+    nvme = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "zero_quantized_weights": True}}
+    a_run(tmp_path / "run", "custom", deepspeed=nvme)
+    assert (row(tmp_path)["technique"], row(tmp_path)["planned_bytes"]) == ("custom", None)
+    shown = read_runs([tmp_path]).to_markdown()
+    assert "custom (zero_quantized_weights true, offload_param.device nvme)" in shown
+
+
+# What rows differ in, and ratios between those that may be compared.
+
+PROFILED = {"technique": "zero1", "deepspeed": {"flops_profiler": {"enabled": True}}}
+BF16_ON_TWO = {"seconds": 0.4, "pods": 2, "precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"technique": "zero1"}, []),
+        ({"pods": 3, "technique": "zero1"}, []),
+        (identity(deepspeed={"zero_optimization": {"stage": 1}}), []),
+        ({"rank": {"machine": None}}, []),
+        ({"precision": "bf16"}, ["precision: fp32 (A); bf16 (B)"]),
+        ({"hardware": {"cpu": "another"}}, ["hardware cpu: a CPU (A); another (B)"]),
+        ({"versions": {"python": "9"}}, ["versions python: 3.11.4 (A); 9 (B)"]),
+        (identity(learning_rate=0.1), ["learning_rate: not recorded (A); 0.1 (B)"]),
+        (identity(max_train_seconds=0.0), ["max_train_seconds: not recorded (A); no limit (B)"]),
+        (identity(max_steps=-1), ["max_steps: not recorded (A); no limit (B)"]),
+        (PROFILED, ["profiler: false (A); true (B)"]),
+    ],
+)
+def test_runs_that_are_no_repeats_are_rows_and_what_else_differs_is_spelled_out(
+    tmp_path: Path, other: dict[str, Any], said: list[str]
+) -> None:
+    hardware = {"hardware": {"cpu": "a CPU"}}
+    found = two(tmp_path, hardware, {**hardware, **other})
+    assert (len(found.groups), found.differences()) == (2, said)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "options", "expected"),
+    [
+        # 48 samples in 0.8 s, and on three processes in 0.4 s: twice as fast, by 3.
+        ({}, {"seconds": 0.4, "pods": 3, "technique": "zero1"}, {}, [("A", 1, 1), ("A", 2, 2 / 3)]),
+        ({"technique": "zero1"}, {}, {}, [("A", 1, 1), ("A", 1, 1)]),
+        ({"pods": 3}, {"pods": 2}, {}, [("A", 1, 1), ("A", 1, 2 / 3)]),
+        *(({}, {"technique": "zero1", **more}, {}, [(None, None, None)] * 2) for more in (
+            {"precision": "bf16"}, {"hardware": {"cpu": "another"}}, identity(dropout=0.5), {"model_id": "t5-small"},
+        )),
+        ({"status": "timeout"}, {"pods": 2}, {}, [(None, None, None)] * 2),
+        ({}, BF16_ON_TWO, {"allow_differences": True}, [("A", 1, 1), ("A", 2, 1)]),
+    ],
+)  # fmt: skip
+def test_rows_scale_against_the_one_with_the_fewest_processes(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], options: dict[str, Any], expected: list[Any]
+) -> None:
+    found = two(tmp_path, one, other, **options).to_json()["groups"]
+    scaled = [(row["base"], row["speed_up"], row["scaling_efficiency"]) for row in found]
+    assert scaled == [(base, *(value and pytest.approx(value) for value in values)) for base, *values in expected]
+
+
+def test_a_ratio_that_was_asked_for_is_marked(tmp_path: Path) -> None:
+    found = two(tmp_path, {}, BF16_ON_TWO, allow_differences=True)
+    assert "* B is set against A although they differ in precision" in found.remarks()
+    assert "No ratio is drawn between rows that do" not in found.to_markdown()
+    assert "No ratio is drawn between rows that do" in read_runs([tmp_path]).to_markdown()
+
+
+def test_of_gpus_the_names_are_compared_and_not_their_number_and_buckets_where_both_have_them(tmp_path: Path) -> None:
+    values = [{"pods": count, "hardware": {"gpus": ["GPU X"] * count}} for count in (1, 2)]
+    assert two(tmp_path, *values).differences() == []
+    small, large = {"reduce_bucket_size": 1}, {"reduce_bucket_size": 2}
+    assert (unequal(small, large), unequal(small, {})) == (["reduce_bucket_size"], [])
+
+
+def test_rows_of_one_value_are_named_as_a_span(tmp_path: Path) -> None:
+    for name, pods, precision in (("a", 1, "bf16"), ("b", 1, "fp32"), ("c", 2, "fp32"), ("d", 3, "fp32")):
+        a_run(tmp_path / name, pods=pods, precision=precision)
+    assert read_runs([tmp_path]).differences() == ["precision: fp32 (A-C); bf16 (D)"]
+    assert list(islice(letters(), 28))[-3:] == ["Z", "AA", "AB"]
+
+
+# Tables, and the files of a report.
+
+
+def test_tables_of_people(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", rank={"wall_seconds": 1_800.0}, score_test=a_score(execution_accuracy=None))
+    a_run(tmp_path / "b", pods=3)
+    a_run(tmp_path / "c", ranks=[a_rank(0), a_rank(1)], pods=1, slots=2)
+    found = read_runs([tmp_path], price_per_hour=3.0)
+    text, document = found.to_markdown(), found.to_json()
+    names = [name.strip() for name in text.split("## Results")[1].splitlines()[2].strip("| ").split("|")]
+    assert names[:5] == ["row", "model", "technique", "pods", "throughput (samples/s)"]
+    assert {"duration (s)", "inference result"} <= set(names)
+    assert "| logical form 0.600 (test) " in text and "| B ddp x1x2 " in text and "| A           | 3 on 1 " in text
+    scaling = found.table("Scaling and arithmetic")
+    assert scaling.header[:4] == ("row", "processes", "speed-up", "scaling efficiency")
+    assert "MFU" not in text and document["groups"][0]["cost"] == 1.5
+    assert {row["model"] for row in document["reference"]} == {"t5-small", "t5-large"} and len(document["groups"]) == 3
+    assert ("throughput (samples/s)", "60.0") in Run(tmp_path / "a").summary().rows
+
+
+def test_accuracy_is_of_test_before_dev_with_a_line_for_unseen_tables_and_columns_of_rouge(tmp_path: Path) -> None:
+    rouge = {"rouge1": 0.875, "rouge2": 0.625, "rougeL": 0.75, "rougeLsum": 0.75}
+    groups = {"known_tables": a_score(), "unseen_tables": a_score(examples=4, execution_accuracy=0.125)}
+    scored = a_score(exact_match=0.25, rouge=rouge, groups=groups)
+    a_run(tmp_path / "a", score_dev=a_score(), score_test=scored)
+    a_run(tmp_path / "b", "zero1", score_test=a_score())
+    a_run(tmp_path / "c", "zero2")
+    found = read_runs([tmp_path])
+    table = found.table("Accuracy")
+    lines = [dict(zip(table.header, line, strict=True)) for line in table.rows]
+    keys = ("row", "split", "tables", "exact match", "execution", "rouge1", "rougeL")
+    assert [tuple(line[key].split(" [")[0] for key in keys) for line in lines] == [
+        ("A none x1", "test", "all", "0.250", "0.750", "0.875", "0.750"),
+        ("A none x1", "test", "known", "0.500", "0.750", "n/a", "n/a"),
+        ("A none x1", "test", "unseen", "0.500", "0.125", "n/a", "n/a"),
+        ("B zero1 x1", "test", "all", "0.500", "0.750", "n/a", "n/a"),
+        ("C zero2 x1", *["n/a"] * 6),
+    ]
+    assert "rouge2" in found.to_csv().splitlines()[0] and "rouge" not in read_runs([tmp_path / "b"]).to_markdown()
 
 
 class Reader(html.parser.HTMLParser):
@@ -147,98 +379,42 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run whose texts are markup, and of one that was scored."""
     folder = tmp_path_factory.mktemp("report")
     evil = "<script>alert('x')</script>"
-    write_run(folder / "a", a_failed_record("failed", f"'>{evil}", model_id=evil, run_id="a"))
+    write_run(folder / "a", a_failed_record("failed", f"'>{evil}", model_id=f"{evil}|\n", run_id="a"))
     where = {"hardware": {"cpu": "a CPU", "cores": 2}, "versions": {"torch": "2.9", "deepspeed": None}}
     write_run(folder / "b", a_record(**where), score_test=a_score())
-    summarize([folder], folder / "summary")
+    read_runs([folder]).write(folder / "summary")
     return folder / "summary"
 
 
-@pytest.fixture(scope="module")
-def page(report: Path) -> Reader:
-    reader = Reader()
-    reader.feed((report / "index.html").read_text())
-    return reader
-
-
-def test_csv_has_a_line_of_raw_values_for_each_run(report: Path) -> None:
+def test_the_files_of_a_report_are_those_of_its_runs_byte_for_byte(report: Path) -> None:
+    again = read_runs([report.parent / "a", report.parent / "b"])
+    assert json.loads((report / "summary.json").read_text()) == json.loads(json.dumps(again.to_json()))
+    assert (again.plots["throughput"].svg, again.to_csv(), again.to_markdown()) == tuple(
+        (report / name).read_text() for name in ("throughput.svg", "summary.csv", "summary.md")
+    )
     _, failed = csv.DictReader((report / "summary.csv").open())
     assert (failed["run"], failed["train_seconds"], failed["peak_memory_bytes"]) == ("a", "", str(GIB))
-
-
-def test_json_on_disk_is_what_the_summary_says(report: Path) -> None:
-    said = read_runs([report.parent / "a", report.parent / "b"]).to_json()
-    assert json.loads((report / "summary.json").read_text()) == json.loads(json.dumps(said))
-
-
-def test_the_same_runs_give_the_same_bytes(report: Path) -> None:
-    again = read_runs([report.parent / "a", report.parent / "b"])
-    assert (again.throughput.svg, again.to_csv()) == (
-        (report / "throughput.svg").read_text(),
-        (report / "summary.csv").read_text(),
-    )
-
-
-def test_a_run_in_a_notebook_lists_what_was_measured(tmp_path: Path) -> None:
-    run = Run(write_run(tmp_path / "a", a_record()))
-    assert ("throughput (samples/s)", "40.0") in run.summary().rows
-
-
-def test_a_run_without_a_record_is_running_or_was_killed(tmp_path: Path, held: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "run.lock").touch()
-    runs = read_runs([tmp_path / "a", held]).to_json()["runs"]
-    assert [(run["status"], run["model_id"]) for run in runs] == [("killed", None), ("running", "t5-tiny")]
-
-
-@pytest.mark.parametrize(
-    ("score", "said"),
-    [
-        (a_score(groups=5), "groups is 5: Input should be an object; measure again"),
-        ({"examples": "ten"}, "examples is 'ten'"),
-    ],
-)
-def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path, score: dict[str, Any], said: str) -> None:
-    write_run(tmp_path / "a", a_record(), score_test=score)
-    assert row(tmp_path)["status"] == "ok" and row(tmp_path)["reason"].startswith(f"score.test.json: {said}")
-
-
-def test_folders_are_runs_or_hold_some(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / parent / "a", a_record()) for parent in "xy"]
-
-    def names(*folders: Path) -> list[str]:
-        return [run["run"] for run in read_runs(folders).to_json()["runs"]]
-
-    assert names(runs[0]) == ["a"] and names(tmp_path) == ["x/a", "y/a"]
-    assert names(tmp_path / "x", runs[0]) == ["a"] and names(*runs) == [str(run) for run in runs]
-
-
-@pytest.mark.parametrize(("folder", "said"), [("none", "no such folder"), ("", "no run there")])
-def test_a_folder_without_runs_is_refused(tmp_path: Path, folder: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        read_runs([tmp_path / folder])
-
-
-def test_the_page_holds_its_plots_and_no_markup_of_runs(report: Path, page: Reader) -> None:
-    assert "script" not in page.tags and "table" in page.tags
-    # Addresses within the page are those of its own plots' marks.
-    assert page.tags.count("svg") == 7 and not [each for each in page.addresses if not each.startswith("#")]
     plots = {"memory_over_time", "use_over_time", "losses", "throughput", "memory", "scaling", "speed_memory"}
     written = {path.name for path in report.iterdir()}
     assert written == {"summary.md", "summary.json", "summary.csv", "index.html", *(f"{name}.svg" for name in plots)}
 
 
-def test_the_answers_come_first_and_the_picture_before_the_tables(report: Path) -> None:
+def test_no_text_of_a_run_is_markup(report: Path) -> None:
+    page = Reader()
+    page.feed((report / "index.html").read_text())
+    assert "script" not in page.tags and "table" in page.tags
+    # Addresses within the page are those of its own plots' marks.
+    assert page.tags.count("svg") == 7 and not [each for each in page.addresses if not each.startswith("#")]
+    assert r"| &lt;script&gt;alert('x')&lt;/script&gt;\| |" in (report / "summary.md").read_text()
+
+
+def test_the_answers_come_first_then_where_they_are_from_and_the_picture_before_the_tables(report: Path) -> None:
     page, text = (report / "index.html").read_text(), (report / "summary.md").read_text()
-    places = [page.index(part) for part in ("Does it fit?", "Is the model still good?", "<svg", "<table")]
-    assert places == sorted(places)
-    answers = json.loads((report / "summary.json").read_text())["answers"]
-    assert [text.index(each["question"]) for each in answers] == sorted(
-        text.index(each["question"]) for each in answers
-    )
-    assert text.startswith("- **Does it fit?** ") and len(answers) == 4
-
-
-def test_the_page_says_when_and_on_what_was_measured_and_where_figures_are_defined(report: Path) -> None:
     said = "Measured: 2026-01-02; 2 cores of a CPU; torch 2.9. Each figure is defined in docs/figures.md of zeropods."
-    assert [name for name in ("index.html", "summary.md") if said not in (report / name).read_text()] == []
+    places = [page.index(part) for part in ("Does it fit?", "Is the model still good?", said, "<svg", "<table")]
+    assert places == sorted(places)
+    questions = [each["question"] for each in json.loads((report / "summary.json").read_text())["answers"]]
+    places = [text.index(part) for part in (*questions, said, "## Results", "## Settings", "## Accuracy")]
+    assert places == sorted(places) and text.startswith("- **Does it fit?** ") and len(questions) == 4
+    folded = re.findall(r"<details><summary>(.*?)</summary><div class='table'", page)
+    assert folded[:2] == ["Settings", "Accuracy"]

@@ -9,51 +9,36 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
+from tests.made import a_failed_record, a_rank, a_record, a_run, a_score, write_run
 from zeropods.cli import main
+from zeropods.plan.models import known_config
 from zeropods.report.groups import ratio_interval
-from zeropods.report.summary import Summary, read_runs, summarize
+from zeropods.report.summary import Summary, read_runs
 from zeropods.techniques import DSCONFIG
 
-MIB = 2**20
-SHAPE = {"d_model": 2, "d_kv": 1, "d_ff": 4, "layers": 1, "heads": 2, "vocabulary": 10}
+SHAPE = known_config("t5-tiny")
 
 
-def a_run(
-    folder: Path,
-    technique: str = "none",
-    pods: int = 1,
-    seconds: float = 0.8,
-    mebibytes: int = 8,
-    deepspeed: dict[str, Any] | None = None,
-    **values: Any,
-) -> Path:
-    """A run of 48 samples per step, of that many seconds each, whose states take so many MiB of each process."""
-    live = {"parameters": mebibytes * MIB, "gradients": 0, "optimizer": 0}
-    score = {"score_test": values.pop("score")} if "score" in values else {}
-    given = values.pop("rank", {})
-    ranks = [a_rank(i, **{"step_seconds": [seconds] * 20, "live_bytes": live, **given}) for i in range(pods)]
-    record = {"ranks": ranks, "pods": pods, "run_id": str(folder), "effective_batch_size": 48, "deepspeed": deepspeed}
-    return write_run(folder, a_record(**{**record, "technique": technique, **values}), **score)
-
-
-@pytest.fixture
-def compared(tmp_path: Path) -> Summary:
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     """Three repeats of one pod, of DDP, of ZeRO-1 that is as fast, and of ZeRO-3 that is slow and small; one failed."""
+    folder = tmp_path_factory.mktemp("runs")
     rows = [("none", 1, 0.8, 8), ("ddp", 3, 0.4, 8), ("zero1", 3, 0.4, 5), ("zero3_offload", 3, 1.0, 2)]
     for technique, pods, seconds, size in rows:
         for seed, factor in enumerate((0.98, 1.0, 1.02)):
             score = a_score(intervals={"execution_accuracy": [0.7, 0.8]})
-            a_run(tmp_path / technique / str(seed), technique, pods, seconds * factor, size, score=score)
+            run = folder / technique / str(seed)
+            a_run(run, technique, pods, seconds * factor, mebibytes=size, score_test=score)
     oom = a_failed_record("oom", "tried to allocate 2 GiB", effective_batch_size=48, run_id="oom", identity={"x": 1})
-    write_run(tmp_path / "oom", oom)
-    return read_runs([tmp_path])
+    write_run(folder / "oom", oom)
+    return read_runs([folder])
 
 
 def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> None:
     fits, techniques, time, accuracy = compared.answers().texts
     assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1 GiB resident. ")
     assert "2 MiB (D zero3_offload x3) to 8 MiB (A none x1 and B ddp x3) of each process." in fits
+    assert fits.endswith("Not set against these: E none x1.")
     assert techniques.startswith("Fastest is B ddp x3, with 2.00 [1.")
     assert "times the samples/s of A none x1. It cannot be told apart from C zero1 x3. " in techniques
     smallest = "Smallest is D zero3_offload x3: 25% of the parameters, gradients and optimizer states of A none x1"
@@ -63,12 +48,21 @@ def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> No
     assert "D zero3_offload x3 differ from it by no more than chance." in accuracy
 
 
-def test_rows_that_stand_alone_have_a_table_of_their_own_and_a_short_mention(compared: Summary) -> None:
+def test_the_first_tables_have_rows_that_are_compared_then_those_that_stand_alone(compared: Summary) -> None:
     first, other, *_ = compared.tables
-    assert [row[0] for row in first.rows] == ["A none x1", "B ddp x3", "C zero1 x3", "D zero3_offload x3"]
-    assert (other.title, [row[0] for row in other.rows]) == ("Other runs", ["E none x1"])
-    assert other.header == first.header and compared.answers().texts[0].endswith("Not set against these: E none x1.")
-    assert "E none x1" not in compared.speed_memory.svg
+    base, ddp, *more = (dict(zip(first.header, row, strict=True)) for row in first.rows)
+    assert [row["row"] for row in (base, ddp, *more)] == ["A none x1", "B ddp x3", "C zero1 x3", "D zero3_offload x3"]
+    assert (other.title, other.header, other.rows[0][0]) == ("Other runs", first.header, "E none x1")
+    assert (base["speed-up"], ddp["inference result"]) == ("1.00, baseline", "execution 0.750 [0.700, 0.800] (test)")
+    assert ddp["speed-up"].startswith("2.00 [1.") and ddp["speed-up"].endswith("] over A")
+    assert ddp["throughput (samples/s)"].startswith("120.0 [") and ddp["duration (s)"] == "30.0"
+    assert (ddp["states of each pod (MiB)"], ddp["memory of each pod (GiB)"]) == ("8.0", "1.00")
+
+
+def test_the_first_picture_has_a_point_and_a_legend_for_each_row_that_is_compared(compared: Summary) -> None:
+    picture = compared.plots["speed_memory"].svg
+    assert picture.startswith("<svg ") and "<title>D zero3_offload x3: 48.01 samples/s, 2 MiB</title>" in picture
+    assert picture.count("zero3_offload x3") >= 2 and "E none x1" not in picture
 
 
 def test_a_run_out_of_memory_belongs_to_the_rows_of_its_settings(tmp_path: Path) -> None:
@@ -82,107 +76,65 @@ def test_a_run_out_of_memory_belongs_to_the_rows_of_its_settings(tmp_path: Path)
 
 def test_the_rows_with_the_most_runs_come_first_and_no_profiled_one_before_another(tmp_path: Path) -> None:
     profiler = {"flops_profiler": {"enabled": True}}
-    for name, technique, count, values in (
-        ("a", "zero1", 3, {"deepspeed": profiler}),
-        ("a", "zero2", 3, {"deepspeed": profiler}),
-        ("b", "none", 1, {"precision": "bf16"}),
-        ("b", "zero1", 1, {"precision": "bf16"}),
-        ("c", "zero1", 2, {}),
-        ("c", "zero2", 2, {}),
+    for name, first, other, count, values in (
+        ("a", "zero1", "zero2", 3, {"deepspeed": profiler}),
+        ("b", "none", "zero1", 1, {"precision": "bf16"}),
+        ("c", "zero1", "zero2", 2, {}),
     ):
-        for seed in range(count):
-            a_run(tmp_path / name / technique / str(seed), technique, 1, **values)
+        for technique in (first, other):
+            for seed in range(count):
+                a_run(tmp_path / name / technique / str(seed), technique, **values)
     found = read_runs([tmp_path])
     assert [group.name.split("/")[0] for group in found.groups] == ["c", "c", "b", "b", "a", "a"]
     assert [row[0] for row in found.tables[0].rows] == ["A zero1 x1", "B zero2 x1"]
 
 
-def test_rows_as_small_as_one_another_are_all_named(tmp_path: Path) -> None:
-    for technique, size in (("none", 16), ("zero1", 10), ("zero2", 10), ("zero3", 11)):
-        a_run(tmp_path / technique, technique, 1, mebibytes=size)
-    assert "Smallest are B zero1 x1 and C zero2 x1 alike: 62% of" in read_runs([tmp_path]).answers().texts[1]
-
-
-def test_points_at_one_place_share_their_letters(tmp_path: Path) -> None:
-    for technique, seconds, size in (("none", 0.8, 16), ("zero1", 0.5, 10), ("zero2", 0.5, 10), ("zero3", 0.9, 10)):
-        a_run(tmp_path / technique, technique, 1, seconds, size)
-    texts = re.findall(r"<text[^>]*>([A-D](?:, [A-D])*)</text>", read_runs([tmp_path]).speed_memory.svg)
+def test_rows_as_small_as_one_another_are_all_named_and_share_their_letters_in_the_picture(tmp_path: Path) -> None:
+    for technique, seconds, size in (("none", 0.8, 16), ("zero1", 0.5, 10), ("zero2", 0.5, 10), ("zero3", 0.9, 11)):
+        a_run(tmp_path / technique, technique, 1, seconds, mebibytes=size)
+    found = read_runs([tmp_path])
+    assert "Smallest are B zero1 x1 and C zero2 x1 alike: 62% of" in found.answers().texts[1]
+    texts = re.findall(r"<text[^>]*>([A-D](?:, [A-D])*)</text>", found.plots["speed_memory"].svg)
     assert texts == ["A", "B, C", "D"]
 
 
-def test_a_price_and_an_accuracy_that_fell_are_told(tmp_path: Path) -> None:
+def test_a_price_and_an_accuracy_that_fell_are_told_and_a_terminal_ends_with_the_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, pods, share in (("a", 1, 0.75), ("b", 2, 0.25)):
         score = a_score(execution_accuracy=share, intervals={"execution_accuracy": [share - 0.05, share + 0.05]})
-        a_run(tmp_path / name, "ddp" if pods > 1 else "none", pods, score=score)
-    _, _, time, accuracy = read_runs([tmp_path], price_per_hour=120.0).answers().texts
-    assert "which costs 1" in time and "adds the cost" not in time
-    assert "B ddp x2 0.250 differs from it by more than chance." in accuracy
+        a_run(tmp_path / "runs" / name, pods=pods, score_test=score)
+    words = ["summary", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--price-per-hour", "120"]
+    assert main(words) == 0
+    fits, techniques, time, accuracy = capsys.readouterr().out.splitlines()[-4:]
+    assert fits.startswith("Does it fit? ") and techniques.startswith("Which technique? ")
+    assert time.startswith("How long, and at what cost? ") and "which costs 1" in time
+    assert accuracy.startswith("Is the model still good? ")
+    assert accuracy.endswith("B ddp x2 0.250 differs from it by more than chance.")
 
 
-def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "{")
-    assert set(read_runs([tmp_path]).answers().texts) == {"No run left a record, so nothing is known yet."}
-    write_run(tmp_path / "b", a_record())
-    fits, techniques, _, accuracy = read_runs([tmp_path]).answers().texts
+def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / "runs" / name, "{")
+    assert main(["summary", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    for text in (said, *((tmp_path / "out" / name).read_text() for name in ("summary.md", "index.html"))):
+        assert text.count("No run left a record, so nothing is known yet.") == 1
+    assert len(read_runs([tmp_path / "runs"]).to_json()["answers"]) == 4
+    write_run(tmp_path / "runs" / "c", a_record())
+    fits, techniques, _, accuracy = read_runs([tmp_path / "runs"]).answers().texts
     assert "1 way" in fits and "none is called faster" in techniques and "No run was scored" in accuracy
 
 
 def test_each_model_has_an_answer_of_its_own(tmp_path: Path) -> None:
     for name in ("t5-small", "t5-large"):
-        a_run(tmp_path / name, model_id=f"google-t5/{name}", score=a_score())
+        a_run(tmp_path / name, model_id=f"google-t5/{name}", score_test=a_score())
     answers = read_runs([tmp_path]).answers()
     assert [line.split(":")[0] for line in answers.texts[0].splitlines()] == ["t5-large", "t5-small"]
     assert [line.split(" reaches")[0] for line in answers.texts[3].splitlines()] == [
         "t5-large: A none x1",
         "t5-small: B none x1",
     ]
-
-
-def test_a_terminal_ends_with_the_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a_run(tmp_path / "runs" / "a")
-    assert main(["summary", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition("?")[0] for line in said if "?" in line] == [
-        "Does it fit",
-        "Which technique",
-        "How long, and at what cost",
-        "Is the model still good",
-    ]
-    assert said[-1].startswith("Is the model still good?")
-
-
-# What the first table shows of each row.
-
-
-def test_the_first_table_has_accuracy_ratio_and_memory_of_states(compared: Summary) -> None:
-    table = compared.tables[0]
-    line = dict(zip(table.header, table.rows[1], strict=True))
-    assert line["inference result"] == "execution 0.750 [0.700, 0.800] (test)"
-    assert line["speed-up"].startswith("2.00 [1.") and line["speed-up"].endswith("] over A")
-    assert line["throughput (samples/s)"].startswith("120.0 [") and line["duration (s)"] == "30.0"
-    assert (line["states of each pod (MiB)"], line["memory of each pod (GiB)"]) == ("8.0", "1.00")
-    assert dict(zip(table.header, table.rows[0], strict=True))["speed-up"] == "1.00, baseline"
-
-
-def test_activations_are_those_of_the_plan(tmp_path: Path) -> None:
-    batch = {"rows": 16, "source_tokens": 64, "target_tokens": 64}
-    a_run(tmp_path / "a", rank={"shape": SHAPE, "largest_batch": batch})
-    (row,) = read_runs([tmp_path]).to_json()["groups"]
-    assert row["pod_activation_bytes"] > 0 and row["pod_state_bytes"] == [8 * MIB]
-
-
-# Repeats.
-
-
-def test_two_repeats_are_their_values_and_three_have_an_interval(tmp_path: Path) -> None:
-    for number, seconds in enumerate((0.8, 0.4, 0.6)):
-        a_run(tmp_path / str(number), seconds=seconds)
-        (row,) = read_runs([tmp_path]).to_json()["groups"]
-        if number == 1:
-            assert (
-                row["samples_per_second_interval"] is None and "| 60.0, 120.0 " in read_runs([tmp_path]).to_markdown()
-            )
-    assert len(row["samples_per_second_interval"]) == 2
 
 
 def test_the_interval_of_a_ratio_is_that_of_the_delta_method() -> None:
@@ -313,11 +265,3 @@ def test_goodput_is_the_share_of_the_wall_time_in_steps_that_count(tmp_path: Pat
     assert "goodput (%)" in found.to_markdown()
     (run / "attempts" / "0.json").unlink()
     assert read_runs([tmp_path]).to_json()["groups"][0]["goodput"] is None
-
-
-def test_a_page_has_whole_words_and_a_legend_for_its_rows(compared: Summary, tmp_path: Path) -> None:
-    summarize([compared.entries[0].folder.parents[1]], tmp_path / "out")
-    picture = (tmp_path / "out" / "speed_memory.svg").read_text()
-    assert picture.startswith("<svg ") and "<title>D zero3_offload x3: 48.01 samples/s, 2 MiB</title>" in picture
-    assert picture.count("zero3_offload x3") >= 2
-    assert "anywhere" not in (tmp_path / "out" / "index.html").read_text()

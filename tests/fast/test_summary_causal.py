@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
-from zeropods.plan.shapes import causal_shape
+from tests.made import MIB, a_failed_record, a_rank, a_run, a_score, write_run
+from zeropods.plan.models import known_config
 from zeropods.report.gate import compare, read_rows
-from zeropods.report.run import Run
-from zeropods.report.run_tables import memory_table, scaling_table, training_table
+from zeropods.report.run import Run, memory_table, training_table
 from zeropods.report.summary import Summary, read_runs
 
-MIB = 2**20
+SHAPE = known_config("gpt-tiny")
 SQUAD_SCORE = {
     "task": "squad", "examples": 200, "exact_match": 0.25, "f1": 0.5,
     "intervals": {"exact_match": [0.2, 0.3], "f1": [0.4, 0.6]}, "own_metrics": {"short": 0.75},
@@ -29,25 +27,15 @@ def causal(
     folder: Path, task: str = "squad", *, seconds: float = 0.8, pods: int = 1, length: int = 512, **values: Any
 ) -> Path:
     """A run of gpt-tiny, with its score if one is given."""
-    scores = {"score_dev": values.pop("score")} if "score" in values else {}
-    shape = asdict(causal_shape("gpt-tiny"))
-    rank = {"shape": shape, "step_seconds": [seconds] * 20, **values.pop("rank", {})}
     record = {
         "task": task,
         "model_id": "gpt-tiny",
         "prompt": "squad" if task == "squad" else None,
         "identity": {"max_seq_length": length, "loss_on": "answer" if task == "squad" else "all"},
-        "run_id": str(folder),
-        "effective_batch_size": 48,
-        "pods": pods,
-        "ranks": [a_rank(number, **rank) for number in range(pods)],
-        **values,
+        "rank": {"shape": SHAPE, **values.pop("rank", {})},
+        **{"score_dev" if key == "score" else key: value for key, value in values.items()},
     }
-    return write_run(folder, a_record(**record), **scores)
-
-
-def text2sql(folder: Path, **values: Any) -> Path:
-    return write_run(folder, a_record(run_id=str(folder), **values), score_test=a_score())
+    return a_run(folder, None, pods, seconds, **record)
 
 
 def rows(summary: Summary) -> list[dict[str, Any]]:
@@ -58,7 +46,7 @@ def rows(summary: Summary) -> list[dict[str, Any]]:
 def three(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     """A run of each task, all scored."""
     folder = tmp_path_factory.mktemp("three")
-    text2sql(folder / "a")
+    a_run(folder / "a", score_test=a_score())
     causal(folder / "b", score=SQUAD_SCORE)
     causal(folder / "c", "lm", score=LM_SCORE)
     return read_runs([folder])
@@ -68,37 +56,26 @@ def section(summary: Summary, title: str) -> str:
     return summary.to_markdown().split(f"## {title}")[1].split("##")[0]
 
 
-def test_a_causal_run_is_a_row_with_its_task(three: Summary) -> None:
-    assert [(row["task"], row["model_id"]) for row in rows(three)] == [
-        ("text2sql", "t5-tiny"),
-        ("squad", "gpt-tiny"),
-        ("lm", "gpt-tiny"),
-    ]
-
-
-def test_scores_of_all_tasks_are_values_of_their_rows(three: Summary) -> None:
-    keys = ("exact_match", "f1", "perplexity", "text_tokens", "execution_accuracy")
+def test_runs_of_each_task_are_rows_with_their_scores(three: Summary) -> None:
+    keys = ("task", "model_id", "exact_match", "f1", "perplexity", "text_tokens", "execution_accuracy")
     assert [[row[key] for key in keys] for row in rows(three)] == [
-        [0.5, None, None, None, 0.75],
-        [0.25, 0.5, None, None, None],
-        [None, None, pytest.approx(math.exp(2)), 1_000, None],
+        ["text2sql", "t5-tiny", 0.5, None, None, None, 0.75],
+        ["squad", "gpt-tiny", 0.25, 0.5, None, None, None],
+        ["lm", "gpt-tiny", None, None, pytest.approx(math.exp(2)), 1_000, None],
     ]
+    assert "own_metrics.short" in three.to_csv().splitlines()[0]
 
 
-def test_f1_and_perplexity_are_shown(three: Summary) -> None:
-    accuracy = section(three, "Accuracy")
+def test_people_read_f1_perplexity_and_the_result_of_each_task(three: Summary) -> None:
+    accuracy, results = section(three, "Accuracy"), section(three, "Results")
     assert "| 0.500 [0.400, 0.600] |" in accuracy
     assert "| 7.39 " in accuracy and "| short " in accuracy and "| 0.750 " in accuracy
-
-
-def test_the_inference_result_is_that_of_the_task(three: Summary) -> None:
-    results = section(three, "Results")
-    assert "| execution 0.750 [0.500, 1.000] (test) |" in results
-    assert "| F1 0.500 [0.400, 0.600] (dev) " in results
-    assert "| perplexity 7.39 (dev) " in results
-
-
-def test_rows_of_several_tasks_say_so_and_not_what_else_differs(three: Summary) -> None:
+    for shown in (
+        "execution 0.750 [0.500, 1.000] (test) |",
+        "F1 0.500 [0.400, 0.600] (dev) ",
+        "perplexity 7.39 (dev) ",
+    ):
+        assert f"| {shown}" in results
     assert three.differences() == ["task: text2sql (A); squad (B); lm (C): different kinds of samples, never compared"]
 
 
@@ -186,16 +163,12 @@ def test_the_training_table_has_the_last_evaluation_of_each_epoch(tmp_path: Path
     }
 
 
-def test_an_epoch_without_an_evaluation_is_not_measured(tmp_path: Path) -> None:
-    table = training_table([epochs(tmp_path / "a"), Run(causal(tmp_path / "b", train_rows=960))])
-    last = dict(zip(table.header, table.rows[1], strict=True))
-    assert (last["eval loss, epoch 1"], last["eval loss, epoch 2"]) == ("2.2500", "n/a")
-
-
-def test_a_run_out_of_memory_has_a_line_of_its_own(tmp_path: Path) -> None:
-    run = Run(write_run(tmp_path / "a", a_failed_record("oom", task="squad")))
-    line = one_line(training_table([run]))
-    assert (line["status"], line["final train loss"], line["training (samples/s)"]) == ("oom", "n/a", "n/a")
+def test_what_a_run_has_not_measured_is_said_in_its_line(tmp_path: Path) -> None:
+    oom = Run(write_run(tmp_path / "oom", a_failed_record("oom", task="squad")))
+    table = training_table([epochs(tmp_path / "a"), Run(causal(tmp_path / "b", train_rows=960)), oom])
+    _, short, failed = (dict(zip(table.header, row, strict=True)) for row in table.rows)
+    assert (short["eval loss, epoch 1"], short["eval loss, epoch 2"]) == ("2.2500", "n/a")
+    assert (failed["status"], failed["final train loss"], failed["training (samples/s)"]) == ("oom", "n/a", "n/a")
 
 
 def sampled(**columns: tuple[float, float, float]) -> dict[str, Any]:
@@ -225,30 +198,7 @@ def test_the_memory_table_is_of_the_gpu_where_there_is_one(
 
 
 def test_the_memory_table_is_over_all_ranks(tmp_path: Path) -> None:
-    shape = asdict(causal_shape("gpt-tiny"))
     found = [sampled(resident_bytes=(900.0, 800.0, 500.0)), sampled(resident_bytes=(1_000.0, 700.0, 600.0))]
-    ranks = [a_rank(number, shape=shape, sampled=one) for number, one in enumerate(found)]
+    ranks = [a_rank(number, shape=SHAPE, sampled=one) for number, one in enumerate(found)]
     run = Run(causal(tmp_path / "a", ranks=ranks, pods=2))
     assert memory_table([run]).rows[0][-3:] == ("1,000.0", "750.0", "500.0")
-
-
-def test_the_scaling_table_goes_over_slots_and_pods(tmp_path: Path) -> None:
-    shape = asdict(causal_shape("gpt-tiny"))
-    two = [a_rank(number, shape=shape, step_seconds=[0.5] * 20) for number in range(2)]
-    runs = [
-        Run(causal(tmp_path / "alone")),
-        Run(causal(tmp_path / "slots", ranks=two, slots=2, world_size=2)),
-        Run(causal(tmp_path / "pods", seconds=0.4, pods=2)),
-    ]
-    table = scaling_table(runs)
-    columns = [table.header.index(name) for name in ("pods", "slots of a pod", "speed-up", "scaling efficiency")]
-    assert [[row[column] for column in columns] for row in table.rows] == [
-        ["1", "1", "1.00", "1.00"],
-        ["1", "2", "1.60", "0.80"],
-        ["2", "1", "2.00", "1.00"],
-    ]
-
-
-def test_csv_and_json_hold_causal_rows(three: Summary) -> None:
-    assert json.loads(json.dumps(three.to_json()))["runs"][1]["f1"] == 0.5
-    assert "own_metrics.short" in three.to_csv().splitlines()[0]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from zeropods.cli import sweep as cli_sweep
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.sweep.matrix import Matrix, matrix_of
-from zeropods.sweep.results import Sweep, earlier_rows, read_sweep
+from zeropods.sweep.results import Sweep, earlier_seconds
 from zeropods.sweep.run import Trial, held, refuse_other_runs, run_sweep, standing_row, trials
 
 NONE, ZERO1 = "well-none-1-pod-schema", "well-zero1-2-pods-schema"
@@ -50,7 +48,7 @@ def recorded(trial: Trial, record: dict[str, Any]) -> Trial:
 
 
 def standing(trial: Trial, *, again: bool = False) -> str | None:
-    return standing_row(trial, {}, again=again).status
+    return standing_row(trial, None, again=again).status
 
 
 def values(arguments: tuple[str, ...]) -> dict[str, str]:
@@ -80,7 +78,7 @@ def test_a_cell_has_a_folder_and_arguments_for_each_repeat(tmp_path: Path) -> No
     ],
 )
 def test_a_run_that_has_a_result_is_not_run_again(record: Any, again: bool, status: str | None, trial: Trial) -> None:
-    row = standing_row(recorded(trial, record), {}, again=again)
+    row = standing_row(recorded(trial, record), None, again=again)
     assert row.status == status
     assert row.reason == ("pod2: why" if status not in ("ok", None) else None)
 
@@ -90,13 +88,6 @@ def test_a_run_that_never_began_or_was_killed_is_run_again(trial: Trial) -> None
     recorded(trial, a_record())
     (trial.folder / "record.json").unlink()
     assert standing(trial) is None
-
-
-def test_a_run_that_was_refused_before_it_began_stays_refused(trial: Trial) -> None:
-    refused = replace(trial.row, status="failed", reason="no such pod")
-    earlier = {(refused.cell, refused.repeat): refused}
-    assert standing_row(trial, earlier, again=False) == refused
-    assert standing_row(trial, earlier, again=True).status is None
 
 
 def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None:
@@ -111,7 +102,7 @@ def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_
     a_sweep(tmp_path).write()
     with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate 0.1 -> 0.5\)"):
         run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
-    assert read_sweep(tmp_path).matrix == a_matrix() and not (tmp_path / "matrix.yaml").exists()
+    assert not (tmp_path / "matrix.yaml").exists()
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -134,13 +125,10 @@ def a_sweep(out: Path, *statuses: str | None) -> Sweep:
     return Sweep(out=out, matrix=a_matrix(), rows=tuple(rows))
 
 
-def test_a_sweep_that_was_written_is_read_as_the_same_also_where_it_was_moved(tmp_path: Path) -> None:
-    sweep = a_sweep(tmp_path / "a", "ok", "oom", None, "timeout")
-    sweep.write()
-    assert read_sweep(tmp_path / "a") == sweep
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    assert read_sweep(tmp_path / "b").rows == sweep.rows
-    assert len(earlier_rows(tmp_path / "a", a_matrix())) == 4 and not earlier_rows(tmp_path / "a", a_matrix(repeats=3))
+def test_wall_times_of_an_earlier_call_are_kept(tmp_path: Path) -> None:
+    assert earlier_seconds(tmp_path) == {}
+    a_sweep(tmp_path, "ok", "oom").write()
+    assert list(earlier_seconds(tmp_path).values()) == [30.0, 30.0, None, None]
 
 
 @pytest.mark.parametrize(
@@ -162,21 +150,7 @@ def test_people_read_a_table(tmp_path: Path) -> None:
         (ZERO1, "1 of 2", "40", "oom: it broke; ok"),
         ("well-none-2-pods-schema", "", "", left_out),
     )
-    sweep.write()
-    said = cli_sweep.readable({"out": str(tmp_path), **sweep.to_json()}).splitlines()
-    assert said[0].startswith("| cell") and said[-1] == f"sweep: {tmp_path / 'sweep.json'}"
     assert a_sweep(tmp_path).table().rows[0][1:] == ("0 of 2", "n/a", "not run yet")
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"schema_version": 9}, "schema_version 9, not 1"), ({"cells": [{"cell": "a"}]}, "cells: not as this version")],
-)
-def test_a_foreign_sweep_file_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    document = a_sweep(tmp_path, "ok").to_json() | changes
-    (tmp_path / "sweep.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=said):
-        read_sweep(tmp_path)
 
 
 @pytest.fixture
@@ -189,6 +163,18 @@ def called(*words: object) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The verb with these words: its arguments and its result."""
     arguments = parser().parse_args(["sweep", *map(str, words)])
     return arguments, arguments.run(arguments)
+
+
+def test_a_matrix_that_is_measured_is_shown_and_nothing_is_run(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    a_sweep(out, "ok", "oom").write()
+    for trial in trials(a_matrix(), out):
+        recorded(trial, a_record())
+    arguments, said = called(file, "--out", out)
+    lines = arguments.readable(said).splitlines()
+    assert lines[0].startswith("| cell") and lines[-1] == f"sweep: {out / 'sweep.json'}"
+    assert [row["seconds"] for row in said["cells"]] == [30.0, 30.0, None, None] and arguments.status(said) == 0
 
 
 def test_a_dry_run_lists_the_runs_in_their_order_and_writes_nothing(

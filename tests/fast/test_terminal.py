@@ -88,14 +88,6 @@ def test_no_table_is_wider_than_the_terminal_and_nothing_is_lost(
     assert len(short) > 5 and all(cell in shown for cell in short)
 
 
-def test_units_of_a_profile_stand_in_the_headings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", str(REPORTS[0]), "--depth", "1"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"\| part of an iteration +\| time \(ms\) +\| share \(%\) +\|", said)
-    assert re.search(r"\| forward +\| 55\.98 +\| 37\.0 +\|", said)
-    assert re.search(r"\| Linear +\| 33 +\| 568\.29\d* +\| 94\.4 +\| 34\.88\d* +\|", said)
-
-
 def test_the_list_of_pods_has_its_units_in_words() -> None:
     pod = {"pod": "pod1", "status": "ready", "runs": {}, "lease_seconds_left": 59.6}
     said = readable_list({"clusters": [{"name": "pods", "hostfile": "hosts", "pods": [pod]}]})
@@ -103,10 +95,12 @@ def test_the_list_of_pods_has_its_units_in_words() -> None:
 
 
 def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["data", "sample", "--out", "data"]) == 0
+    made = capsys.readouterr().out
+    assert re.fullmatch(r"data: written; questions: train [\d,]+, dev \d+, test \d+; .*\n", made), made
     said = in_terminal("prepare", "--data", "data", "--tokenizer", "t5-tiny", "--limit", 20, "--out", "set")
     assert re.match(r"set: prepared; task text2sql, prompt schema, tokenizer t5-tiny of [\d,]+ tokens\n", said)
     assert re.search(r"\ntrain: 20 rows; source [\d.]+ tokens on average, \d+ at most; target ", said)

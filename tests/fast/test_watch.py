@@ -17,32 +17,19 @@ from tests.watch import Watch
 def pytest_configure(config):
     config.pluginmanager.register(Watch(grace_seconds=0.5))
 """
-LEAVES = """
-import pathlib, subprocess
-def test_leaves():
-    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    pathlib.Path("pid").write_text(str(child.pid))
-"""
-HANGS = """
-import pathlib, pytest, time
-@pytest.fixture(autouse=True)
+IT = """
+import pathlib, pytest, subprocess, time
+@pytest.fixture
 def made():
     pathlib.Path("made").touch()
     yield
     pathlib.Path("made").unlink()
-def test_hangs():
+def test_leaves():
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    pathlib.Path("pid").write_text(str(child.pid))
+def test_hangs(made):
     time.sleep(600)
 """
-
-
-def begun(folder: Path, test: str) -> subprocess.Popen[str]:
-    """A run of a test file of its own."""
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_it.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def until(happened: Callable[[], bool]) -> bool:
@@ -53,21 +40,17 @@ def until(happened: Callable[[], bool]) -> bool:
     return so
 
 
-def printed(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=60)[0]
-
-
-def test_a_process_that_is_left_behind_is_named_and_killed(tmp_path: Path) -> None:
-    said = printed(begun(tmp_path, LEAVES))
+def test_an_interrupted_run_names_what_had_not_ended_and_kills_what_was_left_behind(tmp_path: Path) -> None:
+    for name, text in (("conftest.py", CONFTEST), ("pytest.ini", "[pytest]\n"), ("test_it.py", IT)):
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    assert until((tmp_path / "made").exists)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert "test_it.py::test_hangs" in said and "NOT ENDED after" in said
+    assert not (tmp_path / "made").exists()
     pid = int((tmp_path / "pid").read_text())
     assert f"LEFT BEHIND and killed: {pid} sleep 600" in said
     assert until(lambda: (found := find_process(pid)) is None or not is_alive(found))
-
-
-def test_an_interrupted_run_names_the_test_that_had_not_ended(tmp_path: Path) -> None:
-    process = begun(tmp_path, HANGS)
-    assert until((tmp_path / "made").exists)
-    process.send_signal(signal.SIGINT)
-    said = printed(process)
-    assert "test_it.py::test_hangs" in said and "NOT ENDED after" in said
-    assert not (tmp_path / "made").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, check_arguments, train_arguments
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import shape_named
 from zeropods.pods.hostfile import Host
 from zeropods.train.arguments import CausalArguments
 from zeropods.workshop import ROOT, CausalWorkshop, Workshop
@@ -54,13 +54,9 @@ def test_what_another_cell_has_called_by_a_setting_s_name_is_none() -> None:
     assert workshop == Workshop(model="t5-small")
 
 
-def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ZEROPODS_STEPS", "many")
-    with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected a whole number"):
-        Workshop()
-
-
-def test_a_number_of_steps_takes_the_place_of_the_clock() -> None:
+def test_other_settings_are_another_run_and_steps_take_the_place_of_the_clock() -> None:
+    runs = {Workshop(**given).run_folder for given in ({}, {"steps": 3}, {"limit": 9}, {"model": "t5-small"})}
+    assert len(runs) == 4
     training = Workshop(steps=30).training
     assert (training["max_steps"], training["max_train_seconds"]) == (30, None)
     assert Workshop(model="t5-large").training["init"] == "pretrained"
@@ -73,11 +69,6 @@ def test_the_states_of_a_model_are_measured_on_all_pods_apart_from_what_is_compa
     assert cells == [("none", 1), ("zero1", 4), ("zero2", 4), ("zero3", 4)] and matrix.questions is None
     assert {cell.model for cell in matrix.cells} == {"t5-efficient-mini"} and matrix.flags["effective_batch_size"] == 4
     assert not workshop.states_folder.is_relative_to(workshop.area)
-
-
-def test_other_settings_are_another_run() -> None:
-    runs = {Workshop(**given).run_folder for given in ({}, {"steps": 3}, {"limit": 9}, {"model": "t5-small"})}
-    assert len(runs) == 4
 
 
 @pytest.fixture
@@ -112,17 +103,11 @@ def test_several_models_have_runs_of_their_own_in_one_area(said: Any, monkeypatc
     workshop = Workshop(models=said)
     small, large = workshop.each
     assert (workshop.model, small.model, large.model) == ("t5-small", "t5-small", "t5-large")
+    assert [one.model for one in (*Workshop(models=None).each, *Workshop(model="a").each)] == ["t5-tiny", "a"]
     assert small.run_folder != large.run_folder and small.sweep_folder != large.sweep_folder
     assert (small.summary_folder, small.states_folder) == (large.summary_folder, large.states_folder)
     monkeypatch.setenv("ZEROPODS_MODELS", "t5-small,t5-large")
     assert Workshop() == workshop and Workshop(model="t5-base").model == "t5-base"
-
-
-def test_one_model_is_all_there_is_where_no_others_are_named() -> None:
-    assert [workshop.model for workshop in (*Workshop().each, *Workshop(model="t5-small").each)] == [
-        "t5-tiny",
-        "t5-small",
-    ]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
@@ -139,18 +124,16 @@ def test_each_technique_has_its_configuration() -> None:
     assert all(run["deepspeed"].is_file() for run in runs[1:]) and runs[0]["deepspeed"] is None
 
 
-def test_the_published_questions_are_the_workshops() -> None:
-    workshop = CausalWorkshop(recipe="published")
-    wanted, keys = workshop.preparation, ("num_train_epochs", "learning_rate", "weight_decay", "precision")
-    assert (workshop.model_id, wanted.limit, wanted.max_seq_length) == ("bigscience/bloom-560m", 500, 512)
-    assert [workshop.training[key] for key in keys] == [3, 5e-5, 0.01, "fp16"]
-
-
-def test_the_published_questions_can_be_trained_on_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_questions_are_the_workshops_and_can_be_trained_on_all_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = CausalWorkshop(recipe="published")
+    wanted, keys = answers.preparation, ("num_train_epochs", "learning_rate", "weight_decay", "precision")
+    assert (answers.model_id, wanted.limit, wanted.max_seq_length) == ("bigscience/bloom-560m", 500, 512)
+    assert [answers.training[key] for key in keys] == [3, 5e-5, 0.01, "fp16"]
     monkeypatch.setenv("ZEROPODS_CAUSAL_LOSS_ON", "all")
     workshop = CausalWorkshop(recipe="published")
-    assert (answers.preparation.loss, workshop.preparation.loss) == ("answer", "all")
+    assert (wanted.loss, workshop.preparation.loss) == ("answer", "all")
     assert workshop.prepared != answers.prepared
 
 
@@ -174,6 +157,12 @@ def test_what_cannot_be_is_refused_in_a_line(call: Any, said: str) -> None:
         call()
 
 
+def test_a_number_that_is_none_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZEROPODS_STEPS", "many")
+    with pytest.raises(UserError, match="ZEROPODS_STEPS: 'many'; expected a whole number"):
+        Workshop()
+
+
 @pytest.mark.parametrize(("name", "task"), EACH)
 def test_a_recipe_agrees_with_the_script_and_its_configuration(name: str, task: str, tmp_path: Path) -> None:
     workshop = CausalWorkshop(recipe=name, task=task)
@@ -187,4 +176,4 @@ def test_a_recipe_agrees_with_the_script_and_its_configuration(name: str, task: 
 
 @pytest.mark.parametrize(("name", "parameters"), [("t5-small", 60_506_624), ("t5-large", 737_668_096)])
 def test_the_published_models_have_their_published_sizes(name: str, parameters: int) -> None:
-    assert t5_shape(name).parameters == parameters
+    assert shape_named(name).parameters == parameters

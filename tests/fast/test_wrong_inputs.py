@@ -21,20 +21,11 @@ from zeropods.launch import command
 from zeropods.train.arguments import NO_FP16, PROJECT
 
 MANIFEST = Manifest(
-    schema_version=SCHEMA_VERSION,
-    content_key="0",
-    task="text2sql",
-    prompt="schema",
-    tokenizer="mine",
-    tokenizer_fingerprint="0",
-    vocabulary_size=2_000,
-    max_source_tokens=256,
-    max_target_tokens=96,
-    limit=None,
-    source_sha256={},
-    splits={},
-    versions={},
-)
+    schema_version=SCHEMA_VERSION, content_key="0", task="text2sql", prompt="schema", tokenizer="mine",
+    tokenizer_fingerprint="0", vocabulary_size=2_000, max_source_tokens=256, max_target_tokens=96, limit=None,
+    source_sha256={}, splits={}, versions={},
+)  # fmt: skip
+DSCONFIG = PROJECT / "dsconfig"
 RAW = {"data": "raw", "dataset_path": None}
 WORDS = "--init random --model_id t5-small --dataset_path set"
 
@@ -73,6 +64,9 @@ WRONG = [
     ("textsql_train.py --model_id bare --dataset_path set", "bare: no weights (*.safetensors) in this folder"),
     (f"textsql_train.py {WORDS} --precision fp16", "--precision fp16: T5's activations overflow FP16"),
     ("causal_train.py --data set", "prepared for text2sql; textsql_train.py trains on it"),
+    ("causal_train.py --data raw --max_steps 3", "--max_steps: no flag of causal_train.py; --max_train_steps?"),
+    ("causal_train.py --data raw --max_train_steps 0", "--max_train_steps 0; expected at least 1"),
+    (f"causal_train.py --data raw --deepspeed {DSCONFIG}/causal_zero2_offload.json", "give --lr_scheduler_type cosine"),
     ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
     ("causal_train.py --data questions --loss_on all", "--loss_on all: --data questions was prepared with answer"),
 ]
@@ -94,10 +88,7 @@ def test_a_launch_looks_before_anything_starts(
     ("flags", "said"),
     [
         ("--launcher none -- causal_train.py --precision fp16 --init random", NO_FP16),
-        (
-            "--launcher slurm --time-limit soon -- causal_train.py --init random",
-            "--time-limit 'soon'; expected",
-        ),
+        ("--launcher slurm --time-limit soon -- causal_train.py --init random", "--time-limit 'soon'; expected"),
         ("--launcher slurm --time-limit 1:00:00:00 -- causal_train.py --init random", "--time-limit '1:00:00:00'"),
     ],
 )
@@ -187,6 +178,8 @@ def test_a_command_that_a_message_names_can_be_pasted(
     [
         ("predict --model nowhere --limit -1", "--limit: -1; expected more than 0"),
         ("predict --model nowhere --num-beams 0", "--num-beams: 0; expected more than 0"),
+        ("predict --model nowhere --max-seq-length 0", "--max-seq-length: 0; expected more than 0"),
+        ("perplexity nowhere --data d --split test --max-seq-length 0", "--max-seq-length: 0; expected more than 0"),
         ("predict --model nowhere --split validation", "argument --split: invalid choice: 'validation'"),
         ("summary runs --out s --price-per-hour free", "--price-per-hour: 'free'; expected a number"),
         ("pods up --count many", "--count: 'many'; expected a whole number"),
@@ -226,18 +219,6 @@ def test_a_t5_is_asked_for_no_data_of_another_task(words: str, said: str, here: 
     (here / "t5").mkdir()
     (here / "t5" / "model.safetensors").touch()
     (here / "t5" / "config.json").write_text(json.dumps({"is_encoder_decoder": True}))
-    call = [
-        sys.executable,
-        "-m",
-        "zeropods",
-        "predict",
-        "--model",
-        "t5",
-        *words.split(),
-        "--split",
-        "test",
-        "--out",
-        "p",
-    ]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    call = [sys.executable, "-m", "zeropods", "predict", "--model", "t5", "--split", "test", "--out", "p"]
+    done = subprocess.run([*call, *words.split()], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1) and said in done.stderr

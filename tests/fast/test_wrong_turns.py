@@ -59,10 +59,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     ("words", "said"),
     [
         ([*VERBS["predict"], "--out", "run"], "--out 'run': is a folder; give the name of a file"),
-        (
-            ["score", "nosuch", "--data", "nowhere", "--split", "dev"],
-            "nosuch: no such file; name one that",
-        ),
+        (["score", "nosuch", "--data", "nowhere", "--split", "dev"], "nosuch: no such file; name one that"),
         (["score", "/proc/p.jsonl", "--data", "nowhere", "--split", "dev"], "choose another place"),
         (["summary", "run", "--out", "run"], "--out run: is a run; choose another folder"),
     ],
@@ -120,12 +117,14 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
     assert main(["data", "sample", "--out", "data"]) == 0
     words = ["prepare", "--data", "data", "--tokenizer", "t5-tiny", "--out", "set", "--limit", "3000"]
     for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
-        process = subprocess.Popen([sys.executable, "-m", "zeropods", *words], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([sys.executable, "-m", "zeropods", *words], stderr=subprocess.PIPE, text=True)
         while not list(here.glob(".set.*/new")):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(number)
-        assert process.wait(60) not in (0, 1)
+        _, said = process.communicate(timeout=60)
+        ended = (128 + number, "zeropods: ended by SIGTERM\n") if number == signal.SIGTERM else (-number, "")
+        assert (process.returncode, said) == ended
         assert len(list(here.glob(".set.*"))) == left
     (here / ".set.held" / "new").mkdir(parents=True)
     held = os.open(here / ".set.held", os.O_RDONLY)

@@ -58,10 +58,7 @@ def listens(address: str, port: int) -> bool:
 def ports_of(clusters: Iterable[Cluster]) -> list[tuple[str, int]]:
     """Every address and port on which a cluster listens."""
     return [
-        (pod.address, port)
-        for cluster in clusters
-        for pod in cluster.pods
-        for port in (cluster.ssh_port, pod.control_port)
+        (pod.address, port) for cluster in clusters for pod in cluster.pods for port in (pod.ssh_port, pod.control_port)
     ]
 
 

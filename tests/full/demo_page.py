@@ -56,11 +56,11 @@ def untrained_runs(folder: Path, data: Path) -> Path:
 
 def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
     from zeropods.data.tokenizers import train_tokenizer
-    from zeropods.plan.shapes import t5_shape
+    from zeropods.plan.models import known_config
     from zeropods.train.text2sql import random_t5
 
     texts = [text for example in examples for text in (source_of(example, "schema"), target_of(example))]
-    model = random_t5(t5_shape("t5-tiny"), seed=seed)
+    model = random_t5(known_config("t5-tiny"), seed=seed)
     model.config.prompt = "schema"
     model.save_pretrained(folder)
     train_tokenizer(texts).save_pretrained(folder)

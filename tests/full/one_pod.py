@@ -18,9 +18,9 @@ import psutil
 
 from tests.full.launches import ROOT, until
 from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
-from zeropods.pods.rendezvous import Answer, Pod, Rendezvous
+from zeropods.pods.rendezvous import Rendezvous
 from zeropods.pods.ssh import account, known_hosts_text, make_key, ssh_argv, ssh_config_text
-from zeropods.pods.wire import AgentError, ask_all
+from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import free_port
 
 WAIT_SECONDS = 30.0
@@ -45,21 +45,21 @@ class OnePod:
     ) -> None:
         self.address = f"127.{random.randint(2, 254)}.{random.randint(0, 254)}.{random.randint(1, 254)}"
         self.secret = secrets.token_bytes(32)
-        self.ssh_port = free_port(self.address)
         self.log = folder / "worker.log"
         self._folder = folder
-        key = make_key(folder / "id_ed25519", "test")
-        answer = Answer(authorized_key=key, lease=lease, lease_seconds=lease_seconds)
-        with Rendezvous(
-            secret=self.secret, count=1, answer=answer, address="127.0.0.1", port=None, ssh_ports=(self.ssh_port,)
-        ) as rendezvous:
-            self.warden = self._start(argv, rendezvous.port)
+        lease_variables = {"ZEROPODS_LEASE": lease, "ZEROPODS_LEASE_SECONDS": str(lease_seconds)}
+        with Rendezvous(secret=self.secret, count=1, address="127.0.0.1", port=None) as rendezvous:
+            self.warden = self._start(argv, rendezvous.port, lease_variables)
             try:
                 (self.registration,) = rendezvous.gather(WAIT_SECONDS, self._check_alive)
             except BaseException:
                 self.clean_up()
                 raise
-        self._write_ssh_files(user or account(), self.registration)
+        self.ssh_port = self.registration.ssh_port
+        hosts = known_hosts_text([(self.address, self.ssh_port, self.registration.host_key)])
+        (folder / "known_hosts").write_text(hosts)
+        keys = (folder / "id_ed25519", folder / "known_hosts")
+        (folder / "ssh_config").write_text(ssh_config_text([self.address], self.ssh_port, *keys, user or account()))
 
     @property
     def agent(self) -> Process:
@@ -82,10 +82,10 @@ class OnePod:
         return Path(found[1])
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The agent's answer; raises its `AgentError`."""
+        """The agent's answer; raises its `WireError`."""
         place = (self.address, self.registration.control_port)
         (answer,) = ask_all([place], self.secret, request, WAIT_SECONDS)
-        if isinstance(answer, AgentError):
+        if isinstance(answer, WireError):
             raise answer
         return answer
 
@@ -123,12 +123,14 @@ class OnePod:
             send(process, signal.SIGKILL)
         self.warden.wait(WAIT_SECONDS)
 
-    def _start(self, argv: Sequence[str], port: int) -> subprocess.Popen[bytes]:
+    def _start(self, argv: Sequence[str], port: int, lease: dict[str, str]) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
+            **lease,
             "ZEROPODS_MASTER": f"127.0.0.1:{port}",
             "ZEROPODS_SECRET": self.secret.hex(),
-            "ZEROPODS_SSH_PORTS": str(self.ssh_port),
+            "ZEROPODS_SSH_PORTS": f"2222,{free_port(self.address)}",
+            "ZEROPODS_AUTHORIZED_KEY": make_key(self._folder / "id_ed25519", "test"),
             "ZEROPODS_SLOTS": "1",
             "ZEROPODS_REGISTER_SECONDS": str(WAIT_SECONDS),
             "CDSW_IP_ADDRESS": self.address,
@@ -141,13 +143,6 @@ class OnePod:
 
     def _check_alive(self, _: frozenset[str]) -> None:
         assert self.warden.poll() is None, self.said()
-
-    def _write_ssh_files(self, user: str, pod: Pod) -> None:
-        folder = self._folder
-        hosts = known_hosts_text([(self.address, self.ssh_port, pod.host_key)])
-        (folder / "known_hosts").write_text(hosts, encoding="utf-8")
-        config = ssh_config_text([self.address], self.ssh_port, folder / "id_ed25519", folder / "known_hosts", user)
-        (folder / "ssh_config").write_text(config, encoding="utf-8")
 
     def _is_ours(self, process: Process) -> bool:
         try:

@@ -1,7 +1,7 @@
 """A rank that trains nothing: it leaves what a run leaves, and misbehaves where it is told to.
 
 It stands for a training script where a test is about what runs it; it needs no torch, so that many such
-tests take seconds.
+tests take seconds. What it was asked to save it finds again when it is resumed.
 """
 
 from __future__ import annotations
@@ -21,31 +21,44 @@ from zeropods.measure.record import RankMeasurement, compose_record, read_json, 
 from zeropods.measure.run_folder import open_run
 
 
+class SavedError(Exception):
+    """As a real run ends that was asked to save."""
+
+
 def main() -> int:
     arguments = parse()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder = Path(arguments.outputdir)
     folder.mkdir(parents=True, exist_ok=True)
     measured = RankMeasurement(rank=rank, host=os.environ.get("ZEROPODS_POD", "?"))
     signal.signal(signal.SIGTERM, signal.SIG_IGN if arguments.deaf else interrupt)
+    if os.environ.get("ZEROPODS_SAVE_SIGNAL") == "USR1" and not arguments.no_save:
+        signal.signal(signal.SIGUSR1, save)
     with open(folder / "run.lock", "a") as lock:
         if rank == 0:
             fcntl.flock(lock, fcntl.LOCK_EX)
             attempt = put_aside(folder)
             files.write_json(folder / "config.json", config(world_size, arguments) | {"attempt": attempt})
+        while not (folder / "config.json").exists():
+            time.sleep(0.05)
         (folder / f"pid.{rank}").write_text(str(os.getpid()))
         try:
             with HeartbeatWriter(folder, rank, lambda: "steady") as beating:
                 train(arguments, rank, folder, beating)
             measured.status = "ok"
+        except SavedError:
+            (folder / "saved").touch()
+            measured.status, measured.reason = "interrupted", "SIGUSR1: saved at step 1"
         except KeyboardInterrupt:
             measured.status, measured.reason = "interrupted", "SIGTERM"
         except MemoryError:
             measured.status, measured.reason = "oom", "no memory left"
+        measured.ended_unix_seconds = time.time()
         measured.write(folder)
         if rank == 0 and "ZEROPODS_RUN" not in os.environ:
+            await_others(folder, world_size if measured.status == "ok" else 1)
             write_record(folder, compose_record(folder))
-        return int(measured.status != "ok")
+    return {"ok": 0, "interrupted": os.EX_TEMPFAIL}.get(measured.status, 1)
 
 
 def parse() -> argparse.Namespace:
@@ -54,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--fail_rank", type=int, default=-1)
     parser.add_argument("--deaf", action="store_true")
+    parser.add_argument("--no_save", action="store_true")
     parser.add_argument("--leave_behind", action="store_true")
     parser.add_argument("--still_rank", type=int, default=-1)
     parser.add_argument("--hog_mib", type=int, default=0)
@@ -76,7 +90,7 @@ def config(world_size: int, arguments: argparse.Namespace) -> dict[str, object]:
     rows, passes = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     seen = {name: value for name, value in os.environ.items() if name.startswith(("ZEROPODS", "OMP", "SEEN"))}
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "run_id": "0123456789ab",
         "attempt": 0,
         "started_at": "2026-01-02T03:04:05+00:00",
@@ -107,9 +121,11 @@ def config(world_size: int, arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: HeartbeatWriter) -> None:
-    print(f"rank {rank} trains", flush=True)
+    print(f"rank {rank} trains{arguments.said and f' {arguments.said!r}'}", flush=True)
     if rank == arguments.fail_rank:
         raise MemoryError
+    if (folder / "saved").exists() or (arguments.no_save and os.environ.get("SLURM_RESTART_COUNT")):
+        return
     if arguments.leave_behind:
         # No mark of the run, another session, and its hands on the ssh session's pipe.
         subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
@@ -125,8 +141,19 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Heart
             hogged.append(b"x" * (arguments.hog_mib << 20))
 
 
+def await_others(folder: Path, ranks: int) -> None:
+    """A real run has a barrier at its end."""
+    deadline = time.monotonic() + 10.0
+    while len(list((folder / "ranks").glob("*.json"))) < ranks and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def save(number: int, frame: object) -> None:
+    raise SavedError
 
 
 if __name__ == "__main__":

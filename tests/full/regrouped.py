@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.full.conftest import ROOT, TINY, cut_text
 from tests.full.forks import fork_server
-from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.prepare import Preparation, prepare
 
 EFFECTIVE_BATCH = 12
 SAVED, STEPS = (10, 20) if os.environ.get("ZEROPODS_SOAK") == "1" else (5, 10)
@@ -66,5 +66,5 @@ class Runs:
 def prepare_text(text_sample: Path, folder: Path) -> Path:
     """Blocks of a few lines of the sample's text, prepared."""
     cut = cut_text(text_sample, folder)
-    prepare(CausalPreparation(task="lm", data=cut, tokenizer="gpt-tiny", max_seq_length=32), folder / "prepared")
+    prepare(Preparation(task="lm", data=cut, tokenizer="gpt-tiny", max_seq_length=32), folder / "prepared")
     return folder / "prepared"

@@ -21,7 +21,6 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.without import TAKEN, whole_logits
 from tests.full.conftest import ROOT
 from zeropods.errors import UserError
-from zeropods.train.arguments import TextToSQLArguments, parse_flags
 from zeropods.train.device import check_compiled
 from zeropods.train.sampler import collate
 from zeropods.train.text2sql import random_t5, whole_masks
@@ -68,38 +67,23 @@ def called(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Called:
     return Called(out, first, again, json.loads((out / "summary.json").read_text(encoding="utf-8")))
 
 
-def test_a_call_whose_time_is_over_ends_between_cells(called: Called) -> None:
+def test_a_call_whose_time_is_over_ends_between_cells_and_the_next_completes_all(called: Called) -> None:
     assert called.first == ["t5-small-control"]
-
-
-def test_the_next_call_completes_all_twelve_cells(called: Called) -> None:
     status = {row["cell"]: row["status"] for row in called.summary["cells"]}
     assert {cell.name: status[cell.name] for cell in matrix()} == {cell.name: "ok" for cell in matrix()}
-
-
-def test_a_third_call_measures_nothing(called: Called) -> None:
     assert "..." not in called.again
-
-
-def test_every_trained_cell_has_a_ratio_to_its_control(called: Called) -> None:
-    trained = {cell.name for cell in matrix() if cell.kind == "train" and cell.model != "t5-base"}
-    assert {row["cell"] for row in called.summary["cells"] if row.get("ratio_to_control")} >= trained
-
-
-def test_the_best_batch_was_planned_and_a_larger_one_tried_at_most_once(called: Called) -> None:
-    record = json.loads((called.out / "cells" / "t5-small-none-best.json").read_text(encoding="utf-8"))
-    assert record["tries"][0]["batch"] <= record["planned_largest_batch"]
-    assert len(record["tries"]) <= 2
-
-
-def test_final_losses_are_compared(called: Called) -> None:
-    assert called.summary["losses"]["steps"] == 4
-
-
-def test_the_archive_holds_every_record(called: Called) -> None:
     with tarfile.open(called.out / "bench-gpu.tar.gz") as packed:
         names = packed.getnames()
     assert {f"bench-gpu/cells/{cell.name}.json" for cell in matrix()} | {"bench-gpu/summary.md"} <= set(names)
+
+
+def test_cells_are_compared_with_the_control_and_the_best_batch_was_planned(called: Called) -> None:
+    trained = {cell.name for cell in matrix() if cell.kind == "train" and cell.model != "t5-base"}
+    assert {row["cell"] for row in called.summary["cells"] if row.get("ratio_to_control")} >= trained
+    assert called.summary["losses"]["steps"] == 4
+    record = json.loads((called.out / "cells" / "t5-small-none-best.json").read_text(encoding="utf-8"))
+    assert record["tries"][0]["batch"] <= record["planned_largest_batch"]
+    assert len(record["tries"]) <= 2
 
 
 def test_padding_to_a_multiple_leaves_the_loss(tiny_batch: list) -> None:
@@ -122,11 +106,6 @@ def test_masks_made_beforehand_are_those_of_transformers(tiny_batch: list) -> No
 def test_a_loss_over_all_positions_is_the_same_loss(tiny_batch: list) -> None:
     model, batch = random_t5_tiny(), collate(tiny_batch)
     assert float(whole_logits(model, **batch).loss) == pytest.approx(float(model(**batch).loss), rel=1e-5)
-
-
-def test_graphs_and_accumulated_gradients_are_refused() -> None:
-    with pytest.raises(UserError, match="--compile graphs --gradient_accumulation_steps 2"):
-        parse_flags(TextToSQLArguments, ["--compile", "graphs", "--gradient_accumulation_steps", "2"])
 
 
 def test_each_ablated_cell_has_words_and_takes_away_what_is_known() -> None:
@@ -160,9 +139,9 @@ def tiny_batch() -> list:
 
 
 def random_t5_tiny() -> Any:
-    from zeropods.plan.shapes import t5_shape
+    from zeropods.plan.models import known_config
 
-    return random_t5(t5_shape("t5-tiny"), seed=0, dropout=0.0)
+    return random_t5(known_config("t5-tiny"), seed=0, dropout=0.0)
 
 
 def test_a_forecast_has_the_control_beside_each_cell_and_what_is_asked_for(tmp_path: Path) -> None:

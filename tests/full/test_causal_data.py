@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
 from zeropods.data.text import HubCorpus, open_hub
 from zeropods.data.tokenizers import (
@@ -44,7 +44,7 @@ def blocks(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(out: Path, tokenizer: str = "gpt-tiny", **wanted: object) -> Path:
-    prepare(CausalPreparation(tokenizer=tokenizer, **wanted), out)  # type: ignore[arg-type]
+    prepare(Preparation(tokenizer=tokenizer, **wanted), out)  # type: ignore[arg-type]
     return out
 
 
@@ -62,55 +62,34 @@ def rows(folder: Path, split: str) -> list[tuple[np.ndarray, np.ndarray]]:
     return [loaded[number] for number in range(len(loaded))]
 
 
-def test_a_row_is_the_prompt_the_answer_and_the_end_token(squad_sample: Path, squad: Path) -> None:
+def test_a_row_is_the_prompt_the_answer_and_the_end_token_and_these_two_carry_the_loss(
+    squad_sample: Path, squad: Path, tmp_path: Path
+) -> None:
     tokenizer = load_causal_tokenizer(str(squad / "tokenizer"))
-    for (ids, _), example in zip(rows(squad, "train"), read_squad(squad_sample, "train"), strict=True):
-        expected = f"{squad_prompt(example.question, example.context)} {example.answers[0]}<|endoftext|>"
-        assert tokenizer.decode(ids) == expected
-
-
-def test_only_the_answer_and_the_end_token_carry_a_loss(squad_sample: Path, squad: Path) -> None:
-    tokenizer = load_causal_tokenizer(str(squad / "tokenizer"))
-    for (ids, labels), example in zip(rows(squad, "dev"), read_squad(squad_sample, "dev"), strict=True):
-        with_loss = labels[labels != NO_LOSS]
-        assert len(ids) == len(labels)
-        assert tokenizer.decode(with_loss) == f" {example.answers[0]}<|endoftext|>"
-
-
-def test_loss_on_all_leaves_out_the_first_token_alone(squad_sample: Path, tmp_path: Path) -> None:
+    dev = rows(squad, "dev")
+    for (ids, labels), example in zip(dev, read_squad(squad_sample, "dev"), strict=True):
+        answer = f" {example.answers[0]}<|endoftext|>"
+        assert tokenizer.decode(ids) == squad_prompt(example.question, example.context) + answer
+        assert len(ids) == len(labels) and tokenizer.decode(labels[labels != NO_LOSS]) == answer
+    statistics = read_manifest(squad).splits["dev"]
+    with_loss = [np.count_nonzero(labels != NO_LOSS) for _, labels in dev]
+    assert (statistics.source.total, statistics.target.total) == (sum(len(ids) for ids, _ in dev), sum(with_loss))
     folder = prepared(tmp_path / "all", task="squad", data=squad_sample, limit=20, loss_on="all")
     assert all(labels.tolist() == [NO_LOSS, *ids[1:].tolist()] for ids, labels in rows(folder, "train"))
 
 
-def test_statistics_are_those_of_the_rows(squad: Path) -> None:
-    statistics = read_manifest(squad).splits["dev"]
-    dev = rows(squad, "dev")
-    with_loss = [np.count_nonzero(labels != NO_LOSS) for _, labels in dev]
-    assert (statistics.source.total, statistics.target.total) == (sum(len(ids) for ids, _ in dev), sum(with_loss))
-
-
-def test_blocks_of_train_are_full_and_the_leftover_is_counted(blocks: Path) -> None:
-    statistics = read_manifest(blocks).splits["train"]
+def test_blocks_of_train_are_full_and_those_of_an_evaluation_hold_every_token(text_sample: Path, blocks: Path) -> None:
+    tokenizer, splits = load_causal_tokenizer(str(blocks / "tokenizer")), read_manifest(blocks).splits
     train = rows(blocks, "train")
-    assert {len(ids) for ids, _ in train} == {64}
-    assert 0 <= statistics.leftover_tokens < 64
-    assert (statistics.rows, statistics.documents) == (len(train), 210)
-
-
-def test_the_text_comes_back_from_the_blocks_of_an_evaluation(text_sample: Path, blocks: Path) -> None:
-    tokenizer = load_causal_tokenizer(str(blocks / "tokenizer"))
+    assert {len(ids) for ids, _ in train} == {64} and 0 <= splits["train"].leftover_tokens < 64
+    assert (splits["train"].rows, splits["train"].documents) == (len(train), 210)
     first, *others = [ids for ids, _ in rows(blocks, "test")]
     tokens = np.concatenate([first, *(ids[1:] for ids in others)])
     assert tokenizer.decode(tokens).replace("<|endoftext|>", "") == (text_sample / "test.txt").read_text()
-
-
-def test_every_token_of_an_evaluation_but_the_first_carries_a_loss_once(blocks: Path) -> None:
-    tokenizer = load_causal_tokenizer(str(blocks / "tokenizer"))
     labels = [labels for _, labels in rows(blocks, "dev")]
     with_loss = np.concatenate([row[1:] for row in labels])
-    assert all(row[0] == NO_LOSS for row in labels)
+    assert all(row[0] == NO_LOSS for row in labels) and len(with_loss) == splits["dev"].target.total
     assert np.count_nonzero(with_loss == tokenizer.eos_token_id) == 19  # Between 20 articles.
-    assert len(with_loss) == read_manifest(blocks).splits["dev"].target.total
 
 
 def test_a_text_shorter_than_a_block_is_refused(text_sample: Path, tmp_path: Path) -> None:
@@ -129,16 +108,12 @@ def test_a_cut_row_keeps_question_and_answer_and_has_the_limits_length(keep_answ
     assert ("Ann" in context) == keep_answer
 
 
-def test_a_cut_prompt_keeps_the_beginning_of_the_context() -> None:
+def test_a_cut_prompt_keeps_the_beginning_and_a_limit_without_room_says_what_it_needs() -> None:
     tokenizer = train_byte_tokenizer([LONG.context])
     (prompt,) = SquadEncoder(tokenizer, 100).prompts([LONG])
-    assert len(prompt) == 100
-    assert tokenizer.decode(prompt).startswith("Question: Who sings? Context: a b c a b c")
-    assert tokenizer.decode(prompt).endswith(" Answer:")
-
-
-def test_a_limit_without_room_for_the_question_says_how_many_tokens_it_needs() -> None:
-    tokenizer = train_byte_tokenizer([LONG.context])
+    said = tokenizer.decode(prompt)
+    assert len(prompt) == 100 and said.endswith(" Answer:")
+    assert said.startswith("Question: Who sings? Context: a b c a b c")
     with pytest.raises(UserError, match=r"needs \d+ tokens without its context, and 20 are allowed") as raised:
         SquadEncoder(tokenizer, 20).rows([LONG], keep_answer=True)
     needed = int(str(raised.value).split("needs ")[1].split()[0])
@@ -175,12 +150,9 @@ def test_a_trained_tokenizer_reads_every_byte_and_is_the_same_again(text_sample:
     assert (len(again) <= 1_024, again.pad_token, unknown_id(again)) == (True, "<|pad|>", None)
 
 
-def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token(shared_data: Path) -> None:
+def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token_and_needs_that(shared_data: Path) -> None:
     tokenizer = load_causal_tokenizer(str(shared_data / "gpt2"))
     assert (len(tokenizer), tokenizer.pad_token_id, unknown_id(tokenizer)) == (50_257, tokenizer.eos_token_id, None)
-
-
-def test_a_tokenizer_without_an_end_token_is_refused() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(UserError, match="tokenizer 'x' has no end token nor a pad token; name another"):
@@ -204,14 +176,13 @@ def test_a_bare_tokenizer_that_is_none_is_named(
         load_causal_tokenizer(str(tmp_path))
 
 
-def test_rows_of_a_streamed_set_are_its_documents(tmp_path: Path) -> None:
+def test_a_streamed_set_has_its_rows_and_wikitext_the_articles_of_the_published_file(
+    text_sample: Path, tmp_path: Path
+) -> None:
     for name, content in (("train", "one"), ("validation", "two")):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": content}) + "\n")
     corpus = HubCorpus(str(tmp_path), None, "body", None)
     assert {split: list(corpus.documents(split)) for split in corpus.splits} == {"train": ["one"], "dev": ["two"]}
-
-
-def test_a_streamed_wikitext_has_the_articles_of_the_published_file(text_sample: Path, tmp_path: Path) -> None:
     folder = tmp_path / "wikitext"
     folder.mkdir()
     published = (text_sample / "train.txt").read_text()
@@ -231,32 +202,22 @@ def test_a_hub_that_cannot_be_reached_is_said_in_a_line(monkeypatch: pytest.Monk
     assert "\n" not in str(raised.value)
 
 
-@pytest.fixture(scope="module")
-def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The beginning of real SQuAD and of WikiText-2, with GPT-2's tokenizer."""
-    folder, gpt2 = tmp_path_factory.mktemp("real"), str(shared_data / "gpt2")
-    prepared(folder / "squad", gpt2, task="squad", data=shared_data / "squad", limit=200, max_seq_length=256)
-    prepared(folder / "lm", gpt2, task="lm", data=shared_data / "wikitext-2", limit=20)
-    return folder
-
-
-def test_a_cut_context_of_train_still_holds_its_answer(real: Path, shared_data: Path) -> None:
-    tokenizer = load_causal_tokenizer(str(real / "squad" / "tokenizer"))
-    asked = tokenizer.batch_decode([ids[labels == NO_LOSS] for ids, labels in rows(real / "squad", "train")])
-    contexts = [prompt.partition(" Context:")[2].removesuffix(" Answer:") for prompt in asked]
-    answers = [e.answers[0] for e in itertools.islice(read_squad(shared_data / "squad", "train"), 200)]
-    assert all(answer in context for answer, context in zip(answers, contexts, strict=True))
-
-
-def test_real_answers_come_back_and_cut_contexts_are_counted(real: Path) -> None:
-    train = read_manifest(real / "squad").splits["train"]
-    longest = [len(ids) for ids, _ in rows(real / "squad", "train")].count(256)
+def test_real_answers_come_back_and_a_cut_context_of_train_still_holds_its_answer(
+    shared_data: Path, tmp_path: Path
+) -> None:
+    gpt2, data = str(shared_data / "gpt2"), shared_data / "squad"
+    folder = prepared(tmp_path / "squad", gpt2, task="squad", data=data, limit=200, max_seq_length=256)
+    train, found = read_manifest(folder).splits["train"], rows(folder, "train")
     assert (train.rows, train.targets_lost, train.source.max) == (200, 0, 256)
-    assert 0 < train.source.truncated_rows <= longest
+    assert 0 < train.source.truncated_rows <= [len(ids) for ids, _ in found].count(256)
+    asked = load_causal_tokenizer(gpt2).batch_decode([ids[labels == NO_LOSS] for ids, labels in found])
+    for prompt, example in zip(asked, read_squad(data, "train"), strict=False):
+        assert example.answers[0] in prompt.partition(" Context:")[2].removesuffix(" Answer:")
 
 
-def test_real_text_is_packed_with_less_than_one_percent_left_over(real: Path) -> None:
-    manifest = read_manifest(real / "lm")
+def test_real_text_is_packed_with_less_than_one_percent_left_over(shared_data: Path, tmp_path: Path) -> None:
+    lm = prepared(tmp_path / "lm", str(shared_data / "gpt2"), task="lm", data=shared_data / "wikitext-2", limit=20)
+    manifest = read_manifest(lm)
     train = manifest.splits["train"]
     assert train.source.total == train.rows * 512
     assert train.leftover_tokens / train.source.total < 0.01

@@ -10,7 +10,6 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from zeropods.plan.shapes import CausalShape
 from zeropods.train.causal import collate_causal
 from zeropods.train.causal_models import random_causal, with_causal_loss
 from zeropods.train.sampler import Row
@@ -44,25 +43,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {**LLAMA, "final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
     "cohere": {**UNGROUPED, "logit_scale": 0.25},
     "granite": {**UNGROUPED, "logits_scaling": 8.0},
-    "olmo": UNGROUPED,
-    "starcoder2": {**UNGROUPED, "residual_dropout": 0.0, "embedding_dropout": 0.0},
     "mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
     "gptj": {**GPT2, "rotary_dim": 8},
-    "codegen": {**GPT2, "rotary_dim": 8},
     "gpt_bigcode": {**GPT2},
 }  # fmt: skip
-TINY = CausalShape(
-    family="gpt2",
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    head_size=8,
-    ffn=128,
-    vocabulary=64,
-    positions=64,
-    tied=True,
-)
+TINY = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
 
 
 def rows(*lengths: tuple[int, int]) -> list[Row]:

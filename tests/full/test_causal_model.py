@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForCausalLM,
     BertConfig,
-    GPT2Config,
-    LlamaConfig,
     MambaConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2Config,
 )
 
 from zeropods.data.tokenizers import train_byte_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.shapes import CAUSAL_SHAPES
+from zeropods.plan.models import known_config, known_models
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal_models import (
-    causal_config,
     load_causal,
     random_causal,
     set_dropout,
-    shape_of,
 )
 
 WEIGHTS = "model.safetensors"
@@ -58,10 +51,8 @@ def saved(tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: P
     return folder
 
 
-def loaded(
-    name: object, tokenizer: PreTrainedTokenizerBase, *, precision: str = "fp32", **flags: Any
-) -> PreTrainedModel:
-    return load_causal(CausalArguments(model_name_or_path=str(name), **flags), tokenizer, precision=precision)
+def loaded(name: object, tokenizer: PreTrainedTokenizerBase, **flags: Any) -> PreTrainedModel:
+    return load_causal(CausalArguments(model_name_or_path=str(name), **flags), tokenizer)
 
 
 def said(name: object, tokenizer: PreTrainedTokenizerBase, **flags: Any) -> str:
@@ -82,37 +73,12 @@ def change_weights(folder: Path, name: str, value: torch.Tensor | None) -> None:
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("distilgpt2", 81_912_576), ("bloom-560m", 559_214_592), ("qwen3-0.6b", 596_049_920),
-        ("mistral-7b", 7_241_732_096), ("llama-8b", 8_030_261_248),
-    ],
-)  # fmt: skip
-def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    with torch.device("meta"):
-        built = AutoModelForCausalLM.from_config(causal_config(CAUSAL_SHAPES[name]))
-    assert sum(parameter.numel() for parameter in built.parameters()) == parameters
-
-
-@pytest.mark.parametrize("name", CAUSAL_SHAPES)
-def test_a_configuration_gives_its_shape_back(name: str) -> None:
-    assert shape_of(causal_config(CAUSAL_SHAPES[name])) == CAUSAL_SHAPES[name]
-
-
-@pytest.mark.parametrize(
-    "config", [Qwen2Config(), GPT2Config(add_cross_attention=True), LlamaConfig(attention_bias=True)]
-)
-def test_what_no_shape_describes_has_none(config: Any) -> None:
-    assert shape_of(config) is None
-
-
 def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator() -> None:
-    shape = replace(CAUSAL_SHAPES["llama-tiny"], layers=1)
+    sizes = {**known_config("llama-tiny"), "num_hidden_layers": 1}
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    first, second = random_causal(shape, 3), random_causal(shape, 3)
+    first, second = random_causal(sizes, 3), random_causal(sizes, 3)
     assert torch.rand(1) == expected
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
@@ -145,15 +111,6 @@ def with_half_a_file(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
 
 
-def with_pickled_weights(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-
-
-def with_an_index_of_pickled_weights(folder: Path) -> None:
-    index = {"weight_map": {"transformer.wte.weight": "pytorch_model.bin"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def with_a_damaged_configuration(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": "two"}))
@@ -169,8 +126,6 @@ def of_bert(folder: Path) -> None:
         (without_a_tensor, "its weights have no tensor 'transformer.ln_f.weight'"),
         (with_a_tensor_of_another_size, "'transformer.ln_f.weight' is of size [3], its config.json says [64]"),
         (with_half_a_file, "cannot be loaded"),
-        (with_pickled_weights, "no weights (*.safetensors) in this folder"),
-        (with_an_index_of_pickled_weights, "names 'pytorch_model.bin' as weights"),
         (with_a_damaged_configuration, "'n_layer' expected int, got str"),
         (of_bert, "'bert' is no causal language model"),
     ],
@@ -201,7 +156,6 @@ def test_dropout_for_a_family_without_it_is_refused() -> None:
             {"max_seq_length": 1_025},
             "--max_seq_length 1025: llama-tiny has 1024 positions",
         ),
-        ("gpt-tiny", {"attn_implementation": "flash_attention_2"}, "FlashAttention-2 has no FP32 kernels"),
         ("small", {"data": "set"}, "tokens, small has 100 embedding rows;"),
     ],
 )
@@ -212,7 +166,7 @@ def test_what_a_model_cannot_do_is_refused(
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(CAUSAL_SHAPES, "small", replace(CAUSAL_SHAPES["gpt-tiny"], vocabulary=100))
+    monkeypatch.setitem(known_models(), "small", {**known_config("gpt-tiny"), "vocab_size": 100})
     assert line in said(name, tokenizer, init="random", **flags)
 
 

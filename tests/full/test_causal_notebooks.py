@@ -72,8 +72,11 @@ def shown(folder: Path, notebook: str) -> str:
     return "".join("".join(one.get("text/plain", [])) for one in data)
 
 
-def test_every_notebook_is_kept_as_a_page(folder: Path) -> None:
+def test_every_notebook_is_kept_as_a_page_and_shows_its_tables(folder: Path) -> None:
     assert {page.stem for page in (folder / "copies").glob("*.html")} == set(NOTEBOOKS)
+    baseline = ("final train loss", "steps per epoch", "peak (MiB)", "minimum (MiB)")
+    for notebook, headings in {0: baseline, 2: ("sbatch --parsable",), 3: ("perplexity before", "| test ")}.items():
+        assert [heading for heading in headings if heading not in shown(folder, NOTEBOOKS[notebook])] == []
 
 
 def test_the_baseline_answers_questions_and_is_scored(squad: Path) -> None:
@@ -81,53 +84,21 @@ def test_the_baseline_answers_questions_and_is_scored(squad: Path) -> None:
     assert (score["task"], score["examples"]) == ("squad", int(SMALL["QUESTIONS"]))
 
 
-def test_the_baseline_shows_the_two_tables_of_the_workshop(folder: Path) -> None:
-    said = shown(folder, NOTEBOOKS[0])
-    assert all(heading in said for heading in ("final train loss", "steps per epoch", "peak (MiB)", "minimum (MiB)"))
+def test_techniques_and_several_processes_have_the_losses_of_the_baseline(squad: Path) -> None:
+    records = [record(squad, technique) for technique in TECHNIQUES]
+    assert [(one.technique, one.status) for one in records] == [(technique, "ok") for technique in TECHNIQUES]
+    several = [record(squad, name) for name in ("zero1", "zero1-2-slots", "zero1-2-pods")]
+    assert [(one.pods, one.slots) for one in several] == [(1, 1), (1, 2), (2, 1)]
+    for found, tolerance in ((records, 1e-5), (several, 1e-4)):
+        curves = [[point.loss for point in one.losses] for one in found]
+        assert len(curves[0]) == STEPS and all(curve == pytest.approx(curves[0], rel=tolerance) for curve in curves)
 
 
-def test_six_techniques_and_the_baseline_have_a_result(squad: Path) -> None:
-    assert [record(squad, technique).status for technique in TECHNIQUES] == ["ok"] * 7
-
-
-def test_techniques_are_what_the_runs_were_made_with(squad: Path) -> None:
-    assert [record(squad, technique).technique for technique in TECHNIQUES] == TECHNIQUES
-
-
-def test_the_techniques_have_the_losses_of_the_baseline(squad: Path) -> None:
-    curves = [[point.loss for point in record(squad, technique).losses] for technique in TECHNIQUES]
-    assert len(curves[0]) == STEPS
-    assert all(curve == pytest.approx(curves[0], rel=1e-5) for curve in curves)
-
-
-def test_slots_and_pods_are_told_apart(squad: Path) -> None:
-    found = [record(squad, name) for name in ("zero1", "zero1-2-slots", "zero1-2-pods")]
-    assert [(one.pods, one.slots) for one in found] == [(1, 1), (1, 2), (2, 1)]
-
-
-def test_several_processes_have_the_losses_of_one(squad: Path) -> None:
-    names = ("zero1", "zero1-2-slots", "zero1-2-pods")
-    curves = [[point.loss for point in record(squad, name).losses] for name in names]
-    assert all(curve == pytest.approx(curves[0], rel=1e-4) for curve in curves)
-
-
-def test_the_job_for_slurm_is_shown(folder: Path) -> None:
-    assert "sbatch --parsable" in shown(folder, NOTEBOOKS[2])
-
-
-def test_text_is_scored_on_both_unseen_splits(text: Path) -> None:
+def test_text_is_scored_on_both_unseen_splits_and_generated_before_and_after(folder: Path, text: Path) -> None:
     run = text / f"none-{STEPS}-steps"
     losses = [json.loads((run / f"score.{split}.json").read_text())["loss"] for split in ("dev", "test")]
     assert losses[0] == pytest.approx(record(text, "none").eval_losses[-1].loss)
-
-
-def test_perplexity_is_shown_before_and_after(folder: Path) -> None:
-    said = shown(folder, NOTEBOOKS[3])
-    assert "perplexity before" in said and "| test " in said
-
-
-def test_text_is_generated_before_and_after(folder: Path, text: Path) -> None:
-    prompt = json.loads((text / f"none-{STEPS}-steps" / "generated.json").read_text())["prompt"]
+    prompt = json.loads((run / "generated.json").read_text())["prompt"]
     assert shown(folder, NOTEBOOKS[3]).count(f"| {prompt} |") == 2
 
 

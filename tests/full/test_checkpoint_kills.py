@@ -87,24 +87,30 @@ def check(folder: Path) -> bool:
     return new
 
 
+def save_and_prune(folder: Path, which: str = "first") -> None:
+    """The whole protocol: save a step, then delete the one before."""
+    save(folder, STEP, save=which)
+    protocol.prune(folder, STEP, an_origin(), 1)
+
+
 def check_goes_on(folder: Path) -> None:
     """That the next attempt saves the same step whole, and that nothing of the killed one stays."""
-    save(folder, STEP, save="second")
+    save_and_prune(folder, "second")
     assert newest(folder) == folder / f"checkpoint-{STEP}"
     assert read(folder / f"checkpoint-{STEP}") == content_of(STEP, "second")
-    assert set(os.listdir(folder)) == {"checkpoint-10", f"checkpoint-{STEP}", "latest.json"}
+    assert set(os.listdir(folder)) == {f"checkpoint-{STEP}", "latest.json"}
 
 
 def test_killed_at_eighty_random_lines(copies: Callable[[], Path]) -> None:
     folder = copies()
-    lines = killed_at(-1, lambda: save(folder, STEP))
+    lines = killed_at(-1, lambda: save_and_prune(folder))
     chosen = random.Random(SEED)
     outcomes = set()
     for number in range(80):
         # Stratified, so that every part of the protocol has its kills.
         line = int((number + chosen.random()) * lines / 80) + 1
         folder = copies()
-        status = in_child(lambda at=line, to=folder: killed_at(at, lambda: save(to, STEP)))
+        status = in_child(lambda at=line, to=folder: killed_at(at, lambda: save_and_prune(to)))
         assert status in (-signal.SIGKILL, 0), f"seed {SEED}, line {line}"
         outcomes.add((status, check(folder)))
         if number % 4 == 0:

@@ -12,7 +12,7 @@ from tests.full.launches import ended, left, record, started, train, until
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.pods.cluster import BACKENDS, Cluster
-from zeropods.pods.wire import AgentError, ask_all
+from zeropods.pods.wire import WireError, ask_all
 
 pytestmark = pytest.mark.skipif(not are_possible(), reason="network namespaces need root and iproute2")
 LEFT_SECONDS, STOPPED_SECONDS = 15, 30
@@ -42,7 +42,7 @@ def test_a_pod_that_is_cut_off_is_lost_and_does_not_come_back(cluster: Cluster, 
     network.restore(cut.address)
     run = found["identity"]["seen"]["ZEROPODS_RUN"]
     until(lambda: not isinstance(asked(cluster, run), OSError))
-    assert isinstance(asked(cluster, run), AgentError)
+    assert isinstance(asked(cluster, run), WireError)
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
     again = started(cluster, tmp_path / "again")
     assert ended(again) and again.returncode == 0

@@ -269,11 +269,8 @@ def said(*arguments: object, **environment: str) -> str:
     return done.stderr
 
 
-def test_without_a_port_the_application_says_so() -> None:
+def test_without_a_port_or_a_run_the_application_says_so(tmp_path: Path) -> None:
     assert said() == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
-
-
-def test_without_a_run_the_application_says_so(tmp_path: Path) -> None:
     assert "no run there" in said("--runs", tmp_path, CDSW_APP_PORT="65535")
 
 

@@ -18,7 +18,7 @@ from tests.full.clusters import processes_of
 from tests.full.conftest import ROOT
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_json, read_record
-from zeropods.report.run_tables import largest_difference
+from zeropods.report.run import largest_difference
 from zeropods.workshop import Workshop
 
 LIMIT_SECONDS = 280

@@ -7,9 +7,7 @@ import io
 import re
 import runpy
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import nbformat
@@ -23,37 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
 TABLE = "<table><tr>" + "".join(f"<th>a wide heading {n}</th>" for n in range(30)) + "</tr></table>"
 HOSTILE = (
-    "<script src='{0}/script.js'></script><script>document.title = 'taken'</script>"
-    "<img src='{0}/picture.png'><link rel='stylesheet' href='{0}/style.css'>"
+    "<script src='http://127.0.0.1:9/script.js'></script><script>document.title = 'taken'</script>"
+    "<img src='http://127.0.0.1:9/picture.png'><link rel='stylesheet' href='http://127.0.0.1:9/style.css'>"
 )
-
-
-class Server(ThreadingHTTPServer):
-    """A server that keeps what it was asked for."""
-
-    asked: list[str]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        self.send_error(404)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """A server of this machine, which a page must not ask."""
-    with Server(("127.0.0.1", 0), Handler) as started:
-        started.asked = []
-        thread = Thread(target=started.serve_forever)
-        thread.start()
-        yield started
-        started.shutdown()
-        thread.join(10)
 
 
 def picture() -> str:
@@ -75,17 +45,18 @@ def notebook(title: str, outputs: list[Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def gallery(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Path:
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the pages of three executed notebooks, and of one that was not."""
     notebooks = tmp_path_factory.mktemp("notebooks")
     error = v4.new_output("error", ename="UserError", evalue="no run there", traceback=["UserError: no run there"])
-    (notebooks / "00_plot.ipynb").write_text(
-        notebook("0. A plot", [shown(image_png=picture()), shown(text_html=TABLE)])
-    )
-    hostile = HOSTILE.format(f"http://127.0.0.1:{server.server_port}")
-    (notebooks / "01_hostile.ipynb").write_text(notebook("1. <i>Hostile</i>", [shown(text_html=hostile)]))
-    (notebooks / "02_failed.ipynb").write_text(notebook("2. Failed", [error]))
-    (notebooks / "03_not_run.ipynb").write_text(notebook("3. Not run", []))
+    hostile = shown(text_html=HOSTILE)
+    for name, title, outputs in (
+        ("00_plot", "0. A plot", [shown(image_png=picture()), shown(text_html=TABLE)]),
+        ("01_hostile", "1. <i>Hostile</i>", [hostile]),
+        ("02_failed", "2. Failed", [error]),
+        ("03_not_run", "3. Not run", []),
+    ):
+        (notebooks / f"{name}.ipynb").write_text(notebook(title, outputs))
     index: Path = MODULE["write_gallery"](notebooks, tmp_path_factory.mktemp("out") / "gallery")
     return index.parent
 
@@ -121,19 +92,18 @@ def test_a_page_fits_a_narrow_window_and_its_plot_is_drawn(page: Any, gallery: P
     assert page.locator("img").evaluate_all("all => all.map(img => img.naturalWidth > 0)") == [True]
 
 
-def test_an_output_runs_no_script_and_asks_no_server(page: Any, gallery: Path, server: Server) -> None:
+def test_an_output_runs_no_script_and_asks_no_server(page: Any, gallery: Path) -> None:
+    asked: list[str] = []
+    page.route("http://**", lambda route: asked.append(route.request.url))
     page.goto((gallery / "01_hostile.html").as_uri())
     page.wait_for_load_state("networkidle", timeout=10_000)
-    assert server.asked == [] and page.title() != "taken"
+    assert asked == [] and page.title() != "taken"
     assert not re.search("<script|cdn", (gallery / "00_plot.html").read_text(encoding="utf-8"))
 
 
-def test_without_an_executed_notebook_there_is_one_line(tmp_path: Path) -> None:
+def test_nothing_executed_or_a_folder_of_something_else_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no executed notebook there; `make demo` executes them"):
         MODULE["write_gallery"](tmp_path / "notebooks", tmp_path / "gallery")
-
-
-def test_a_folder_of_something_else_is_not_replaced(gallery: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     (tmp_path / "00.ipynb").write_text(notebook("0. A plot", [shown(text_html=TABLE)]))
     with pytest.raises(UserError, match="not a gallery"):

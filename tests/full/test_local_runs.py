@@ -217,7 +217,7 @@ def test_a_notebook_s_run_is_ended_too_and_not_by_a_time_that_ends_nothing(
     with pytest.raises(UserError, match=r"timeout: took longer than 1.5 s; last lines of launch.log:\nwaits"):
         train(told, outputdir=tmp_path / "run", timeout_seconds=LIMIT_SECONDS)
     for seconds in (0.0, float("nan"), float("inf")):
-        with pytest.raises(UserError, match=r"timeout of .* seconds; expected more than 0"):
+        with pytest.raises(UserError, match=r"--timeout .*; expected more than 0 seconds"):
             train(told, outputdir=tmp_path / "other", timeout_seconds=seconds)
 
 

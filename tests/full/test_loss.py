@@ -7,13 +7,12 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from zeropods.plan.shapes import T5_SHAPES, T5Shape
 from zeropods.train.cpu import BitDropout
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
 from zeropods.train.trainer import MasterAdamW, rate_groups
 
-SMALL = T5Shape(d_model=32, d_kv=8, d_ff=64, layers=2, heads=4, vocabulary=64)
+SMALL = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
 
 
 def rows(count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -45,15 +44,6 @@ def test_loss_and_gradients_are_those_of_transformers_own_t5() -> None:
     expected.backward()
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, other.grad)
-
-
-@pytest.mark.parametrize(("name", "parameters"), [("t5-small", 60_506_624), ("t5-base", 222_903_552)])
-def test_shapes_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
-    from zeropods.train.text2sql import t5_config
-
-    with torch.device("meta"):
-        built = T5ForConditionalGeneration(t5_config(T5_SHAPES[name]))
-    assert sum(p.numel() for p in built.parameters()) == parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

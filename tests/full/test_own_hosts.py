@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.full.clusters import (
-    SECONDS,
     listens,
     plain_sshd,
     ports_of,
@@ -30,7 +29,7 @@ from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods.backends.local import ROOT, Settings
-from zeropods.pods.cluster import deepspeed_environment, names
+from zeropods.pods.cluster import names
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.processes import Process, descendants
 from zeropods.pods.ssh import known_hosts_text, make_key
@@ -112,11 +111,6 @@ def test_pods_come_up_in_the_hostfile_s_order_serve_and_leave_nothing(hosts: Own
     assert [host.line() for host in cluster.hosts] == ["127.0.7.2 slots=2", "127.0.7.1 slots=1"]
     assert [ssh(cluster, pod.address, "printenv", "ZEROPODS_POD") for pod in cluster.pods] == list(NAMES.values())
     assert (cluster.backend, cluster.shared_machine) == ("hosts", True)
-    # pdsh numbers them, and so ranks, in the hostfile's order.
-    command = ["pdsh", "-S", "-w", ",".join(host.address for host in cluster.hosts), "echo", "rank", "%n"]
-    environment = {**os.environ, **deepspeed_environment(cluster)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=True)
-    assert sorted(done.stdout.splitlines()) == ["127.0.7.1: rank 1", "127.0.7.2: rank 0"]
     ports = ports_of([cluster])
     cluster.down()
     assert not any(listens(*port) for port in ports) and not processes_of(home) and not list(home.iterdir())
@@ -158,8 +152,7 @@ def test_a_pod_ends_when_what_started_it_here_is_killed(hosts: Own, home: Path, 
     cluster = up(hosts, count=1, lease="idle")
     (killed,) = [pid for pid in processes_of(home) if is_local(pid, what)]
     os.kill(killed, signal.SIGKILL)
-    until(lambda: not processes_of(home), 20.0)
-    assert not any(listens(*port) for port in ports_of([cluster]))
+    until(lambda: not processes_of(home) and not any(listens(*port) for port in ports_of([cluster])), 20.0)
 
 
 def is_local(pid: int, what: str) -> bool:

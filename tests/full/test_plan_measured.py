@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,42 +13,46 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, T5Config, Trainer
 
-from zeropods.plan.activations import CausalActivations, T5Activations, activations
-from zeropods.plan.shapes import CAUSAL_SHAPES, MASKED, PLAIN, T5_SHAPES, CausalShape, causal_shape, t5_shape
-from zeropods.plan.workload import Workload
+from tools.plan_facts import ways
+from zeropods.plan.built import facts, saved
+from zeropods.plan.models import CAUSAL_TINY, FACTS, known_config, known_names, shape_named, shape_recorded
+from zeropods.plan.shapes import MASKED, PLAIN, Shape, value
+from zeropods.plan.workload import Activations, Workload
 from zeropods.train.causal_models import random_causal
-from zeropods.train.text2sql import T5ForTextToSQL, t5_config
+from zeropods.train.text2sql import T5ForTextToSQL
 
-TINY = [name for name in CAUSAL_SHAPES if name.endswith("-tiny")]
 ROWS, TOKENS, LABELS = 3, 64, 40
 
 
-def on_meta(shape: CausalShape, attention: str = "eager") -> PreTrainedModel:
+def on_meta(sizes: dict[str, Any], attention: str = "eager") -> PreTrainedModel:
     with torch.device("meta"):
-        return random_causal(shape, 0, attention=attention).train()
+        return random_causal(sizes, 0, attention=attention).train()
 
 
-@pytest.mark.parametrize("name", CAUSAL_SHAPES)
-def test_weights_are_those_of_the_model(name: str) -> None:
-    model, shape = on_meta(causal_shape(name)), causal_shape(name)
+@pytest.mark.parametrize("name", ["t5-tiny", "t5-small", "distilgpt2", "bloom-tiny", "qwen3-0.6b", "mistral-7b"])
+def test_what_is_shipped_of_a_known_name_is_what_its_model_tells(name: str) -> None:
+    shipped = json.loads(FACTS.read_text())[name]
+    config = json.dumps(known_config(name))
+    found = facts(config, None)
+    way = list(shipped["saved"])[-1]
+    assert (found["facts"], saved(config, None, way)) == (shipped["facts"], shipped["saved"][way])
+    assert shipped["saved"].keys() == ways(found["facts"])
+
+
+@pytest.mark.parametrize("name", known_names("causal"))
+def test_weights_that_decay_are_those_of_trainer(name: str) -> None:
+    model = on_meta(known_config(name))
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     named = [(name in decayed, parameter.numel()) for name, parameter in model.named_parameters()]
-    assert [weight.size for weight in shape.weights] == [size for _, size in named]
-    assert shape.groups() == [[size for has_decay, size in named if has_decay is wanted] for wanted in (True, False)]
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_matmul_parameters_are_those_of_the_layers(name: str) -> None:
-    layers = (module for at, module in on_meta(causal_shape(name)).named_modules() if ".0." in at or ".1." in at)
-    found = [p.numel() for module in layers for p in module.parameters(recurse=False) if p.dim() == 2]
-    assert causal_shape(name).layer_matmul == sum(found)
+    groups = [[size for has_decay, size in named if has_decay is wanted] for wanted in (True, False)]
+    assert shape_named(name).groups() == groups
 
 
 def jobs() -> Iterator[Any]:
-    for name in TINY:
-        for attention in causal_shape(name).attentions[:2]:
+    for name in CAUSAL_TINY:
+        for attention in shape_named(name).attentions[:2]:
             for precision in ("fp32", "bf16"):
                 yield pytest.param(name, attention, precision, id=f"{name}-{attention}-{precision}")
 
@@ -57,13 +62,14 @@ def jobs() -> Iterator[Any]:
 def test_activations_are_what_autograd_saves(
     name: str, attention: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = work(name, attention, precision, checkpointing)
+    job = work(shape_named(name), attention, precision, checkpointing)
     as_on_a_gpu(job, monkeypatch)
-    planned = CausalActivations(job, causal_shape(name))
-    # The head's gradients come with the backward pass. A checkpoint holds its arguments, the mask among them.
-    has_mask = checkpointing and causal_shape(name).family == "gpt2"
-    expected = planned.in_loss() - 2 * planned.head - (0 if has_mask else planned.mask)
-    model = model_of(job)
+    planned = Activations(job)
+    # The head's gradients come with the backward pass. A checkpoint holds its arguments, of which some are no tensors
+    # that autograd saves.
+    held = value(job.shape.saved(job).held, ROWS, TOKENS, LABELS) if checkpointing and job.shape.family != "gpt2" else 0
+    expected = planned.in_loss() - 2 * planned.head - held
+    model = as_asked(on_meta(known_config(name), attention), job)
     assert saved_bytes(model, lambda: loss_of(model, job)) == pytest.approx(expected, rel=0.03)
 
 
@@ -82,34 +88,29 @@ def test_activations_are_what_autograd_saves(
 def test_the_most_that_is_alive_in_a_pass_is_what_is_planned(
     name: str, attention: str, precision: str, layers: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = work(name, attention, precision, checkpointing)
-    job = replace(whole, shape=replace(whole.shape, layers=layers), tokens=1_024, labels=1_023)
+    sizes, shape = cut(name, layers)
+    job = replace(work(shape, attention, precision, checkpointing), tokens=1_024, labels=1_023)
     as_on_a_gpu(job, monkeypatch)
-    assert most_alive(model_of(job), job) == pytest.approx(planned_most(job), rel=0.06)
+    assert most_alive(as_asked(on_meta(sizes, attention), job), job) == pytest.approx(planned_most(job), rel=0.06)
 
 
 def test_a_window_costs_a_mask_and_repeated_keys_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = work("mistral-7b", "sdpa", "bf16", False)
-    job = replace(whole, shape=replace(whole.shape, layers=2), rows=1, tokens=4_096, labels=4_095)
+    sizes, shape = cut("mistral-7b", 2)
+    job = replace(work(shape, "sdpa", "bf16", False), rows=1, tokens=4_096, labels=4_095)
     as_on_a_gpu(job, monkeypatch)
     assert job.kernel == MASKED
-    assert most_alive(model_of(job), job) == pytest.approx(planned_most(job), rel=0.06)
+    assert most_alive(as_asked(on_meta(sizes, "sdpa"), job), job) == pytest.approx(planned_most(job), rel=0.06)
 
 
-@pytest.mark.parametrize("name", T5_SHAPES)
-def test_tensors_and_products_of_a_t5_are_those_of_the_model(name: str) -> None:
-    model, shape = t5_on_meta(name), t5_shape(name)
-    named = {path: parameter.numel() for path, parameter in model.named_parameters()}
-    assert [weight.size for weight in shape.stack(1)] == [n for path, n in named.items() if path.startswith("encoder")]
-    assert [weight.size for weight in shape.stack(2)] == [n for path, n in named.items() if path.startswith("decoder")]
-    assert [weight.size for weight in shape.weights] == list(named.values())
-    linear = {path: m.weight.numel() for path, m in model.named_modules() if isinstance(m, nn.Linear)}
+@pytest.mark.parametrize("name", known_names("t5"))
+def test_products_of_a_t5_are_those_of_the_model(name: str) -> None:
+    linear = {path: m.weight.numel() for path, m in t5_on_meta(name).named_modules() if isinstance(m, nn.Linear)}
     # Of the decoder cross-attention's keys and values work on source tokens.
     of_source = ("EncDecAttention.k", "EncDecAttention.v")
-    on_source = [n for path, n in linear.items() if path.startswith("encoder") or path.endswith(of_source)]
-    on_target = sum(linear.values()) - sum(on_source) - linear["lm_head"]
-    assert (shape.layer_products(1, 0), shape.layer_products(0, 1)) == (sum(on_source), on_target)
-    assert shape.embedding == linear["lm_head"]
+    on_source = sum(n for path, n in linear.items() if path.startswith("encoder") or path.endswith(of_source))
+    on_target = sum(linear.values()) - on_source - linear["lm_head"]
+    shape = shape_named(name)
+    assert (shape.products, shape.embedding) == ({"110": on_source, "101": on_target}, linear["lm_head"])
 
 
 @pytest.mark.parametrize(
@@ -119,12 +120,13 @@ def test_tensors_and_products_of_a_t5_are_those_of_the_model(name: str) -> None:
 def test_activations_of_a_t5_are_what_autograd_saves(
     name: str, precision: str, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = t5_shape(name)
-    job = Workload(shape=shape, rows=32, tokens=96, labels=80, precision=precision, checkpointing=checkpointing)
+    job = Workload(
+        shape=shape_named(name), rows=32, tokens=96, labels=80, precision=precision, checkpointing=checkpointing
+    )
     monkeypatch.setattr(nn.functional, "dropout", fused_dropout)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", fused)
     model = as_asked(t5_on_meta(name).train(), job)
-    planned = T5Activations(job, shape)
+    planned = Activations(job)
     # The head's gradients come with the backward pass.
     expected = pytest.approx(planned.in_loss() - 2 * planned.head, rel=0.01 if checkpointing else 0.005)
     assert saved_bytes(model, lambda: t5_loss_of(model, job)) == expected
@@ -132,24 +134,28 @@ def test_activations_of_a_t5_are_what_autograd_saves(
 
 def t5_on_meta(name: str) -> T5ForTextToSQL:
     with torch.device("meta"):
-        return T5ForTextToSQL(t5_config(t5_shape(name)))
+        return T5ForTextToSQL(T5Config.from_dict(known_config(name)))
 
 
 def planned_most(job: Workload) -> int:
-    moments = activations(job).moments()
+    moments = Activations(job).moments()
     return max(moments.loss, *(saved + made for saved, made in moments.backward))
 
 
-def work(name: str, attention: str, precision: str, checkpointing: bool) -> Workload:
-    shape = causal_shape(name)
+def work(shape: Shape, attention: str, precision: str, checkpointing: bool) -> Workload:
     return Workload(
         shape=shape, rows=ROWS, tokens=TOKENS, labels=LABELS, attention=attention, precision=precision,
         checkpointing=checkpointing,
     )  # fmt: skip
 
 
-def model_of(job: Workload) -> PreTrainedModel:
-    return as_asked(on_meta(job.shape, job.attention), job)
+def cut(name: str, layers: int) -> tuple[dict[str, Any], Shape]:
+    """A known model with fewer layers."""
+    known = known_config(name)
+    sizes = {**known, **{key: layers for key in ("n_layer", "num_hidden_layers") if key in known}}
+    shape = shape_recorded(json.dumps(sizes))
+    assert shape is not None and shape.layers == [layers]
+    return sizes, shape
 
 
 def as_asked(model: PreTrainedModel, job: Workload) -> PreTrainedModel:

@@ -53,8 +53,9 @@ def test_predict_and_score_print_one_document_each(
     rows = answers(trained, sample, out, "--json", "--unconstrained")
     assert any(row["query"] is None for row in rows)
     assert [prediction.to_json() for prediction in read_predictions(out)] == rows
-    speed = json.loads(capsys.readouterr().out)
-    assert speed["questions_per_second"] == pytest.approx(24 / speed["seconds"])
+    said = capsys.readouterr()
+    speed = json.loads(said.out)
+    assert said.err == "" and speed["questions_per_second"] == pytest.approx(24 / speed["seconds"])
     assert main(["score", str(out), "--data", str(sample), "--split", "test", "--json"]) == 0
     score = json.loads(capsys.readouterr().out)
     assert (score["examples"], score["unparseable"]) == (24, sum(row["query"] is None for row in rows))

@@ -21,7 +21,7 @@ from tests.full.clusters import plain_sshd
 from zeropods.errors import UserError
 from zeropods.pods.checks import Check, Expectation
 from zeropods.pods.hostfile import Host
-from zeropods.pods.preflight import Preflight, preflight, remedies, require
+from zeropods.pods.preflight import Preflight, preflight
 from zeropods.pods.ssh import known_hosts_text, make_key, pdsh_ssh_arguments, ssh_argv, ssh_config_text
 
 START_SECONDS = 20.0
@@ -59,7 +59,7 @@ class Served:
         """The preflight of pods with one slot each."""
         hosts = [Host(address, 1) for address in addresses]
         names = [f"pod{number}" for number in range(1, len(hosts) + 1)]
-        return preflight(hosts, expected, names=names, ssh_config=self.ssh_config, port=self.port)
+        return preflight(hosts, expected, names=names, ssh_config=self.ssh_config)
 
     def values(self, expected: Expectation, more: str) -> dict[str, str]:
         """What is found on one pod that is served with `more` in its configuration."""
@@ -91,10 +91,7 @@ def silent(address: str, port: int, greeting: bytes = b"") -> Iterator[None]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
-    return made_in(tmp_path / "my cluster 100%")
-
-
-def made_in(folder: Path) -> Served:
+    folder = tmp_path / "cluster"
     folder.mkdir(mode=0o700)
     with socket.socket() as free:
         free.bind((FIRST, 0))
@@ -130,14 +127,13 @@ def test_good_pods_pass_and_one_with_another_torch_is_named(
         "+", r"\+"
     )
     with pytest.raises(UserError, match=line):
-        require(found)
+        found.require()
     # The master's port is looked at on the first pod only; here sshd itself has it.
     assert check_of(taken, 0, "port").verdict == "failed"
     assert "port" not in [check.check for check in taken.pods[1].checks]
 
 
-def test_ssh_and_pdsh_reach_pods_by_the_same_configuration(tmp_path: Path) -> None:
-    served = made_in(tmp_path / "100%host")
+def test_ssh_and_pdsh_reach_pods_by_the_same_configuration(served: Served) -> None:
     words = ["printf", "%s|", "two words", "$HOME", "it's", 'a"b', "back\\slash"]
     append = {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(served.ssh_config)}
     with served.sshd(FIRST) as one, served.sshd(SECOND) as two:
@@ -164,7 +160,7 @@ def test_changed_and_unknown_host_keys_are_never_accepted(
         (served.folder / "known_hosts").write_text("")
         unknown = served.check([FIRST], expected)
     assert [check.value for check in changed.pods[0].checks] == ["host key changed"]
-    assert f"ssh-keygen -R '[127.0.1.1]:{served.port}'" in remedies(changed)[0]
+    assert "ssh-keygen -R 127.0.1.1" in changed.remedies()[0]
     assert [check.value for check in unknown.pods[0].checks] == ["host key unknown"]
     assert (served.folder / "known_hosts").read_text() == ""
 

@@ -16,32 +16,24 @@ from zeropods.errors import UserError
 from zeropods.train.sampler import load_split
 
 
-def test_rows_are_stored_without_padding_and_end_with_the_end_token(prepared: Path) -> None:
+def test_rows_are_stored_without_padding_end_with_the_end_token_and_are_counted(prepared: Path) -> None:
     split = load_split(prepared, "train")
-    assert split is not None
-    assert len(split) == 64
-    assert len({len(row) for row in split.sources}) > 5
-    assert all(row[-1] == 1 and 0 not in row for row in [*split.sources, *split.targets])
-
-
-def test_statistics_are_those_of_the_rows(prepared: Path) -> None:
-    split = load_split(prepared, "dev")
-    assert split is not None
-    statistics = read_manifest(prepared).splits["dev"]
+    assert split is not None and len(split) == 64
     lengths = [len(row) for row in split.sources]
+    assert len(set(lengths)) > 5
+    assert all(row[-1] == 1 and 0 not in row for row in [*split.sources, *split.targets])
+    statistics = read_manifest(prepared).splits["train"]
     assert (statistics.source.total, statistics.source.max) == (sum(lengths), max(lengths))
 
 
-def test_a_second_call_does_nothing(sample: Path, prepared: Path) -> None:
+def test_a_second_call_does_nothing_and_the_same_data_give_the_same_tokenizer(
+    sample: Path, prepared: Path, tmp_path: Path
+) -> None:
     before = (prepared / "manifest.json").stat().st_mtime_ns
-    _, made = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=64), prepared)
-    assert not made
-    assert (prepared / "manifest.json").stat().st_mtime_ns == before
-
-
-def test_the_same_data_give_the_same_tokenizer(sample: Path, prepared: Path, tmp_path: Path) -> None:
-    manifest, _ = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=64), tmp_path / "again")
-    assert manifest == read_manifest(prepared)
+    wanted = Preparation(data=sample, tokenizer="t5-tiny", limit=64)
+    manifest, made = prepare(wanted, prepared)
+    assert not made and (prepared / "manifest.json").stat().st_mtime_ns == before
+    assert prepare(wanted, tmp_path / "again") == (manifest, True)
 
 
 def test_other_settings_replace_the_set(sample: Path, tmp_path: Path) -> None:
@@ -87,18 +79,17 @@ def test_a_tokenizer_that_is_none_is_named(source: str, said: str) -> None:
         load_tokenizer(source)
 
 
-def test_missing_characters_survive_in_the_completed_vocabulary(shared_data: Path) -> None:
+def test_missing_characters_survive_in_the_completed_vocabulary_and_when_it_is_read_again(
+    shared_data: Path, tmp_path: Path
+) -> None:
     model = str(shared_data / "t5" / "spiece.model")
     text = "SELECT a FROM table WHERE x{1} < ~2 AND y^2 <3"
     for complete, expected in ((True, text), (False, "SELECT a FROM table WHERE x1 2 AND y2 3")):
         tokenizer = load_tokenizer(model, complete=complete)
         decoded = tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True)
         assert " ".join(decoded.split()) == expected
-    assert len(load_tokenizer(model)) <= 32_128
-
-
-def test_a_saved_tokenizer_is_the_same_when_it_is_read_again(shared_data: Path, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))
+    tokenizer = load_tokenizer(model)
+    assert len(tokenizer) <= 32_128
     tokenizer.save_pretrained(tmp_path)
     again = load_tokenizer(str(tmp_path))
     assert again.get_vocab() == tokenizer.get_vocab()

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from tests.full.conftest import ROOT, TINY
-from tests.full.launches import record, until
+from tests.full.launches import RANK, record, train, until
 from tests.full.slurm_cluster import SlurmCluster
 
-RANK = ROOT / "tests" / "full" / "slurm_rank.py"
 STEPS = 100
 WAIT_SECONDS = 120
 CONTAINER_FLAGS = r"--container-\S+|--no-container-\S+"
@@ -64,7 +63,7 @@ class Jobs:
 
     def begun(self, name: str) -> None:
         """Wait until the stand-in rank of a run trains."""
-        until((self.folder / name / "train.0").exists, WAIT_SECONDS)
+        train(self.folder / name, ranks=1)
 
     def end(self, number: int, state: str = "COMPLETED") -> str:
         """Wait for a job's end, which must be of this state; returns its log."""
@@ -107,8 +106,8 @@ def ended(slurm: SlurmCluster, prepared: Path, tmp_path_factory: pytest.TempPath
     numbers = {
         "limit": jobs.submit("train-singlenode.sbatch", "textsql_train.py", *flags, "--outputdir", "limit"),
         "causal": jobs.submit("baseline.sbatch", "causal_train.py", *CAUSAL, "--data", text, "--outputdir", "causal"),
-        "preempted": jobs.rank("train-singlenode.sbatch", "preempted", "--seconds", 60, "--ignore_term"),
-        "deaf": jobs.rank("train-singlenode.sbatch", "deaf", "--seconds", 60, "--deaf", SAVE_SECONDS=1),
+        "preempted": jobs.rank("train-singlenode.sbatch", "preempted", "--seconds", 60, "--deaf"),
+        "deaf": jobs.rank("train-singlenode.sbatch", "deaf", "--seconds", 60, "--no_save", SAVE_SECONDS=1),
     }
     # SIGUSR1 to the batch script is what --signal=B: sends. The run is opened, and a second or more from its first
     # step: it is asked until it listens.
@@ -138,13 +137,13 @@ def test_a_preemption_saves_requeues_and_resumes(ended: dict[str, tuple]) -> Non
 
 def test_ranks_that_do_not_listen_are_requeued_all_the_same(ended: dict[str, tuple]) -> None:
     log, folder = ended["deaf"]
-    assert log.count("rank 0 on ") == 2 and record(folder)["status"] == "ok"
+    assert log.count("rank 0 trains") == 2 and record(folder)["status"] == "ok"
     # Both attempts are in one log.
-    assert ended["preempted"][0].count("trains ''") == 2
+    assert ended["preempted"][0].count("rank 0 trains") == 2
 
 
 def test_a_job_is_not_restarted_for_ever(jobs: Jobs) -> None:
-    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--ignore_term", MAX_RESTARTS=0)
+    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--deaf", MAX_RESTARTS=0)
     jobs.begun("run")
     jobs.cluster.ask("scancel", "--signal=USR1", "--batch", number)
     assert "restarted 0 times; not requeued" in jobs.end(number, "FAILED")
@@ -163,7 +162,7 @@ def test_each_slot_of_each_node_is_a_rank_and_one_that_fails_ends_the_others(job
 
 
 def test_a_user_who_cancels_gets_no_requeue(jobs: Jobs) -> None:
-    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--ignore_term")
+    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--deaf")
     jobs.begun("run")
     jobs.cluster.ask("scancel", number)
     assert "requeued" not in jobs.end(number, "CANCELLED")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import string
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,7 +15,6 @@ import pytest
 
 from tests.made import a_record, write_run
 from zeropods.cli import main
-from zeropods.data.squad import read_squad
 from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, load_metric, score, write_predictions
@@ -122,15 +120,14 @@ def test_queries_are_scored_as_by_hand(wikisql: Path, tmp_path: Path) -> None:
     assert unseen.execution_accuracy is unseen.intervals["execution_accuracy"] is None
 
 
-def test_groups_are_null_where_there_is_one_kind_or_no_train_file(wikisql: Path, tmp_path: Path) -> None:
+def test_a_part_in_any_order_is_scored_by_index_and_has_groups_where_there_are_both(
+    wikisql: Path, tmp_path: Path
+) -> None:
+    found = query_score(queries(tmp_path, [(4, ANSWERS[4]), (1, ANSWERS[1])]), wikisql)
+    assert (found.examples, found.logical_form_accuracy, found.executable) == (2, 1.0, 1)
     assert query_score(queries(tmp_path, [(0, ANSWERS[0])]), wikisql).groups is None
     (wikisql / "train.tables.jsonl").unlink()
     assert query_score(queries(tmp_path, enumerate(ANSWERS)), wikisql).groups is None
-
-
-def test_a_part_in_any_order_is_scored_by_index(wikisql: Path, tmp_path: Path) -> None:
-    found = query_score(queries(tmp_path, [(4, ANSWERS[4]), (1, ANSWERS[1])]), wikisql)
-    assert (found.examples, found.logical_form_accuracy, found.executable) == (2, 1.0, 1)
 
 
 def test_the_official_form_is_scored_by_the_formatted_query(wikisql: Path, tmp_path: Path) -> None:
@@ -138,11 +135,8 @@ def test_the_official_form_is_scored_by_the_formatted_query(wikisql: Path, tmp_p
     found = query_score(write_lines(tmp_path / "official.jsonl", lines), wikisql)
     assert (found.exact_match, found.logical_form_accuracy, found.execution_accuracy) == (1 / 3,) * 3
     assert found.unparseable == 1
-
-
-@pytest.mark.parametrize("value", ["many", "\ud800"])
-def test_a_prediction_with_a_bad_value_is_wrong_and_no_error(wikisql: Path, tmp_path: Path, value: str) -> None:
-    path = queries(tmp_path, [(0, f"SELECT Name FROM table WHERE Goals = {value}")])
+    # A value that is no number is wrong and no error.
+    path = queries(tmp_path, [(0, "SELECT Name FROM table WHERE Goals = many")])
     assert query_score(path, wikisql, rouge=True).execution_accuracy == 0.0
 
 
@@ -252,41 +246,6 @@ def test_squad_accuracy_is_the_hand_computed_one(prediction: str, right: list[st
     assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
 
 
-def plainly_normalized(text: str) -> list[str]:
-    """The rules once more, letter by letter: an article is a whole run of letters, digits and underscores."""
-    done, run = "", ""
-    for letter in [letter for letter in text.lower() if letter not in string.punctuation] + [" "]:
-        if letter.isalnum() or letter == "_":
-            run += letter
-        else:
-            done, run = done + (" " if run in ("a", "an", "the") else run) + letter, ""
-    return done.split()
-
-
-def plain_f1(prediction: str, golds: Iterable[str]) -> float:
-    """Words are crossed out one by one."""
-    best = 0.0
-    for gold in golds:
-        predicted, left = plainly_normalized(prediction), plainly_normalized(gold)
-        total, shared = len(predicted) + len(left), 0
-        for word in predicted:
-            if word in left:
-                left.remove(word)
-                shared += 1
-        best = max(best, 2 * shared / total if shared else 0.0)
-    return best
-
-
-def test_over_all_of_squads_dev_split_f1_is_that_of_another_count(shared_data: Path) -> None:
-    dev = list(read_squad(shared_data / "squad", "dev"))
-    assert len(dev) == 10_570
-    predicted = [e.answers[-1] if e.index % 2 else e.context[:80] for e in dev]
-    found = load_metric("squad_accuracy").compute(
-        predictions=predicted, references=[list(e.answers[:2]) for e in dev], average=False
-    )
-    assert found["f1"] == pytest.approx([plain_f1(p, e.answers[:2]) for p, e in zip(predicted, dev, strict=True)])
-
-
 def test_models_are_compared_question_by_question(sample: Path, tmp_path: Path) -> None:
     examples = list(islice(read_split(sample, "test"), 10))
     right = [Prediction(index=e.index, question=e.question, text="as expected", query=e.query) for e in examples]
@@ -328,4 +287,4 @@ def test_a_byte_order_mark_and_a_blank_last_line_of_ones_own_file_are_read(
     assert json.loads(capsys.readouterr().out)["execution_accuracy"] == 1.0
     answers.write_text("{\n")
     assert main(["score", str(answers), "--data", str(data), "--split", "test"]) == 1
-    assert "p.jsonl:1: broken JSON at " in capsys.readouterr().err
+    assert "p.jsonl:1: broken JSON: " in capsys.readouterr().err

@@ -14,7 +14,7 @@ import pytest
 
 from tests.full.conftest import ROOT
 from tests.full.launches import until
-from zeropods.data.prepare import CausalPreparation, prepare
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.measure.record import read_record
 
@@ -33,7 +33,7 @@ def series(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     """A series whose runs fail, are killed, and are interrupted; its folder and exit status."""
     folder = tmp_path_factory.mktemp("series")
     for length in (64, 2048):
-        wanted = CausalPreparation(task="lm", data=text_sample, tokenizer=GPT_TINY, max_seq_length=length, limit=20)
+        wanted = Preparation(task="lm", data=text_sample, tokenizer=GPT_TINY, max_seq_length=length, limit=20)
         prepare(wanted, folder / str(length))
     runs = [flags(folder, "too-long", 2048), flags(folder, "killed", 64), flags(folder, "interrupted", 64, slots=2)]
     (folder / "series.py").write_text(SERIES)

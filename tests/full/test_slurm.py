@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from tests.full.conftest import ROOT, TINY
-from tests.full.launches import record, until
+from tests.full.launches import RANK, record, train, until
 from tests.full.slurm_cluster import SlurmCluster
 from zeropods.errors import UserError
 from zeropods.launch.slurm import JOB, SlurmError, look, plan_slurm, run_slurm
 from zeropods.launch.supervisor import Supervision
 
-RANK = ROOT / "tests" / "full" / "slurm_rank.py"
 Launch = Callable[..., dict[str, Any]]
 WAIT_SECONDS = 60
 
@@ -109,7 +108,8 @@ def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Pat
     runs = {
         by: command(here, "--", RANK, "--outputdir", tmp_path / by, "--seconds", 60) for by in ("CANCELLED", "SIGINT")
     }
-    until(lambda: all((tmp_path / by / "train.0").exists() for by in runs), WAIT_SECONDS)
+    for by in runs:
+        train(tmp_path / by, ranks=1)
     here.ask("scancel", job_of(tmp_path / "CANCELLED"))
     os.killpg(runs["SIGINT"].pid, signal.SIGINT)
     for by, process in runs.items():
@@ -123,7 +123,7 @@ def test_a_node_that_fails_is_a_lost_pod(here: SlurmCluster, tmp_path: Path) -> 
     folder = tmp_path / "run"
     job = ["--sbatch-option=--nodelist=pod2", "--sbatch-option=--no-requeue"]
     process = command(here, *job, "--", RANK, "--outputdir", folder, "--seconds", 60)
-    until((folder / "train.0").exists, WAIT_SECONDS)
+    train(folder, ranks=1)
     here.ask("scontrol", "update", "NodeName=pod2", "State=DOWN", "Reason=test")
     assert process.wait(WAIT_SECONDS) == 1
     # It comes back by itself once its daemon is heard again.
@@ -142,7 +142,7 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
 ) -> None:
     folder = tmp_path / "run"
     process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "8")
-    until((folder / "train.0").exists, WAIT_SECONDS)
+    train(folder, ranks=1)
     process.kill()
     process.wait(WAIT_SECONDS)
     number = job_of(folder)

@@ -94,17 +94,6 @@ def test_a_second_call_starts_nothing(measured: tuple[Path, int, str], cluster: 
     assert rows(measured[0]) == before
 
 
-def test_a_second_sweep_at_once_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    file = matrix(tmp_path, [{"model": "slow", **ALONE}], timeout_seconds=15)
-    first = begun(file, cluster.name)
-    trains(file, "slow-none-1-pod-schema")
-    second = begun(file, cluster.name)
-    said = ended(second)
-    first.send_signal(signal.SIGINT)
-    ended(first)
-    assert second.returncode == 1 and f"in use by process {first.pid}" in said
-
-
 def test_an_interrupted_sweep_goes_on_where_it_was(cluster: Cluster, tmp_path: Path) -> None:
     well, slow = (f"{end}-ddp-2-pods-schema" for end in ("well", "slow"))
     cells = [{"model": ["well", "slow"], **OVER_PODS}]

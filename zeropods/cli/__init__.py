@@ -70,6 +70,13 @@ class VerbParser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        """As argparse has it, but what a verb does not know is said by that verb, which has its help."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
         message = re.sub(

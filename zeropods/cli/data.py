@@ -35,15 +35,18 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
     verb = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
+    verb.set_defaults(readable=made_text)
     verb.add_argument("name", choices=sorted(DATASETS), help="which one")
     verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
 
     verb = add(kinds, "sample", "write a small data set, generated from a seed", _run_data_sample)
+    verb.set_defaults(readable=made_text)
     verb.add_argument("--task", choices=TASKS, default=TASKS[0], help="WikiSQL's layout, SQuAD's, or WikiText's")
     verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the folder to make")
     verb.add_argument("--seed", type=int, default=0, metavar="N", help="another one gives other questions")
 
     verb = add(kinds, "from-csv", "make a text-to-SQL data set of your own tables and questions", _run_data_from_csv)
+    verb.set_defaults(readable=made_text)
     verb.add_argument("--tables", type=Path, required=True, metavar="DIR", help="a CSV file for each table")
     verb.add_argument("--questions", type=Path, required=True, metavar="FILE", help="CSV of the columns question, sql")
     verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
@@ -68,8 +71,18 @@ def _run_data_from_csv(arguments: argparse.Namespace) -> Result:
     made = from_csv(arguments.tables, arguments.questions, arguments.out)
     for line in [*(f"left out: {line}" for line in made.left_out), *made.remarks]:
         print(line, file=sys.stderr)
-    counts = {"left_out": len(made.left_out), "remarks": len(made.remarks)}
-    return asdict(made) if arguments.json else {**asdict(made), **counts}
+    return asdict(made)
+
+
+def made_text(result: Result) -> str:
+    """The folder that was made, how much there is of what, and how many questions were left out or remarked."""
+    is_new = result.get("written", True) and not result.get("already_there")
+    said = [f"{result.get('out') or result['folder']}: {'written' if is_new else 'was there already'}"]
+    for name, counts in ((name, each) for name, each in result.items() if isinstance(each, dict)):
+        said.append(f"{name.replace('_', ' ')}: {', '.join(f'{of} {number:,}' for of, number in counts.items())}")
+    lists = (("left_out", "question", "left out"), ("remarks", "remark", "above"))
+    said += [f"{counted(len(result[key]), word)} {what}" for key, word, what in lists if result.get(key)]
+    return "; ".join(said)
 
 
 def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
@@ -92,14 +105,11 @@ def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_prepare(arguments: argparse.Namespace) -> Result:
-    from zeropods.data.prepare import CausalPreparation, Preparation, prepare
+    from zeropods.data.prepare import Preparation, prepare
 
     given = _given(arguments) | {"data": arguments.data, "tokenizer": arguments.tokenizer, "limit": arguments.limit}
-    wanted: Preparation | CausalPreparation
-    if arguments.task == "text2sql":
-        wanted = Preparation(complete_vocabulary=not given.pop("plain_vocabulary", False), **given)
-    else:
-        wanted = CausalPreparation(task=arguments.task, **given)
+    complete = not given.pop("plain_vocabulary", False)
+    wanted = Preparation(task=arguments.task, complete_vocabulary=complete, **given)
     with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
         manifest, made = prepare(wanted, arguments.out, bar.update, replaces=False)
     return {"out": str(arguments.out), "made": made, **manifest.to_json()}

@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> Result:
     from zeropods.launch.supervisor import Supervision
 
     _check(arguments)
-    check_inputs(arguments.command[0], arguments.command[1:])
     supervision = Supervision(show=said_above, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
+    check_inputs(arguments.command[0], arguments.command[1:])
     if arguments.launcher == "slurm":
         result = _as_job(arguments, supervision)
     elif arguments.launcher == "none":

@@ -42,7 +42,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--force-prompt", action="store_true", default=None, help="--prompt also for a T5 that says another")
     flag("--unconstrained", action="store_true", help="let a T5 write what it likes")
     _split_flags(flag, "WikiSQL's layout, or SQuAD's (default: its own)", required=False)
-    _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples")
+    _model_flags(flag, "questions (default: 64 for queries, 16 for answers)", "examples", "auto")
 
     verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
     verb.set_defaults(readable=score_text)
@@ -61,9 +61,11 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--text-field", default="text", metavar="NAME", help="field of JSON lines, Parquet or a hub data set")
     flag("--out", type=out_folder, metavar="DIR", help="write score.SPLIT.json there too (default: nowhere)")
     _split_flags(flag, "prepared set, or raw text, as `prepare --task lm` takes it")
-    _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text")
+    _model_flags(flag, "blocks (default: 4)", "blocks, or documents of raw text", "fp32")
 
-    flag = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export).add_argument
+    verb = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export)
+    verb.set_defaults(readable=export_text)
+    flag = verb.add_argument
     flag("run_folder", type=Path, metavar="RUN", help="run folder")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the model folder to make")
     flag("--checkpoint", type=int, metavar="N", help="of this step (default: the last one)")
@@ -84,11 +86,12 @@ def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) 
     flag("--split", required=required, choices=SPLITS, help=of_split)
 
 
-def _model_flags(flag: Callable[..., Any], batch: str, unit: str) -> None:
+def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str) -> None:
     """The flags of every verb that asks a model about a split."""
     flag("--max-seq-length", type=whole, metavar="N", help="causal: tokens (default: as trained)")
     flag("--batch-size", type=whole, metavar="N", help=f"at once: {batch}")
-    flag("--precision", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the arithmetic")
+    known = ["auto", "fp32", "bf16", "fp16"]
+    flag("--precision", choices=known, default=precision, help="of the arithmetic; auto: bf16 where it is fast")
     flag("--limit", type=whole, metavar="N", help=f"only the first N {unit} (default: all)")
 
 
@@ -176,6 +179,14 @@ def _export(arguments: argparse.Namespace) -> Result:
     how = {"checkpoint": arguments.checkpoint, "dtype": arguments.dtype}
     with progress("export", "parts", PARTS) as bar:
         return asdict(export(arguments.run_folder, arguments.out, progress=bar.update, **how))
+
+
+def export_text(result: Result) -> str:
+    """What was exported, and from where."""
+    return (
+        f"{result['out']}: {counted(result['parameters'], 'parameter')} of {result['source']}, step "
+        f"{result['checkpoint']:,}, as {result['dtype']}, {result['bytes']:,} bytes"
+    )
 
 
 def _demo(arguments: argparse.Namespace) -> Result:

@@ -32,7 +32,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
     check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
-    check.set_defaults(readable=lambda result: str(result["table"]), status=lambda result: 0 if result["ok"] else 1)
+    check.set_defaults(readable=lambda result: str(result["shown"]), status=lambda result: 0 if result["ok"] else 1)
     add(kinds, "list", "clusters and the state of their pods", run_list).set_defaults(readable=readable_list)
     down = add(kinds, "down", "end pods and remove their keys", run_down)
     chosen = down.add_mutually_exclusive_group()
@@ -85,12 +85,8 @@ def readable_up(result: Result) -> str:
 
 def run_check(arguments: argparse.Namespace) -> Result:
     """Check the pods of a cluster, hosts of the user's own, or this machine."""
-    from zeropods.pods.preflight import check_table
-
     found = _preflight(arguments)
-    if arguments.json:
-        return found.to_json()
-    return {"ok": found.ok, "table": check_table(found)}
+    return found.to_json() if arguments.json else {"ok": found.ok, "shown": found}
 
 
 def _preflight(arguments: argparse.Namespace) -> Preflight:
@@ -104,7 +100,7 @@ def _preflight(arguments: argparse.Namespace) -> Preflight:
         return preflight_self(expected_here())
     if arguments.hostfile:
         return preflight(read_hostfile(arguments.hostfile), expected_here(), ssh_config=arguments.ssh_config)
-    return find(arguments.name).preflight()
+    return find(arguments.name).check()
 
 
 def run_list(arguments: argparse.Namespace) -> Result:

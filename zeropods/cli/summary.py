@@ -32,7 +32,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Write the report; return what `summary.json` holds, and what the gate has found."""
-    from zeropods.report.gate import compare, read_rows
+    from zeropods.report.gate import compare, gate_text, read_rows
     from zeropods.report.summary import read_runs
 
     # Every record is kept: the collector would walk through them again and again, for a fifth of the whole time.
@@ -45,18 +45,16 @@ def run(arguments: argparse.Namespace) -> Result:
     price, allow = arguments.price_per_hour, arguments.allow_differences
     summary = read_runs(runs, price_per_hour=price, allow_differences=allow)
     document = summary.write(arguments.out)
-    arguments.readable = lambda result: f"{wrapped(summary.to_text(), '  ')}{readable(result)}"
     verdict = None if old is None else compare(old, read_rows(arguments.out / "summary.json"))
+
+    def readable(result: Result) -> str:
+        """The tables, what the gate has found, where the page lies, and last what it all comes to."""
+        gate = "" if verdict is None else f"\n{gate_text(verdict)}"
+        page = arguments.out / "index.html"
+        return f"{wrapped(summary.to_text(), '  ')}{gate}\nreport: {page}\n\n{wrapped(repr(summary.answers()))}"
+
+    arguments.readable = readable
     return {"out": str(arguments.out), **document, "against": verdict and verdict.to_json()}
-
-
-def readable(result: Result) -> str:
-    """What the gate has found, where the page lies, and last what it all comes to."""
-    from zeropods.report.gate import gate_text
-
-    gate = "" if result["against"] is None else f"\n{gate_text(result['against'])}"
-    answers = "\n".join(wrapped(f"{each['question']} {each['answer']}") for each in result["answers"])
-    return f"{gate}\nreport: {Path(result['out']) / 'index.html'}\n\n{answers}"
 
 
 def exit_status(result: Result) -> int:

@@ -26,7 +26,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own for the pods")
     flag("--again", action="store_true", help="run again what failed or ran out of memory or time")
     flag("--dry-run", action="store_true", help="print the commands of the runs in their order")
-    verb.set_defaults(readable=readable, status=exit_status)
+    verb.set_defaults(readable=dry_run_text, status=exit_status)
 
 
 def run(arguments: argparse.Namespace) -> Result:
@@ -46,24 +46,20 @@ def run(arguments: argparse.Namespace) -> Result:
             {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
             for trial in planned
         ]
-        left_out = [{"cell": left.cell.name, "reason": left.reason} for left in matrix.left_out]
-        return {"out": str(out), "runs": runs, "left_out": left_out}
+        return {"out": str(out), "runs": runs, "left_out": matrix.left_out}
+    from zeropods.sweep.results import FILE
     from zeropods.sweep.run import run_sweep
 
     cluster, hostfile = _pods(arguments)
     sweep = run_sweep(matrix, out, cluster, hostfile=hostfile, again=arguments.again)
+    arguments.readable = lambda result: f"{sweep.table()}\nsweep: {out / FILE}"
     return {"out": str(out), **sweep.to_json()}
 
 
-def readable(result: Result) -> str:
-    """A line for each cell, or for each run that would be."""
-    if "runs" in result:
-        left_out = [f"# left out: {left['cell']}: {left['reason']}" for left in result["left_out"]]
-        return "\n".join([*(f"{run['command']}" for run in result["runs"]), *left_out])
-    from zeropods.sweep.results import FILE, read_sweep
-
-    out = Path(result["out"])
-    return f"{read_sweep(out).table()}\nsweep: {out / FILE}"
+def dry_run_text(result: Result) -> str:
+    """A line for each run that would be, and for each combination that cannot be."""
+    left_out = [f"# left out: {left['cell']}: {left['reason']}" for left in result["left_out"]]
+    return "\n".join([*(f"{run['command']}" for run in result["runs"]), *left_out])
 
 
 def exit_status(result: Result) -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from zeropods.errors import UserError
-from zeropods.files import sha256
+from zeropods.files import sha256, validated
 
 # What a prepared data set says about itself.
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 FILE = "manifest.json"
 SPLITS = ("train", "dev", "test")
 LEVELS_UP = 3
@@ -60,7 +59,7 @@ class SplitStatistics:
 class Manifest:
     """The record beside a prepared set: everything else reads prompt and tokenizer from here."""
 
-    schema_version: int
+    schema_version: Literal[1]
     content_key: str
     """SHA-256 of the sources and settings: an equal key means an equal set."""
     task: str
@@ -97,16 +96,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         made = f"zeropods prepare --data DATA --tokenizer MODEL --out {shlex.quote(str(folder))}"
         raise UserError(f"{folder}: no prepared data set there; make one: {made}")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema_version"] != SCHEMA_VERSION:
-            raise UserError(
-                f"{path}: schema_version {document['schema_version']!r}, not {SCHEMA_VERSION}; prepare again"
-            )
-        document["splits"] = {name: _split(split) for name, split in document["splits"].items()}
-        return Manifest(**document)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a manifest of ours ({error}); prepare the data set again") from None
+    return validated(Manifest, path, path.read_bytes(), "prepare the data set again")
 
 
 def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
@@ -130,8 +120,3 @@ def _near(prepared: Path, data: str | None) -> Iterator[Path]:
     yield from () if data is None else (Path(data),)
     for parent in prepared.parents[:LEVELS_UP]:
         yield from (parent, *sorted(parent.glob("*")), *sorted(parent.glob("data/*")))
-
-
-def _split(document: dict[str, Any]) -> SplitStatistics:
-    sides = {side: TokenStatistics(**document[side]) for side in ("source", "target")}
-    return SplitStatistics(**{**document, **sides})

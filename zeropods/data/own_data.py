@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from zeropods.data.tokenizers import folded
 from zeropods.data.wikisql import SQLTable
@@ -65,10 +65,9 @@ def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
     if delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns):
         columns = [tuple(map(_with_point, c)) if _all(DECIMAL_COMMA, c) else c for c in columns]
-    types = tuple("real" if _all(NUMBER, column) else "text" for column in columns)
-    return SQLTable(
-        id_, tuple(header), types, tuple(tuple(c or None for c in row) for row in zip(*columns, strict=True))
-    )
+    types: list[Literal["text", "real"]] = ["real" if _all(NUMBER, column) else "text" for column in columns]
+    body = tuple(tuple(cell or None for cell in row) for row in zip(*columns, strict=True))
+    return SQLTable(id_, tuple(header), tuple(types), body)
 
 
 def shown(text: str, most: int = 60) -> str:

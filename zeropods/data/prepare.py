@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Required, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ from zeropods.data.wikisql import (
 )
 from zeropods.errors import UserError
 from zeropods.files import new_folder, sha256, write_json
-from zeropods.plan.shapes import T5_TINY
+from zeropods.plan.models import T5_TINY
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -57,152 +57,101 @@ FEWEST_TOKENS = 2
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json", "merges.txt")
 
 
-class TaskFields(TypedDict, total=False):
-    """The fields of a manifest that are the task's own."""
-
-    task: Required[str]
-    prompt: Required[str]
-    max_source_tokens: Required[int | None]
-    max_target_tokens: Required[int | None]
-    max_seq_length: int
-    loss_on: str
-    pad_token: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What is asked of `prepare` for text-to-SQL."""
+    """What is asked of `prepare`; fields of other tasks are not looked at."""
 
-    data: Path
-    tokenizer: str
-    """A hub id, a folder, a spiece.model, or a tiny model of ours, `t5-tiny`: trained on the data."""
-    prompt: str = "schema"
-    limit: int | None = None
-    """Number of examples of each split, the first ones; None for all."""
-    complete_vocabulary: bool = True
-    """Add the characters that T5's vocabulary lacks; False is the original recipe."""
-    max_source_tokens: int | None = None
-    max_target_tokens: int = MAX_TARGET_TOKENS
-
-    def __post_init__(self) -> None:
-        if self.prompt not in PROMPTS:
-            raise UserError(f"prompt {self.prompt!r}; expected {' or '.join(PROMPTS)}")
-        _at_least(1, "limit", self.limit)
-        for name in ("max_source_tokens", "max_target_tokens"):
-            _at_least(FEWEST_TOKENS, name, getattr(self, name))
-
-    @property
-    def source_limit(self) -> int:
-        """The most tokens of a source, the end token included."""
-        return self.max_source_tokens or MAX_SOURCE_TOKENS[self.prompt]
-
-    def settings(self) -> dict[str, object]:
-        """What decides the result besides the raw data, the tokenizer and the versions."""
-        return {
-            "prompt": self.prompt,
-            "limit": self.limit,
-            "complete_vocabulary": self.complete_vocabulary,
-            "max_tokens": [self.source_limit, self.max_target_tokens],
-        }
-
-    def open(self) -> WikiSQLData:
-        """The raw data; `UserError` where they are not there."""
-        return WikiSQLData(self.data, self.prompt, self.limit, self.source_limit, self.max_target_tokens)
-
-    def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
-        """The tokenizer that was asked for, or a tiny one that is trained on the texts."""
-        if self.tokenizer in T5_TINY:
-            return train_tokenizer(texts())
-        return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
-
-    def described(self, tokenizer: PreTrainedTokenizerBase) -> TaskFields:
-        """The fields of the manifest that are the task's own."""
-        return {
-            "task": "text2sql",
-            "prompt": self.prompt,
-            "max_source_tokens": self.source_limit,
-            "max_target_tokens": self.max_target_tokens,
-        }
-
-    def rows(self) -> int:
-        """Number of examples that are asked for, of all splits together."""
-        counts = []
-        for split in wikisql_splits(self.data):
-            with open(split_file(self.data, split, "jsonl"), "rb") as lines:
-                counts.append(sum(1 for _ in itertools.islice(lines, self.limit)))
-        return sum(counts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CausalPreparation:
-    """What is asked of `prepare` for a causal model; methods as those of `Preparation`."""
-
-    task: str
-    """`squad` or `lm`."""
+    task: str = "text2sql"
+    """`text2sql`, `squad` or `lm`."""
     data: Path | str
     """A folder; for `lm` also the id of a data set at the hub, which is streamed."""
     tokenizer: str
-    """A hub id, a folder, or `gpt-tiny`: trained on the data."""
+    """A hub id, a folder, a spiece.model, or a tiny model of ours, `t5-tiny` or `gpt-tiny`: trained on the data."""
+    limit: int | None = None
+    """Number of examples of each split, the first ones; None for all."""
+    prompt: str = "schema"
+    complete_vocabulary: bool = True
+    """text2sql: add the characters that T5's vocabulary lacks; False is the original recipe."""
+    max_source_tokens: int | None = None
+    max_target_tokens: int = MAX_TARGET_TOKENS
     max_seq_length: int = 512
     """squad: the most tokens of a row. lm: the tokens of a block."""
     loss_on: str | None = None
     """squad: `answer`, which is also meant by None, or `all`. lm: always `all`."""
-    limit: int | None = None
-    """Only the first N questions, or documents, of each split."""
     dataset_config: str | None = None
     """A configuration of a data set at the hub, as `en` of `allenai/c4`."""
     text_field: str = "text"
     """lm: the field of JSON lines, Parquet and data sets at the hub that holds the text."""
 
     def __post_init__(self) -> None:
+        if self.prompt not in PROMPTS:
+            raise UserError(f"prompt {self.prompt!r}; expected {' or '.join(PROMPTS)}")
         if self.loss_on not in (None, *LOSSES):
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
-        _at_least(FEWEST_TOKENS, "max_seq_length", self.max_seq_length)
-        _at_least(1, "limit", self.limit)
+        least = {
+            "limit": 1,
+            **dict.fromkeys(("max_source_tokens", "max_target_tokens", "max_seq_length"), FEWEST_TOKENS),
+        }
+        for name, number in least.items():
+            value = getattr(self, name)
+            if value is not None and value < number:
+                raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {number}")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether rows are of one text, as causal models read it."""
+        return self.task != "text2sql"
+
+    @property
+    def source_limit(self) -> int:
+        """text2sql: the most tokens of a source, the end token included."""
+        return self.max_source_tokens or MAX_SOURCE_TOKENS[self.prompt]
 
     @property
     def loss(self) -> str:
-        """Which tokens carry a loss: `answer` or `all`."""
+        """Which tokens of a causal row carry a loss: `answer` or `all`."""
         return self.loss_on or ("answer" if self.task == "squad" else "all")
 
     def settings(self) -> dict[str, object]:
-        return {
-            "task": self.task,
-            "max_seq_length": self.max_seq_length,
-            "loss_on": self.loss,
-            "limit": self.limit,
-            "text_field": self.text_field,
-        }
+        """What decides the result besides the raw data, the tokenizer and the versions."""
+        own: dict[str, object]
+        if self.is_causal:
+            names, own = ["task", "max_seq_length", "limit", "text_field"], {"loss_on": self.loss}
+        else:
+            names = ["prompt", "limit", "complete_vocabulary"]
+            own = {"max_tokens": [self.source_limit, self.max_target_tokens]}
+        return {**{name: getattr(self, name) for name in names}, **own}
 
-    def open(self) -> SquadData | TextData:
+    def open(self) -> WikiSQLData | SquadData | TextData:
+        """The raw data; `UserError` where they are not there."""
         if self.task == "squad":
             return SquadData(Path(self.data), self.limit, self.max_seq_length, self.loss)
-        return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
+        if self.task == "lm":
+            return TextData(self.data, self.limit, self.max_seq_length, self.dataset_config, self.text_field)
+        return WikiSQLData(Path(self.data), self.prompt, self.limit, self.source_limit, self.max_target_tokens)
 
     def make_tokenizer(self, texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerBase:
-        return train_byte_tokenizer(texts()) if self.tokenizer == GPT_TINY else load_causal_tokenizer(self.tokenizer)
+        """The tokenizer that was asked for, or a tiny one that is trained on the texts."""
+        if self.is_causal:
+            own = self.tokenizer == GPT_TINY
+            return train_byte_tokenizer(texts()) if own else load_causal_tokenizer(self.tokenizer)
+        if self.tokenizer in T5_TINY:
+            return train_tokenizer(texts())
+        return load_tokenizer(self.tokenizer, complete=self.complete_vocabulary)
 
-    def described(self, tokenizer: PreTrainedTokenizerBase) -> TaskFields:
-        return {
-            "task": self.task,
-            "prompt": self.task,
-            "max_source_tokens": None,
-            "max_target_tokens": None,
-            "max_seq_length": self.max_seq_length,
-            "loss_on": self.loss,
-            "pad_token": str(tokenizer.pad_token),
-        }
-
-
-def _at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
-        raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {least}")
+    def rows(self) -> int:
+        """text2sql: number of examples that are asked for, of all splits together."""
+        counts = []
+        for split in wikisql_splits(Path(self.data)):
+            with open(split_file(Path(self.data), split, "jsonl"), "rb") as lines:
+                counts.append(sum(1 for _ in itertools.islice(lines, self.limit)))
+        return sum(counts)
 
 
 def prepare(
-    wanted: Preparation | CausalPreparation,
+    wanted: Preparation,
     out: Path,
     progress: Callable[[int], object] = lambda done: None,
     *,
@@ -247,13 +196,19 @@ def prepare(
             splits={split: _statistics(rows, unknown_id(tokenizer)) for split, rows in splits.items()},
             versions=_versions(),
             data=str(Path(wanted.data).resolve()) if Path(wanted.data).is_dir() else str(wanted.data),
-            **wanted.described(tokenizer),
+            task=wanted.task,
+            prompt=wanted.task if wanted.is_causal else wanted.prompt,
+            max_source_tokens=None if wanted.is_causal else wanted.source_limit,
+            max_target_tokens=None if wanted.is_causal else wanted.max_target_tokens,
+            max_seq_length=wanted.max_seq_length if wanted.is_causal else None,
+            loss_on=wanted.loss if wanted.is_causal else None,
+            pad_token=str(tokenizer.pad_token) if wanted.is_causal else None,
         )
         write_json(folder / FILE, manifest.to_json())
         return manifest, True
 
 
-def key_of_preparation(wanted: CausalPreparation, made: Manifest) -> str:
+def key_of_preparation(wanted: Preparation, made: Manifest) -> str:
     """The content key of the set that `prepare` would make; `made` is one that it has made.
 
     Raw data that are gone, or at a hub, which may not answer and whose revision moves on, count as they were then.
@@ -264,7 +219,7 @@ def key_of_preparation(wanted: CausalPreparation, made: Manifest) -> str:
     return _content_key(wanted, made.source_sha256 if gone or of_hub else wanted.open().hashes)
 
 
-def _content_key(wanted: Preparation | CausalPreparation, hashes: dict[str, str]) -> str:
+def _content_key(wanted: Preparation, hashes: dict[str, str]) -> str:
     """SHA-256 over what decides the result: sources, settings, tokenizer, versions of what tokenizes."""
     document = {
         "schema_version": SCHEMA_VERSION,

@@ -7,14 +7,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from annotated_types import MinLen
+from pydantic import Field
 
 from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import NO_LOSS, Ids, TokenRows, first_tokens, folded
+from zeropods.data.wikisql import Text
 from zeropods.errors import UserError
-from zeropods.files import MEND, json_object, sha256, text_of
+from zeropods.files import MEND, sha256, validated
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -39,18 +42,54 @@ class SquadExample:
     """Where in `context` each answer begins, in characters."""
 
 
+@dataclass(frozen=True)
+class _Answer:
+    text: Text
+    answer_start: Annotated[int, Field(strict=True, ge=0)]
+
+
+@dataclass(frozen=True)
+class _Question:
+    id: Text
+    question: Text
+    answers: Annotated[tuple[_Answer, ...], MinLen(1)]
+
+
+@dataclass(frozen=True)
+class _Paragraph:
+    context: Text
+    qas: tuple[_Question, ...]
+
+
+@dataclass(frozen=True)
+class _Article:
+    paragraphs: tuple[_Paragraph, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    data: tuple[_Article, ...]
+
+
 def read_squad(folder: Path, split: str) -> Iterator[SquadExample]:
     """The questions of a split in file order; `UserError` at the first fault, with its place."""
     path = squad_file(folder, split)
-    index, seen = 0, set[str]()
-    for place, context, document in _questions(path):
-        example = _example(place, index, context, document)
-        if example.id in seen:
-            raise UserError(f"{place}: id {example.id!r} occurs twice; keep one of them")
-        seen.add(example.id)
-        index += 1
-        yield example
-    if index == 0:
+    paragraphs = [each for article in validated(_File, path, path.read_bytes()).data for each in article.paragraphs]
+    asked = [(paragraph.context, question) for paragraph in paragraphs for question in paragraph.qas]
+    seen = set[str]()
+    for index, (context, question) in enumerate(asked):
+        place = f"{path}: question {question.id!r}"
+        if question.id in seen:
+            raise UserError(f"{place}: id {question.id!r} occurs twice; keep one of them")
+        seen.add(question.id)
+        for answer in question.answers:
+            if not context.startswith(answer.text, answer.answer_start):
+                there = context.find(answer.text)
+                found = "in its context" if there < 0 else f"at answer_start {answer.answer_start} but at {there}"
+                raise UserError(f"{place}: answer {answer.text!r} is not {found}; correct it or leave the question out")
+        texts, starts = zip(*((answer.text, answer.answer_start) for answer in question.answers), strict=True)
+        yield SquadExample(index, question.id, question.question, context, texts, starts)
+    if not asked:
         raise UserError(f"{path}: holds no question; {MEND}")
 
 
@@ -81,46 +120,6 @@ def squad_splits(folder: Path) -> list[str]:
 def _named(folder: Path, split: str) -> list[Path]:
     """Files that may hold a split; `dev.executable.json` is WikiSQL's."""
     return [path for path in sorted(Path(folder).glob(f"{split}*.json")) if not path.name.endswith(".executable.json")]
-
-
-def _questions(path: Path) -> Iterator[tuple[str, str, dict[str, object]]]:
-    """Place, context and document of every question."""
-    for number, article in enumerate(_objects(str(path), json_object(str(path), path.read_bytes()), "data"), 1):
-        title = article.get("title") or f"number {number}"
-        for part, paragraph in enumerate(_objects(f"{path}: article {title!r}", article, "paragraphs"), 1):
-            place = f"{path}: article {title!r}, paragraph {part}"
-            context = text_of(place, paragraph, "context")
-            for document in _objects(place, paragraph, "qas"):
-                yield f"{place}, question {document.get('id')!r}", context, document
-
-
-def _example(place: str, index: int, context: str, document: dict[str, object]) -> SquadExample:
-    id_ = text_of(place, document, "id")
-    question = text_of(place, document, "question")
-    answers = [_answer(place, context, answer) for answer in _objects(place, document, "answers")]
-    if not answers:
-        raise UserError(f"{place}: has no answer; SQuAD v1.1 has one at least: leave the question out")
-    texts, starts = zip(*answers, strict=True)
-    return SquadExample(index, id_, question, context, texts, starts)
-
-
-def _answer(place: str, context: str, answer: dict[str, object]) -> tuple[str, int]:
-    text, start = text_of(place, answer, "text"), answer.get("answer_start")
-    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise UserError(f"{place}: answer_start is {start!r}; expected a number of characters, 0 or more")
-    if context.startswith(text, start):
-        return text, start
-    there = context.find(text)
-    if there < 0:
-        raise UserError(f"{place}: answer {text!r} is not in its context; correct it or leave the question out")
-    raise UserError(f"{place}: answer {text!r} is not at answer_start {start} but at {there}; correct answer_start")
-
-
-def _objects(place: str, document: dict[str, object], key: str) -> list[dict[str, object]]:
-    value = document.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise UserError(f"{place}: {key} is {str(value)[:60]!r}; expected a list of objects")
-    return value
 
 
 # The prompt, and questions as tokens: too long a context is cut, question and answer stay.

@@ -18,7 +18,7 @@ import numpy as np
 from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import ANSWER_SECONDS, NO_LOSS, Ids, TokenRows, first_tokens
 from zeropods.errors import UserError
-from zeropods.files import encodable, first_line, json_lines, sha256
+from zeropods.files import first_line, sha256, validated_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -324,8 +324,8 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 def _documents_of(path: Path, field: str) -> Iterator[str]:
     """The documents of a file in their order; `UserError` at the first fault."""
     if path.suffix == ".jsonl":
-        for number, document in json_lines(path):
-            yield _text_in(document, f"{path}:{number}", field)
+        for place, document in validated_lines(dict[str, object], path):
+            yield _text_in(document, place, field)
     elif path.suffix == ".parquet":
         yield from _cells(path, field)
     elif WIKITEXT.fullmatch(path.name):
@@ -370,4 +370,4 @@ def _text_in(row: dict[str, object], place: str, field: str) -> str:
             f"{place}: no text in {field!r}; name the field that holds it (--text-field), "
             f"of {', '.join(map(repr, row))}"
         )
-    return encodable(place, field, text)
+    return text

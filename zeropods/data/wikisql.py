@@ -6,20 +6,21 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from annotated_types import MinLen
+from pydantic import Field
 
 from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import Encoder, Ids, TokenRows, folded
 from zeropods.errors import UserError
-from zeropods.files import json_lines, sha256, text_of
+from zeropods.files import MEND, sha256, validated_lines
 from zeropods.sql.query import Query, format_query
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TYPES = ("text", "real")
 PROMPTS = ("question", "schema")
 MAX_SOURCE_TOKENS = {"question": 96, "schema": 256}
 """`question` is cut where the original recipe cuts; `schema` above WikiSQL's longest (226 tokens)."""
@@ -27,16 +28,18 @@ MAX_TARGET_TOKENS = 96
 CHUNK = 8_192
 
 Cell = str | int | float | None
+Text = Annotated[str, Field(pattern=r"\S")]
+"""More than spaces."""
 
 
 @dataclass(frozen=True)
 class SQLTable:
     """A table that questions are asked about."""
 
-    id: str
-    header: tuple[str, ...]
-    types: tuple[str, ...]
-    """`text` or `real`, one for each column."""
+    id: Text
+    header: Annotated[tuple[str, ...], MinLen(1)]
+    types: tuple[Literal["text", "real"], ...]
+    """One for each column."""
     rows: tuple[tuple[Cell, ...], ...]
 
 
@@ -51,21 +54,39 @@ class Example:
     query: Query
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line of SPLIT.jsonl."""
+
+    question: Text
+    table_id: str
+    sql: Query
+
+
 def read_split(folder: Path, split: str) -> Iterator[Example]:
     """Stream the examples of a split in file order; `UserError` at the first fault, with its line."""
     tables = read_tables(split_file(folder, split, "tables.jsonl"))
     path = split_file(folder, split, "jsonl")
-    for number, document in json_lines(path):
-        yield _example(f"{path}:{number}", number - 1, document, tables)
+    for index, (place, line) in enumerate(validated_lines(_Line, path)):
+        table = tables.get(line.table_id)
+        if table is None:
+            raise UserError(f"{place}: table_id {line.table_id!r} has no table in the tables file beside it")
+        if not line.sql.fits(len(table.header)):
+            raise UserError(f"{place}: {line.sql}; its table {table.id} has {len(table.header)} columns; correct it")
+        yield Example(index, line.question, table, line.sql)
 
 
 def read_tables(path: Path) -> dict[str, SQLTable]:
     """All tables of a file, by id."""
     tables: dict[str, SQLTable] = {}
-    for number, document in json_lines(path):
-        table = _table(f"{path}:{number}", document)
+    for place, table in validated_lines(SQLTable, path):
         if table.id in tables:
-            raise UserError(f"{path}:{number}: table id {table.id!r} occurs twice; keep one of them")
+            raise UserError(f"{place}: table id {table.id!r} occurs twice; keep one of them")
+        lengths = {len(table.types), *map(len, table.rows)} - {len(table.header)}
+        if lengths:
+            raise UserError(
+                f"{place}: {len(table.header)} columns, but a row or the types with {lengths.pop()}; {MEND}"
+            )
         tables[table.id] = table
     return tables
 
@@ -80,39 +101,6 @@ def split_file(folder: Path, split: str, suffix: str) -> Path:
             f"{path}: no such file; give a folder that has it, or fetch it: zeropods data get wikisql --out wikisql"
         )
     return path
-
-
-def _example(place: str, index: int, document: dict[str, object], tables: dict[str, SQLTable]) -> Example:
-    question = text_of(place, document, "question")
-    table = tables.get(text_of(place, document, "table_id"))
-    if table is None:
-        raise UserError(f"{place}: table_id {document['table_id']!r} has no table in the tables file beside it")
-    try:
-        query = Query.from_json(document.get("sql"), len(table.header))
-    except ValueError as error:
-        raise UserError(f"{place}: {error} (table {table.id})") from None
-    return Example(index, question, table, query)
-
-
-def _table(place: str, document: dict[str, object]) -> SQLTable:
-    header = _list(place, document, "header")
-    types = _list(place, document, "types")
-    rows = _list(place, document, "rows")
-    if not header or not all(isinstance(name, str) for name in header):
-        raise UserError(f"{place}: header {header!r}; expected column names")
-    if len(types) != len(header) or not set(types) <= set(TYPES):
-        raise UserError(f"{place}: types {types!r}; expected 'text' or 'real' for each of {len(header)} columns")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, list) or len(row) != len(header):
-            raise UserError(f"{place}: row {number} is {row!r}; expected {len(header)} cells")
-    return SQLTable(text_of(place, document, "id"), tuple(header), tuple(types), tuple(map(tuple, rows)))
-
-
-def _list(place: str, document: dict[str, object], key: str) -> list[Any]:
-    value = document.get(key)
-    if not isinstance(value, list):
-        raise UserError(f"{place}: {key} is {value!r}; expected a list")
-    return value
 
 
 # The two prompts, and questions as tokens.

@@ -30,7 +30,7 @@ from zeropods.data.wikisql import (
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_folder, task_of
 from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
-from zeropods.files import json_lines
+from zeropods.files import validated_lines
 from zeropods.measure.record import read_json
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, Rows, is_usable
@@ -312,8 +312,8 @@ def tables_of(prepared: Path | None) -> Tables:
 
 
 def _titles(path: Path) -> Iterator[tuple[str, str]]:
-    for _, document in json_lines(path):
-        title = next((document[key] for key in TITLES if isinstance(document.get(key), str)), None)
+    for _, document in validated_lines(dict[str, object], path):
+        title = next((name for key in TITLES if isinstance(name := document.get(key), str)), None)
         if title:
             yield str(document["id"]), title
 

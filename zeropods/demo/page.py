@@ -7,13 +7,14 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from html import escape
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.own_data import decimal_points
-from zeropods.data.wikisql import Cell, Example, SQLTable
+from zeropods.data.wikisql import Example, SQLTable
 from zeropods.demo.answering import (
     MAX_BYTES,
     MAX_COLUMNS,
@@ -56,14 +57,12 @@ EXAMPLES = 5
 """Number of questions that are offered for a table."""
 
 
-# Tables, queries and answers as HTML; every text of others is escaped.
+# Tables, queries and answers as HTML: `page.html`, where every text of others is escaped.
 
 PREVIEW_ROWS = 6
 SHOWN_ROWS = 20
 SHOWN_CELLS = 12
 """Of a long list of answers."""
-KINDS = {"column": "selected column", "aggregate": "aggregate", "condition": "condition"}
-VERDICTS = {True: ("right", "✓ right"), False: ("wrong", "✗ wrong"), None: ("open", "? cannot be checked")}
 
 Span = tuple[str, str | None]
 """A text and its kind, None for the words between."""
@@ -71,7 +70,29 @@ Span = tuple[str, str | None]
 
 def message_html(text: str) -> str:
     """A line that says what is wrong."""
-    return f'<p class="zp-message" role="alert">{escape(text[:1].upper() + text[1:])}</p>'
+    return str(_macros().message(text))
+
+
+def preview_html(table: SQLTable, name: str) -> str:
+    """A table before anything is asked: its columns with their types, its first rows."""
+    kinds = zip(table.header, table.types, strict=True)
+    header = [f"{column} (number)" if kind == "real" else column for column, kind in kinds]
+    return str(_macros().preview(name, header, table.rows, PREVIEW_ROWS))
+
+
+def answers_html(question: str, answers: Iterable[tuple[str, ModelAnswer | str]], header: Sequence[str]) -> str:
+    """Cards side by side, one for each model: its answer, or why there is none."""
+    return str(_macros().answers(question, answers, header, SHOWN_ROWS))
+
+
+@cache
+def _macros() -> Any:
+    from jinja2 import Environment
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    named = {"spans": spans, "columns_of": _columns_of, "answer_text": answer_text, "first_of": first_of}
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return environment.from_string(text, globals=named).module
 
 
 def spans(query: Query, header: Sequence[str]) -> list[Span]:
@@ -84,47 +105,9 @@ def spans(query: Query, header: Sequence[str]) -> list[Span]:
     return [part for part in parts if part[0]]
 
 
-def query_html(query: Query, header: Sequence[str]) -> str:
-    """The query with its parts marked."""
-    return f'<code class="zp-sql">{" ".join(_span(*part) for part in spans(query, header))}</code>'
-
-
-def table_html(header: Sequence[str], rows: Sequence[Sequence[Cell]], most: int, query: Query | None = None) -> str:
-    """The first rows of a table that scrolls sideways; the query's columns are marked."""
-    kinds: dict[int, str] = {condition.column: "condition" for condition in query.conds} if query else {}
-    if query:
-        kinds[query.sel] = "column"
-    head = "".join(f'<th scope="col"{_class(kinds.get(n))}>{escape(name)}</th>' for n, name in enumerate(header))
-    cells = (
-        "".join(
-            f"<td{_class(kinds.get(n))}>{'' if cell is None else escape(str(cell))}</td>" for n, cell in enumerate(row)
-        )
-        for row in rows[:most]
-    )
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
-    return (
-        f'<div class="zp-scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def preview_html(table: SQLTable, name: str) -> str:
-    """A table before anything is asked: its columns with their types, its first rows."""
-    header = [
-        f"{column} (number)" if kind == "real" else column
-        for column, kind in zip(table.header, table.types, strict=True)
-    ]
-    count = first_of(len(table.rows), PREVIEW_ROWS)
-    return f"<p>{escape(name)}: {count}</p>{table_html(header, table.rows, PREVIEW_ROWS)}"
-
-
-def answers_html(question: str, answers: Iterable[tuple[str, ModelAnswer | str]], header: Sequence[str]) -> str:
-    """Cards side by side, one for each model: its answer, or why there is none."""
-    legend = " ".join(_span(words, kind) for kind, words in KINDS.items())
-    cards = "".join(_card(label, answer, header) for label, answer in answers)
-    return (
-        f'<p class="zp-question">{escape(question)}</p><p class="zp-legend">{legend}</p>'
-        f'<div class="zp-cards">{cards}</div>'
-    )
+def _columns_of(query: Query) -> dict[int, str]:
+    """The kind of each column that a query names."""
+    return {**{condition.column: "condition" for condition in query.conds}, query.sel: "column"}
 
 
 def answer_text(found: QueryResult) -> str:
@@ -138,46 +121,6 @@ def answer_text(found: QueryResult) -> str:
 def first_of(count: int, most: int) -> str:
     """How many rows there are, and how many of them are shown."""
     return counted(count, "row") if count <= most else f"first {most} of {counted(count, 'row')}"
-
-
-def _card(label: str, answer: ModelAnswer | str, header: Sequence[str]) -> str:
-    title = f"<h3>{escape(label)}</h3>"
-    if isinstance(answer, str):
-        return f'<section class="zp-card">{title}{message_html(answer)}</section>'
-    found = answer.found
-    return (
-        f'<section class="zp-card">{title}{query_html(found.query, header)}'
-        f'<p class="zp-answer">{escape(answer_text(found))}</p>{_expected_html(answer, header)}{_rows_html(found)}'
-        f'<p class="zp-time">{answer.generated_seconds * 1e3:,.0f} ms to write the query, '
-        f"{found.seconds * 1e3:,.2f} ms to execute it</p></section>"
-    )
-
-
-def _expected_html(answer: ModelAnswer, header: Sequence[str]) -> str:
-    if answer.expected is None:
-        return ""
-    kind, words = VERDICTS[answer.right]
-    return (
-        f'<div class="zp-expected"><p><strong class="zp-{kind}">{words}</strong> '
-        f"Expected: {escape(answer_text(answer.expected))}</p>{query_html(answer.expected.query, header)}</div>"
-    )
-
-
-def _rows_html(found: QueryResult) -> str:
-    if found.rows is None:
-        return "<p>SQLite cannot run this query on this table.</p>"
-    if not found.rows.rows:
-        return "<p>No row meets the conditions.</p>"
-    count = first_of(len(found.rows.rows), SHOWN_ROWS)
-    return f"<p>Rows that meet the conditions: {count}</p>" + table_html(*found.rows, SHOWN_ROWS, found.query)
-
-
-def _span(text: str, kind: str | None) -> str:
-    return escape(text) if kind is None else f"<mark{_class(kind)}>{escape(text)}</mark>"
-
-
-def _class(kind: str | None) -> str:
-    return "" if kind is None else f' class="zp-{kind}"'
 
 
 # What happens on a click. Models and tables are shared; nothing of a visitor's is kept here.
@@ -429,11 +372,8 @@ def _warmed(site: Site, announce: Callable[[str], object]) -> int:
 
     A model that cannot be loaded is passed over and named, unless it is the only one.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     from zeropods.demo.answering import loaded
 
-    disable_progress_bar()
     if site.data:
         tables_in(site.data)
     models = list(site.models().values())

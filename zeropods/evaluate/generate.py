@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from zeropods.data.manifest import FILE, read_manifest
-from zeropods.data.prepare import CausalPreparation
+from zeropods.data.prepare import Preparation
 from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squad
 from zeropods.data.tokenizers import fingerprint, first_tokens, with_ends
 from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
@@ -180,7 +180,7 @@ class QueryAnswerer(Answerer[Example, Prediction]):
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's pieces, as the grammar reads them."""
-        return Vocabulary.of(self.tokenizer)
+        return Vocabulary(self.tokenizer)
 
     def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[Example]:
         return islice(read_split(Path(data), split), limit)
@@ -402,7 +402,7 @@ class TextAnswerer(Answerer[Block, tuple[float, int]]):
     def _cut(self, data: str, split: str, limit: int | None) -> list[Block]:
         length = self.max_seq_length or trained_length(self.source)
         length = length or min(DEFAULT_LENGTH, self.saved.positions or DEFAULT_LENGTH)
-        wanted = CausalPreparation(
+        wanted = Preparation(
             task=LM, data=data, tokenizer=self.source, max_seq_length=length, limit=limit,
             dataset_config=self.dataset_config, text_field=self.text_field,
         )  # fmt: skip
@@ -465,7 +465,7 @@ def predict(
     how: Generation | None = None,
     *,
     task: str | None = None,
-    precision: str = "fp32",
+    precision: str = "auto",
     limit: int | None = None,
     progress: Progress = lambda rows: None,
     **options: Any,

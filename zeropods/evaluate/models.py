@@ -100,6 +100,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     """From a run folder, a model folder or, where there is no such folder, a causal model's hub id.
 
     Args:
+        precision: a key of DTYPES, or `auto`: BF16 where the processor multiplies it and the model gains by it.
         causal: whether a causal language model is wanted, else an encoder-decoder such as T5.
 
     Raises:
@@ -110,10 +111,12 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     from transformers import AutoConfig, AutoTokenizer
 
     from zeropods.train.cpu import prepack
+    from zeropods.train.device import resolve_precision
     from zeropods.train.pretrained import loading, source_options
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
+    precision = resolve_precision(precision, _run_config(source).get("model_id") or str(source))
     local = Path(source).exists() or not causal
     name = str(model_folder(Path(source))) if local else str(source)
     options = source_options(name)
@@ -136,8 +139,10 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
 def read_model(name: str, dtype: str, *, causal: bool, **options: Any) -> PreTrainedModel:
     """A model folder's or hub id's model on the CPU, as `train.pretrained.load_weights` has it."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.utils.logging import disable_progress_bar
 
     from zeropods.train.pretrained import load_weights
 
+    disable_progress_bar()
     kind = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
     return load_weights(kind, name, dtype=dtype, **options)

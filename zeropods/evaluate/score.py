@@ -12,13 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+from pydantic import Field
 
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.wikisql import Example, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import Interval, QueryScore, SquadScore
-from zeropods.files import json_lines, write_text
+from zeropods.files import validated_lines, write_text
 from zeropods.sql.query import Query, format_query
 
 if TYPE_CHECKING:
@@ -116,7 +118,7 @@ def _query_score(
     graded = _graded_queries(pairs, texts)
     if rouge:
         rouge_f1 = load_metric("rouge_f1")
-        graded |= rouge_f1.compute(predictions=_storable(texts), references=_storable(gold), average=False)
+        graded |= rouge_f1.compute(predictions=texts, references=gold, average=False)
     groups = {
         "known_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id in known],
         "unseen_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id not in known],
@@ -134,8 +136,8 @@ def _query_score(
 
 def _graded_queries(pairs: Sequence[tuple[Prediction, Example]], texts: Sequence[str]) -> Graded:
     graded: Graded = load_metric("query_accuracy").compute(
-        predictions=_storable(texts),
-        references=[{"query": json.dumps(e.query.to_json()), "header": _storable(e.table.header)} for _, e in pairs],
+        predictions=texts,
+        references=[{"query": json.dumps(e.query.to_json()), "header": e.table.header} for _, e in pairs],
         queries=[prediction.query for prediction, _ in pairs],
         tables=[example.table for _, example in pairs],
         average=False,
@@ -163,8 +165,8 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
 def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequence[CustomMetric]) -> SquadScore:
     answered = [(answer.text or "", example.answers) for answer, example in pairs]
     graded: Graded = load_metric("squad_accuracy").compute(
-        predictions=_storable(text for text, _ in answered),
-        references=[_storable(right) for _, right in answered],
+        predictions=[text for text, _ in answered],
+        references=[right for _, right in answered],
         average=False,
     )
     means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
@@ -185,11 +187,6 @@ def _text(prediction: Prediction, example: Example) -> str:
         return format_query(prediction.query, example.table.header) if prediction.query else ""
     except IndexError:
         return ""
-
-
-def _storable(texts: Iterable[str]) -> list[str]:
-    """Texts without lone surrogates, which JSON allows and Arrow, where metrics keep them, refuses."""
-    return [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
 
 
 # Custom metrics: one function each, named on the command line.
@@ -302,9 +299,6 @@ def interval(values: Sequence[float]) -> Interval | None:
 # any part of a split; or the official evaluator's form, a line per example in the split's order: `{"query": {...}}` or
 # `{"error": "..."}`. SQuAD: `{"index", "id", "question", "prediction"}`.
 
-QUERY_KEYS = ("index", "question", "prediction", "query")
-ANSWER_KEYS = ("index", "question", "prediction", "id")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -340,43 +334,54 @@ def read_predictions(path: Path) -> list[Prediction]:
     Raises:
         UserError: the first fault, with its line; an empty file.
     """
+    _, first = next(validated_lines(dict[str, object], path, "predict again"))
+    ours = "index" in first
+    kind: type[_AnswerLine | _QueryLine | _OfficialLine] = _QueryLine if ours else _OfficialLine
+    if ours and "id" in first and "query" not in first:
+        kind = _AnswerLine
     predictions: dict[int, Prediction] = {}
-    keys: tuple[str, ...] = ()
-    for number, line in json_lines(path, "predict again"):
-        place = f"{path}:{number}"
-        if number == 1 and "index" in line:
-            keys = ANSWER_KEYS if "id" in line and "query" not in line else QUERY_KEYS
-        prediction = _prediction(place, line, keys) if keys else _official(place, line, number - 1)
+    for number, (place, line) in enumerate(validated_lines(kind, path, "predict again")):
+        prediction = line.prediction_of(number)
         if prediction.index in predictions:
             raise UserError(f"{place}: index {prediction.index} occurs twice; keep one of them")
         predictions[prediction.index] = prediction
     return list(predictions.values())
 
 
-def _prediction(place: str, line: dict[str, object], keys: tuple[str, ...]) -> Prediction:
-    if missing := [key for key in keys if key not in line]:
-        raise UserError(f"{place}: {', '.join(missing)} missing; expected {', '.join(keys)} on every line")
-    index = line["index"]
-    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-        raise UserError(f"{place}: index {index!r:.80}; expected the example's line number, from 0")
-    texts: dict[str, str] = {}
-    for key in ("question", "prediction", "id"):
-        value = line[key] if key in keys else ""
-        if not isinstance(value, str):
-            raise UserError(f"{place}: {key} {value!r:.80}; expected text")
-        texts[key] = value
-    query, id_ = _query(place, line.get("query")), texts["id"] if "id" in keys else None
-    return Prediction(index=index, question=texts["question"], text=texts["prediction"], query=query, id=id_)
+@dataclass(frozen=True)
+class _QueryLine:
+    """A line of ours of text-to-SQL."""
+
+    index: Annotated[int, Field(strict=True, ge=0)]
+    question: str
+    prediction: str
+    query: Query | None
+
+    def prediction_of(self, number: int) -> Prediction:
+        return Prediction(index=self.index, question=self.question, text=self.prediction, query=self.query)
 
 
-def _official(place: str, line: dict[str, object], index: int) -> Prediction:
-    if "index" in line or not {"query", "error"} & line.keys():
-        raise UserError(f"{place}: {line!r:.80}; expected 'query' or 'error', as in the official form")
-    return Prediction(index=index, query=None if line.get("error") else _query(place, line.get("query")))
+@dataclass(frozen=True)
+class _AnswerLine:
+    """A line of ours of SQuAD."""
+
+    index: Annotated[int, Field(strict=True, ge=0)]
+    id: str
+    question: str
+    prediction: str
+
+    def prediction_of(self, number: int) -> Prediction:
+        return Prediction(index=self.index, question=self.question, text=self.prediction, id=self.id)
 
 
-def _query(place: str, document: object) -> Query | None:
-    try:
-        return None if document is None else Query.from_json(document, columns=sys.maxsize)
-    except ValueError as error:
-        raise UserError(f"{place}: {error}; correct it, or put null") from None
+@dataclass(frozen=True)
+class _OfficialLine:
+    """A line of the official form, which stands in the split's order."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    query: Query | None = None
+    error: object = None
+
+    def prediction_of(self, number: int) -> Prediction:
+        return Prediction(index=number, query=None if self.error else self.query)

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Final, Literal
 from annotated_types import Ge, Le
 
 from zeropods.errors import UserError
-from zeropods.files import write_json
-from zeropods.measure.record import read_json, validated
+from zeropods.files import validated, write_json
+from zeropods.measure.record import read_json
 
 TEXT2SQL: Final = "text2sql"
 SQUAD: Final = "squad"

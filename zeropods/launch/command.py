@@ -71,7 +71,6 @@ class Launch:
     """Where rank 0 listens for the other ranks."""
     launcher: str = "pdsh"
     ssh_config: Path | None = None
-    ssh_port: int | None = None
     exported: dict[str, str] = field(default_factory=dict)
     """Environment variables of every rank, beside what DeepSpeed forwards itself. Nothing secret."""
     export: tuple[str, ...] = ()
@@ -130,8 +129,8 @@ def plan_launch(
         fixed["OMP_NUM_THREADS"] = threads
     if cluster.shared_machine:
         check_fp16(script, arguments)
-    over_ssh = {"ssh_config": cluster.ssh_config, "ssh_port": cluster.ssh_port, "export": tuple(export)}
-    return plan_on(hosts, script, arguments, exported=exported_variables(export, fixed), **over_ssh)
+    exported = exported_variables(export, fixed)
+    return plan_on(hosts, script, arguments, ssh_config=cluster.ssh_config, exported=exported, export=tuple(export))
 
 
 def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | None = None) -> Launch:
@@ -202,7 +201,7 @@ def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = T
 def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
     from zeropods.pods.checks import Expectation
-    from zeropods.pods.preflight import preflight, require
+    from zeropods.pods.preflight import preflight
     from zeropods.train.deepspeed import read_config
 
     config = flag_values(planned.arguments).get("deepspeed")
@@ -212,10 +211,9 @@ def check_pods(planned: Launch, cluster: Cluster) -> None:
         master_port=planned.master_port,
         # What lies in main memory is stepped by CPU Adam, which has to be compiled.
         offload=config is not None and offloads_optimizer(read_config(Path(config))),
-        cml=cluster.backend == "cml",
     )
     names = [pod.name for pod in cluster.pods[: len(planned.hosts)]]
-    require(preflight(planned.hosts, expected, names=names, ssh_config=cluster.ssh_config, port=cluster.ssh_port))
+    preflight(planned.hosts, expected, names=names, ssh_config=cluster.ssh_config).require()
 
 
 # Whether a launch has been run to its end before: known without starting anything
@@ -277,7 +275,6 @@ def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
         *("--num_nodes", str(len(launch.hosts))),
         *("--master_addr", launch.hosts[0].address),
         *("--master_port", str(launch.master_port)),
-        *(() if launch.ssh_port is None else ("--ssh_port", str(launch.ssh_port))),
         # Its check ignores the ssh options and has no deadline; the preflight has seen every pod.
         "--no_ssh_check",
         # One host would run here, without ssh.

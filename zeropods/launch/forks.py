@@ -16,13 +16,13 @@ import functools
 import json
 import os
 import runpy
-import selectors
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap
+from zeropods.pods.processes import PLACE, RUN, make_private_folder
 from zeropods.programs import (
     EXTENSIONS,
     bound_argv,
@@ -105,7 +105,7 @@ class Forked:
                 return None
             except ConnectionError:
                 said = b""
-            # A server that is gone has taken its forks along.
+            # Whoever waited for it there was killed, and it with him.
             self.returncode = int(said or -signal.SIGKILL)
             self._connection.close()
         return self.returncode
@@ -182,81 +182,74 @@ def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]
     return frozenset(item for item in environment.items() if item[0].startswith(EARLY) and item[0] not in HEEDED)
 
 
-class ForkServer:
-    """The server's side; whoever may open the socket's folder may fork."""
+def serve(listener: socket.socket, newest: int) -> None:
+    """Fork until nobody asks, or the code is older than its files, and all forks have ended.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._selector = selectors.DefaultSelector()
-        self._newest = newest_source()
-        self._connections: dict[int, socket.socket] = {}
-        """Of each fork, by its number."""
+    Whoever may open the socket's folder may ask.
 
-    def serve(self) -> None:
-        """Fork until nobody asks, or the code is older than its files; the last fork has ended then."""
-        woken, self._wake = socket.socketpair()
-        for end in (woken, self._wake):
-            end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._wake.fileno())
-        self._selector.register(woken, selectors.EVENT_READ, lambda: self._reap(woken))
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        while self._connections or newest_source() == self._newest:
-            events = self._selector.select(IDLE_SECONDS)
-            if not events and not self._connections:
-                break
-            for key, _ in events:
-                key.data()
-        # Python takes a second to end, in which nobody shall wait for an answer.
-        self._path.unlink(missing_ok=True)
-        self._listener.close()
+    Args:
+        newest: when the files of the code were changed last that was imported.
+    """
+    server, is_current = os.getpid(), True
+    listener.settimeout(IDLE_SECONDS)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while is_current or has_forks():
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            is_current = is_current and has_forks()
+            continue
+        is_current = is_current and newest_source() == newest
+        # Whoever asks for what is older than its files hears that nobody is there.
+        if is_current and os.fork() == 0:
+            listener.close()
+            end_with_parent(server, signal.SIGTERM)
+            attend(connection)
+        connection.close()
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
-        order, pid = json.loads(message or "{}"), 0
-        if order and self._can_become(order["environment"]):
-            server, pid = os.getpid(), os.fork()
+
+def has_forks() -> bool:
+    """Whether a fork of this process goes on; of those that have ended nothing is left, since SIGCHLD is ignored."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def attend(connection: socket.socket) -> NoReturn:
+    """Fork the process that is asked for, wait for its end and tell its status; end it where nobody waits for that."""
+    message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+    order, pid, own = json.loads(message or "{}"), 0, os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        if order and can_become(order["environment"]):
+            pid = os.fork()
             if pid == 0:
-                become(order, streams, server)
-            self._connections[pid] = connection
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandon(pid))
+                become(order, streams, own)
+            threading.Thread(target=_end_unwanted, args=(connection, pid), daemon=True).start()
         for stream in streams:
             os.close(stream)
-        with contextlib.suppress(OSError):
-            connection.send(str(pid).encode())
-        if not pid:
-            connection.close()
+        connection.send(str(pid).encode())
+        if pid:
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            connection.send(str(status).encode())
+    os._exit(0)
 
-    def _abandon(self, pid: int) -> None:
-        """Whoever asked for a fork has gone, or has no use for it any more."""
-        # Both may end at once: the fork may have been reaped a moment ago.
-        if pid in self._connections:
-            self._selector.unregister(self._connections[pid])
-            os.kill(pid, signal.SIGTERM)
 
-    def _reap(self, woken: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            woken.recv(MESSAGE_BYTES)
-        for pid, status in reap()[0].items():
-            connection = self._connections.pop(pid)
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(connection)
-            with contextlib.suppress(OSError):
-                connection.send(str(status).encode())
-            connection.close()
+def _end_unwanted(connection: socket.socket, pid: int) -> None:
+    # Nothing comes but the end of the connection; the process may have ended too.
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
 
-    def _can_become(self, environment: Mapping[str, str]) -> bool:
-        place = os.environ.get(PLACE[0])
-        can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
-        return (
-            can_be_marked
-            and newest_source() == self._newest
-            and early_variables(environment) <= early_variables(os.environ)
-        )
+
+def can_become(environment: Mapping[str, str]) -> bool:
+    """Whether a fork would do as a new process with this environment would."""
+    place = os.environ.get(PLACE[0])
+    can_be_marked = place is None or len(environment.get(RUN, place)) == len(place)
+    return can_be_marked and early_variables(environment) <= early_variables(os.environ)
 
 
 def is_compiled() -> bool:
@@ -270,13 +263,11 @@ def newest_source() -> int:
     return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
 
 
-def become(order: Mapping[str, object], streams: Sequence[int], server: int) -> NoReturn:
+def become(order: Mapping[str, object], streams: Sequence[int], parent: int) -> NoReturn:
     """Be what a new process with this script, these arguments and this environment would be."""
     status = 1
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        end_with_parent(server, signal.SIGTERM)
+        end_with_parent(parent, signal.SIGTERM)
         os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -336,13 +327,19 @@ def main() -> None:
     wait_passively()
     os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
     use_own_cache()
-    server = ForkServer(Path(sys.argv[1]))
-    import_for_ranks()
-    if is_compiled():
-        # To see that it need not be compiled takes longer than to load it.
-        compile_in_turns()
-        import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
-    server.serve()
+    path, newest = Path(sys.argv[1]), newest_source()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        # Who asks before all is imported waits, and imports nothing meanwhile.
+        listener.bind(str(path))
+        listener.listen()
+        import_for_ranks()
+        if is_compiled():
+            # To see that it need not be compiled takes longer than to load it.
+            compile_in_turns()
+            import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
+        serve(listener, newest)
+        # Python takes a second to end, in which nobody shall wait for an answer.
+        path.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SAVE = "save"
 def check_step_timeout(seconds: float | None) -> None:
     """Refuse a time within which no rank could say anything."""
     if seconds is not None and seconds != 0 and not STOPPED_SECONDS < seconds < float("inf"):
-        raise UserError(f"step time-out of {seconds:g} seconds; expected more than {STOPPED_SECONDS:g}, or 0 for none")
+        raise UserError(f"--step-timeout {seconds:g}; expected more than {STOPPED_SECONDS:g} seconds, or 0 for none")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -164,11 +165,7 @@ def run_to_end(
     argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None
 ) -> CommandEnd:
     """Run a command that trains into a run folder, and see to it that an attempt has a record."""
-
-    def run(output: IO[bytes], watch: Watch) -> int:
-        return run_child(argv, output, watch, timeout_seconds=timeout_seconds)
-
-    return to_end(run, folder, step_timeout)
+    return to_end(partial(run_child, argv, timeout_seconds=timeout_seconds), folder, step_timeout)
 
 
 def to_end(run: Callable[[IO[bytes], Watch], int], folder: Path, step_timeout: float | None = None) -> CommandEnd:

@@ -105,73 +105,56 @@ def judge(state: Observation) -> Ending | None:
     """The verdict on a run, None while it may go on."""
     if state.signal is not None:
         return Ending("interrupted", state.signal)
-    found = _refused(state) or _lost(state) or _launcher_ended(state) or _session_failed(state) or state.hang
-    return found or _overdue(state) or _never_came(state)
-
-
-def _refused(state: Observation) -> Ending | None:
-    """A pod that has ended the run already: no renewal came through for longer than the lease."""
-    for seen in state.pods:
-        if seen.refused:
-            reason = "ended the run, because this launcher was silent for longer than its lease"
-            return Ending("failed", f"{seen.pod.name} ({seen.pod.address}) {reason}", seen.pod.name)
-    return None
+    return _lost(state) or _launcher_ended(state) or state.hang or _late(state)
 
 
 def _lost(state: Observation) -> Ending | None:
-    """A pod that has been silent for too long; where its ssh is gone too, for less."""
+    """A pod that has been silent for too long, or that has ended the run already."""
     for seen in sorted(state.pods, key=lambda seen: -seen.silent_seconds):
+        pod = f"{seen.pod.name} ({seen.pod.address})"
+        if seen.refused:
+            # No renewal came through for longer than the lease.
+            reason = f"{pod} ended the run, because this launcher was silent for longer than its lease"
+            return Ending("failed", reason, seen.pod.name)
+        # Where a pod's ssh is gone too, it is lost sooner.
         if seen.silent_seconds > (GONE_SECONDS if seen.pod.name in state.failed_sessions else SILENT_SECONDS):
             why = f" ({seen.error})" if seen.error else ""
-            reason = f"{seen.pod.name} ({seen.pod.address}) has not answered for {seen.silent_seconds:.0f} s{why}"
+            reason = f"{pod} has not answered for {seen.silent_seconds:.0f} s{why}"
             return Ending("pod_lost", reason, seen.pod.name)
     return None
 
 
 def _launcher_ended(state: Observation) -> Ending | None:
-    """The launcher has ended, or waits for something that is no rank."""
+    """The launcher has ended, or waits for something that is no rank; or the ranks of one pod have failed."""
     status = state.launcher_status
-    if status == 0:
-        return Ending()
-    if status is not None and status < 0:
-        return Ending(None, f"DeepSpeed's launcher was ended by {signal.Signals(-status).name}")
     if status is not None:
-        return Ending(None, f"DeepSpeed's launcher ended with status {status}")
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return Ending(None, f"DeepSpeed's launcher {how}") if status else Ending()
     absent = min((seen.absent_seconds or 0.0 for seen in state.pods), default=0.0)
     if all(seen.most for seen in state.pods) and absent > ABSENT_SECONDS:
         return Ending(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
     if state.since_measured > ABSENT_SECONDS:
         return Ending(None, "all ranks have measured, and something keeps the launcher waiting")
+    failed, seconds = max(state.failed_sessions.items(), key=lambda session: session[1], default=("", 0.0))
+    if seconds > FAILED_SECONDS:
+        return Ending(None, f"its ranks or its ssh session ended {seconds:.0f} s before the others'", failed)
     return None
 
 
-def _session_failed(state: Observation) -> Ending | None:
-    """A pod whose ranks have failed, by pdsh's word, while others still run."""
-    pod, seconds = max(state.failed_sessions.items(), key=lambda session: session[1], default=("", 0.0))
-    if seconds < FAILED_SECONDS:
-        return None
-    return Ending(None, f"its ranks or its ssh session ended {seconds:.0f} s before the others'", pod)
-
-
-def _overdue(state: Observation) -> Ending | None:
-    """The run has had its time."""
-    if state.timeout_seconds is None or state.since_start <= state.timeout_seconds:
-        return None
-    return Ending("timeout", overdue(state.timeout_seconds))
-
-
-def _never_came(state: Observation) -> Ending | None:
-    """A pod where no process of the run has been seen at all."""
+def _late(state: Observation) -> Ending | None:
+    """The run has had its time, or has never begun on a pod."""
+    if state.timeout_seconds is not None and state.since_start > state.timeout_seconds:
+        return Ending("timeout", overdue(state.timeout_seconds))
     missing = next((seen.pod.name for seen in state.pods if not seen.most), None)
-    if missing is None or state.since_start <= START_SECONDS:
-        return None
-    return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing)
+    if missing is not None and state.since_start > START_SECONDS:
+        return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing)
+    return None
 
 
 def check_timeout(seconds: float | None) -> None:
     """Refuse a time that ends a run at once, or never."""
     if seconds is not None and not 0 < seconds < float("inf"):
-        raise UserError(f"timeout of {seconds:g} seconds; expected more than 0")
+        raise UserError(f"--timeout {seconds:g}; expected more than 0 seconds")
 
 
 def overdue(seconds: float) -> str:

@@ -15,7 +15,7 @@ from zeropods.measure.probe import REMEDY, MachineProbe, read_probe
 from zeropods.pods.checks import Expectation
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.preflight import preflight, require, run_all
+from zeropods.pods.preflight import TIMED_OUT, preflight, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
 
@@ -45,25 +45,25 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     commands = [_rank(number, hosts, port, {**variables, **own[number]}) for number in range(len(hosts))]
     if cluster:
         names, expected = [pod.name for pod in cluster.pods], Expectation.of_this_machine(PROJECT, master_port=port)
-        require(preflight(cluster.hosts, expected, names=names, ssh_config=cluster.ssh_config, port=cluster.ssh_port))
+        preflight(cluster.hosts, expected, names=names, ssh_config=cluster.ssh_config).require()
         shells = zip(hosts, commands, strict=True)
         commands = [
             ssh_argv(cluster.ssh_config, host, ["sh", "-c", f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(argv)}"])
             for host, argv in shells
         ]
     ends = run_all(commands, MOST_SECONDS)
-    bad = [number for number, end in enumerate(ends) if end.status != 0]
+    bad = [number for number, end in enumerate(ends) if end.returncode != 0]
     # Those that did not end may have waited for one that did.
-    failed = min(bad, key=lambda number: ends[number].status is None, default=None)
+    failed = min(bad, key=lambda number: ends[number].returncode == TIMED_OUT, default=None)
     if failed is not None:
         end, place = ends[failed], f"probe: process {failed} on {hosts[failed]}"
-        if end.status is None:
+        if end.returncode == TIMED_OUT:
             raise UserError(f"{place}: no end within {MOST_SECONDS:.0f} s; {REMEDY} when less else runs there")
-        last = (end.errors.strip() or "it said nothing").splitlines()[-1]
-        raise UserError(f"{place}: ended with status {end.status}: {last:.200}; see zeropods pods check")
+        last = (end.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise UserError(f"{place}: ended with status {end.returncode}: {last:.200}; see zeropods pods check")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "probe.json"
-        path.write_text(ends[0].output.strip().splitlines()[-1], encoding="utf-8")
+        path.write_text(ends[0].stdout.strip().splitlines()[-1], encoding="utf-8")
         return read_probe(path)
 
 

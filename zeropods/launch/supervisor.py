@@ -39,7 +39,7 @@ from zeropods.measure.run_folder import LAUNCH_LOCK, locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.processes import ENDING, RUN, descendants, ending_in_order, handled, processes_with, send
-from zeropods.pods.wire import AgentError, Message, ask_all
+from zeropods.pods.wire import Message, WireError, ask_all
 from zeropods.programs import bound_argv, child_environment
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ class RunLease:
         errors = {}
         answers = ask_all([(pod.address, pod.control_port) for pod in pods], self._secret, request, seconds)
         for pod, answer in zip(pods, answers, strict=True):
-            if isinstance(answer, AgentError):
+            if isinstance(answer, WireError):
                 errors[pod.name] = self._errors[pod.name] = str(answer)
             else:
                 known = self._answers[pod.name][1] if pod.name in self._answers else {}

@@ -11,7 +11,7 @@ from statistics import median
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure.probe import MachineProbe
-from zeropods.measure.record import STRICT, validated
+from zeropods.measure.record import STRICT
 
 SHIPPED = Path(__file__).with_name("calibration.json")
 """Fitted to one half of the grid of `make bench-plan`."""
@@ -108,7 +108,7 @@ class Calibration:
 
 def read_calibration(path: Path) -> Calibration:
     """That of a file; `UserError` says what is wrong with it."""
-    found = validated(Calibration, path, path.read_bytes(), REMEDY)
+    found = files.validated(Calibration, path, path.read_bytes(), REMEDY)
     if path != SHIPPED and _sizes(found) != (_sizes(found) | _sizes(read_calibration(SHIPPED))):
         raise UserError(f"{path}: was fitted by another version of zeropods; {REMEDY}")
     return found

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from statistics import fmean
 from typing import TextIO
 
-from zeropods.measure.record import PHASES, PhasePeak, Sampled
+from zeropods.measure.record import PHASES, PhasePeak, Statistics
 from zeropods.tables import MIB
 
 COLUMNS = (
@@ -30,6 +29,8 @@ COLUMNS = (
     "io_wait_percent",
 )
 HEADER = ",".join(("unix_seconds", "phase", *COLUMNS))
+ROWS = 4_096
+"""After so many samples, and again after each so many more, the time between two doubles: three days are 30,000."""
 JOIN_SECONDS = 5.0
 """A driver that does not answer must not keep a run from ending."""
 
@@ -53,15 +54,16 @@ class Sampler:
 
         Args:
             path: the file; a later attempt of the run appends to it.
-            interval: seconds between two samples; 0: no samples.
+            interval: seconds between two samples at first; 0: no samples.
             read: gives the present values of some of `COLUMNS`; None is left empty.
             phase: tells what the rank is doing.
         """
         self.path = path
-        self.interval = min(interval, threading.TIMEOUT_MAX)
+        self.interval = interval
         self.last: Mapping[str, float | None] = {}
         """The latest sample."""
         self._values = {column: array("d") for column in COLUMNS}
+        """By column each value, and behind it the seconds until the next sample."""
         self._read = read
         self._phase = phase
         self._ending = threading.Event()
@@ -77,39 +79,36 @@ class Sampler:
         if self.interval:
             self._thread.join(JOIN_SECONDS)
 
-    def statistics(self) -> dict[str, Sampled]:
-        """Peak, mean, minimum and 95th percentile so far, of the columns that hold numbers."""
-        return {column: _statistics(list(values)) for column, values in self._values.items() if values}
+    def statistics(self) -> dict[str, Statistics]:
+        """Statistics over time so far, of the columns that hold numbers."""
+        # Copied at once: the thread may still add to them.
+        copies = {column: values[:] for column, values in self._values.items()}
+        found = {column: Statistics.of(values[::2], values[1::2]) for column, values in copies.items()}
+        return {column: each for column, each in found.items() if each is not None}
 
     def _run(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+", encoding="utf-8") as file:
                 file.write(_beginning(file))
-                ending = False
-                while not ending:
-                    self._sample(file)
-                    ending = self._ending.wait(self.interval)
-                self._sample(file)
+                for number in count():
+                    pause = min(self.interval * 2 ** (number // ROWS), threading.TIMEOUT_MAX)
+                    self._sample(file, pause)
+                    if self._ending.wait(pause):
+                        self._sample(file, pause)
+                        break
         except OSError as error:
             log.warning("%s: %s; memory is no longer sampled", self.path, error.strerror or error)
 
-    def _sample(self, file: TextIO) -> None:
+    def _sample(self, file: TextIO, pause: float) -> None:
         self.last = values = self._read()
         for column in COLUMNS:
             value = values.get(column)
             if value is not None:
-                self._values[column].append(float(value))
+                self._values[column].extend((value, pause))
         texts = ("" if (value := values.get(column)) is None else str(round(value, 3)) for column in COLUMNS)
         file.write(",".join((f"{time.time():.3f}", self._phase(), *texts)) + "\n")
         file.flush()
-
-
-def _statistics(values: list[float]) -> Sampled:
-    """The statistics of the numbers of one column; the percentile is the smallest that 95 % of them do not exceed."""
-    ordered = sorted(values)
-    p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
-    return Sampled(samples=len(values), peak=ordered[-1], mean=fmean(values), minimum=ordered[0], p95=p95)
 
 
 def _beginning(file: TextIO) -> str:

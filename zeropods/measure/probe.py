@@ -9,7 +9,7 @@ from pathlib import Path
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure.environment import hardware
-from zeropods.measure.record import STRICT, validated
+from zeropods.measure.record import STRICT
 
 FILE = "machine.json"
 """In the folder of all clusters."""
@@ -74,7 +74,7 @@ class MachineProbe:
     @property
     def cores(self) -> int:
         """Cores that a process may use."""
-        return int(self.hardware["cores"])  # type: ignore[arg-type]
+        return int(self.hardware.get("cores") or 1)  # type: ignore[arg-type]
 
     @property
     def memory_bytes(self) -> int:
@@ -105,7 +105,7 @@ def read_probe(path: Path) -> MachineProbe:
     """The probe in a file; `UserError` says what is wrong with it."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; zeropods probe --out {path} writes it")
-    found = validated(MachineProbe, path, path.read_bytes(), REMEDY)
+    found = files.validated(MachineProbe, path, path.read_bytes(), REMEDY)
     for name, value in asdict(found).items():
         if isinstance(value, int | float) and value <= 0:
             raise UserError(f"{path}: {name} {value}; expected more than 0: {REMEDY}")

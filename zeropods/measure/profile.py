@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from zeropods.errors import UserError
 
@@ -86,7 +85,7 @@ class Depth:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Module:
     """One module of the tree with everything below it; figures are None for one that runs nothing (`ModuleList`)."""
 
@@ -104,7 +103,7 @@ class Module:
     flops_per_second: float | None = None
     details: dict[str, object] = field(default_factory=dict)
     """What the class says of itself: `in_features`, `out_features`; of an embedding `rows` and `dimension`."""
-    children: tuple[Module, ...] = ()
+    children: list[Module] = field(default_factory=list)
 
     def walk(self, path: str = "") -> Iterator[tuple[str, Module]]:
         """Itself and all modules below it with their dotted paths, a parent before its children."""
@@ -246,7 +245,7 @@ def parse_report(path: Path, text: str) -> Report:
         summary={each.key: summary.values.get(each.key) for each in FIGURES},
         lines=summary.lines,
         depths=tuple(depths.found),
-        root=tree.root.modules()[0] if tree.root else None,
+        root=_expanded(tree.root)[0] if tree.root else None,
         tree_is_whole=tree.is_whole,
         missing="; ".join(filter(None, said)),
     )
@@ -368,27 +367,13 @@ class _Depths:
         return bool(table) and len(table) == len(pairs)
 
 
-@dataclass
-class _Node:
-    """A module whose lines are being read."""
-
-    number: int
-    indent: int
-    name: str
-    class_name: str
-    figures: dict[str, Any] | None = None
-    children: list[_Node] = field(default_factory=list)
-
-    def modules(self) -> tuple[Module, ...]:
-        """The module; several where torch has printed equal ones of a list once, `(0-5): 6 x T5Block(...)`."""
-        children = tuple(module for child in self.children for module in child.modules())
-        module = Module(
-            number=self.number, name=self.name, class_name=self.class_name, children=children, **self.figures or {}
-        )
-        first, dash, last = self.name.partition("-")
-        if not (dash and first.isdecimal() and last.isdecimal()):
-            return (module,)
-        return tuple(replace(module, name=str(number)) for number in range(int(first), int(last) + 1))
+def _expanded(module: Module) -> list[Module]:
+    """The module; several where torch has printed equal ones of a list once, `(0-5): 6 x T5Block(...)`."""
+    module.children = [each for child in module.children for each in _expanded(child)]
+    numbers = re.fullmatch(r"(\d+)-(\d+)", module.name)
+    if numbers is None:
+        return [module]
+    return [replace(module, name=str(number)) for number in range(int(numbers[1]), int(numbers[2]) + 1)]
 
 
 MODULE = re.compile(r"(?:\((?P<name>[^)]*)\): )?(?:\d+ x )?(?P<class>[^\s()]+)\((?P<rest>.*)")
@@ -411,9 +396,11 @@ class _Tree:
     """The model as `print(model)` shows it, with figures at each module: what is in another is indented more."""
 
     def __init__(self) -> None:
-        self.root: _Node | None = None
+        self.root: Module | None = None
         self.is_whole = False
-        self._open: list[_Node] = []
+        self._root_indent = 0
+        self._open: list[tuple[int, Module]] = []
+        """Modules whose lines are being read, with their indents."""
         self._leaves_out = False
 
     def take(self, number: int, line: str) -> bool:
@@ -421,7 +408,7 @@ class _Tree:
         if text == ")":
             self._close(indent)
             return True
-        if self.root is not None and indent <= self.root.indent:
+        if self.root is not None and indent <= self._root_indent:
             # No line of the tree any more.
             self._open = []
             return True
@@ -435,12 +422,12 @@ class _Tree:
         if match is None or not (is_leaf or not match["rest"]) or (self.root is None and match["name"] is not None):
             return self._figures_of_last(text)
         self._close(indent)
-        node = _Node(number, indent, match["name"] or "", match["class"])
+        module = Module(number=number, name=match["name"] or "", class_name=match["class"])
         if self._open:
-            self._open[-1].children.append(node)
+            self._open[-1][1].children.append(module)
         else:
-            self.root = node
-        self._open.append(node)
+            self.root, self._root_indent = module, indent
+        self._open.append((indent, module))
         if not is_leaf:
             return True
         is_read = self._figures_of_last(match["rest"][:-1])
@@ -452,17 +439,17 @@ class _Tree:
         match = MODULE_FIGURES.fullmatch(text)
         if match is None or not self._open:
             return self.root is None or not ("Params" in text or ELIDED in text)
+        module = self._open[-1][1]
         read = {key: amount(match[key], unit) for key, unit in MODULE_UNITS.items()}
-        if None in read.values() or self._open[-1].figures:
+        if None in read.values() or module.parameters is not None:
             return False
-        details = _read_details(self._open[-1].class_name, match["details"] or "")
-        self._open[-1].figures = {**read, "details": details}
+        vars(module).update(read, details=_read_details(module.class_name, match["details"] or ""))
         return True
 
     def _close(self, indent: int) -> None:
         """End the modules that are indented as much, or more."""
-        while self._open and self._open[-1].indent >= indent:
-            self.is_whole = self._open.pop() is self.root and not self._leaves_out
+        while self._open and self._open[-1][0] >= indent:
+            self.is_whole = self._open.pop()[1] is self.root and not self._leaves_out
 
 
 POSITIONS = {"Embedding": ("rows", "dimension"), "LayerNorm": ("normalized_shape",)}

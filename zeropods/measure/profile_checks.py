@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
+from math import nan, sqrt
 from pathlib import Path
 from statistics import median
 
@@ -124,24 +124,20 @@ BY_FORWARD_TIME = (
 
 def contradictions(figures: Figures) -> Figures:
     """What follows by DeepSpeed's own formulas, of those figures that say something else than that."""
-    flops, factor = figures["forward_flops"], figures["backward_factor"]
-    forward, backward, step = (figures[f"{part}_seconds"] for part in ("forward", "backward", "step"))
-    whole = None if factor is None else _product(1 + factor, flops)
-    iteration = _sum(forward, backward, step)
+    of = {key: nan if value is None else value for key, value in figures.items()}
+    flops, backward_flops = of["forward_flops"], of["backward_factor"] * of["forward_flops"]
+    forward, backward = of["forward_seconds"], of["backward_seconds"]
+    iteration = forward + backward + of["step_seconds"]
     follows = {
-        "forward_flops_per_second": _rate(flops, forward),
-        "backward_flops_per_second": _rate(_product(factor, flops), backward),
-        "forward_backward_flops_per_second": _rate(whole, _sum(forward, backward)),
+        "forward_flops_per_second": flops / (forward or nan),
+        "backward_flops_per_second": backward_flops / (backward or nan),
+        "forward_backward_flops_per_second": (flops + backward_flops) / (forward + backward or nan),
         "iteration_seconds": iteration,
-        "flops_per_second": _rate(whole, iteration),
-        "samples_per_second": _rate(_product(figures["batch_size_per_gpu"], figures["world_size"]), iteration),
+        "flops_per_second": (flops + backward_flops) / (iteration or nan),
+        "samples_per_second": of["batch_size_per_gpu"] * of["world_size"] / (iteration or nan),
     }
-    found: Figures = {}
-    for key, computed in follows.items():
-        said = figures[key]
-        if said is not None and computed is not None and abs(said - computed) > TOLERANCE * computed:
-            found[key] = computed
-    return found
+    # What is not known compares with nothing.
+    return {key: computed for key, computed in follows.items() if abs(of[key] - computed) > TOLERANCE * computed}
 
 
 def shares(figures: Figures) -> dict[str, float] | None:
@@ -149,10 +145,6 @@ def shares(figures: Figures) -> dict[str, float] | None:
     parts = {part: figures[f"{part}_seconds"] for part in ("forward", "backward", "step")}
     whole = _sum(*parts.values())
     return {part: (seconds or 0.0) / whole for part, seconds in parts.items()} if whole else None
-
-
-def _product(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one * other
 
 
 def _rate(amount: float | None, seconds: float | None) -> float | None:
@@ -225,7 +217,7 @@ def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> tuple[Mod
     expected, parameters = module.parameters_by_size, module.parameters
     if expected is not None and parameters is not None and parameters < expected - 2 * rounding(expected):
         missing[_matrix_of(path, module, shared)] = expected - round(parameters)
-    children = tuple(child for child, _ in pairs)
+    children = [child for child, _ in pairs]
     said, seconds = module.total("macs"), module.total("latency_seconds")
     if module.linear is not None:
         macs = said / 2 if halve else said
@@ -267,7 +259,7 @@ def _with_shares(module: Module, root: Module) -> Module:
         parameters_percent=_percent(module.parameters, root.parameters),
         macs_percent=_percent(module.macs, root.macs),
         latency_percent=_percent(module.latency_seconds, root.latency_seconds),
-        children=tuple(_with_shares(child, root) for child in module.children),
+        children=[_with_shares(child, root) for child in module.children],
     )
 
 
@@ -472,17 +464,18 @@ def _run_faults(report: Report, record: Record) -> Iterator[Fault]:
     backward = summary["backward_seconds"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
         line, said = report.line_of("backward_flops_per_second"), summary["backward_flops_per_second"]
-        right = _rate(_product(3, summary["forward_flops"]), backward)
+        flops = summary["forward_flops"]
+        right = _rate(flops and 3 * flops, backward)
         yield Fault("recomputation_left_out", line, "bwd FLOPS per GPU", said, right, "FLOP/s", RECOMPUTED)
 
 
 def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
     """A profiled step that took another time than rank 0's timed ones, those of warm-up and the profiler left out."""
     first = next((rank for rank in record.ranks if rank.rank == 0), None)
-    timed = first.step_seconds[first.warmup_steps :] if first is not None else []
-    if not timed or report.summary["iteration_seconds"] is None:
+    seconds = first.step_seconds.median if first is not None and first.step_seconds else None
+    if not seconds or report.summary["iteration_seconds"] is None:
         return
-    seconds, passes = median(timed), record.gradient_accumulation_steps
+    passes = record.gradient_accumulation_steps
     accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
     for key, right, unit in (
         ("iteration_seconds", seconds, "s"),

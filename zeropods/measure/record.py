@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
-from itertools import pairwise
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.techniques import technique_text
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+    from numpy.typing import ArrayLike
 
 T = TypeVar("T")
+Count = Annotated[int, Ge(1)]
+BLOCKS: dict[str, dict[str, type]] = {
+    "deepspeed": {"zero_optimization": dict, "flops_profiler": dict},
+    "hardware": {"gpus": list, "cores": int},
+}
+"""Parts of a record's open objects that are looked into, and what each is where it is there."""
+KINDS = {dict: "an object", list: "a list", int: "a whole number"}
 
 # What one rank measures, and its parts: the rows of a record.
 
@@ -54,8 +62,8 @@ class PhasePeak:
 
 
 @dataclass(kw_only=True)
-class Sampled:
-    """Statistics of one column of `memory/N.csv`, as a log of `nvidia-smi` would give them."""
+class Statistics:
+    """What is kept of many figures of one kind: samples of a column of `memory/N.csv`, or durations in seconds."""
 
     __pydantic_config__ = STRICT
 
@@ -64,7 +72,29 @@ class Sampled:
     mean: float
     minimum: float
     p95: float | None = None
-    """The 95th percentile; None in records from before it was kept."""
+    """The 95th percentile; None, as the median, in records from before it was kept."""
+    median: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Sum of figures that weigh the same."""
+        return self.mean * self.samples
+
+    @classmethod
+    def of(cls, values: ArrayLike, weights: ArrayLike | None = None) -> Statistics | None:
+        """Those of some figures, None of none; a percentile is the smallest that its share does not exceed."""
+        import numpy as np
+
+        figures = np.asarray(values, dtype=float)
+        if not figures.size:
+            return None
+        weighed = np.ones(figures.size) if weights is None else np.asarray(weights, dtype=float)
+        order = np.argsort(figures)
+        reached = np.cumsum(weighed[order])
+        median, p95 = (float(figures[order[np.searchsorted(reached, share * reached[-1])]]) for share in (0.5, 0.95))
+        mean = float(np.average(figures, weights=weighed))
+        ends = {"peak": float(figures.max()), "minimum": float(figures.min())}
+        return cls(samples=figures.size, mean=mean, median=median, p95=p95, **ends)
 
 
 @dataclass(kw_only=True)
@@ -116,12 +146,15 @@ class RankMeasurement:
     """From the process's start to the end of the attempt: start-up, steps, evaluation and saving."""
     start_seconds: float | None = None
     """From the process's start to its first step."""
-    step_seconds: list[float] = field(default_factory=list)
-    """Wall time of each optimizer step, data loading included, evaluation and saving not."""
     warmup_steps: int = 1
     """How many of the first steps a rate leaves out."""
-    evaluate_seconds: list[float] = field(default_factory=list)
-    save_seconds: list[float] = field(default_factory=list)
+    warmup_seconds: float = 0.0
+    """Wall time of those steps together."""
+    step_seconds: Statistics | None = None
+    """Wall time of each later optimizer step, data loading included, evaluation and saving not. `steps/N.npy` of the
+    run folder has that of every step."""
+    evaluate_seconds: Statistics | None = None
+    save_seconds: Statistics | None = None
     source_tokens: int = 0
     """Real tokens that were read, over the steps that were timed."""
     target_tokens: int = 0
@@ -135,14 +168,14 @@ class RankMeasurement:
     eval_losses: list[Loss] = field(default_factory=list)
     parameters: int | None = None
     """Of the whole model, each counted once."""
-    shape: dict[str, int | str | bool] | None = None
-    """Its architecture as `plan.shapes` has it; None for one that the project does not know."""
+    shape: dict[str, object] | None = None
+    """The model's configuration as transformers writes it, by which a plan knows the model."""
     matmul_flops_per_second: float | None = None
     """The best matrix multiplication of this rank's machine at the run's precision, measured before training by
     rank 0; None on other ranks."""
     phases: dict[str, PhasePeak] = field(default_factory=dict)
     """By name, of those in `PHASES` that were reached."""
-    sampled: dict[str, Sampled] = field(default_factory=dict)
+    sampled: dict[str, Statistics] = field(default_factory=dict)
     """By column of `memory/N.csv`, of those that hold numbers."""
     live_bytes: LiveBytes | None = None
     energy_joules: float | None = None
@@ -155,6 +188,23 @@ class RankMeasurement:
     """`torch.cuda.max_memory_allocated` over all phases; None where there is no GPU."""
     peak_reserved_bytes: int | None = None
 
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps of this attempt."""
+        return self.step - self.first_step
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of these steps."""
+        return self.warmup_seconds + (self.step_seconds.total if self.step_seconds else 0.0)
+
+    def seconds_of_first(self, steps: int) -> float:
+        """Seconds of so many of these steps, from the first on; warm-up and later ones each at their mean."""
+        counted, warm = min(steps, self.steps), min(self.steps, self.warmup_steps)
+        if counted <= warm:
+            return self.warmup_seconds * max(0, counted) / max(1, warm)
+        return self.warmup_seconds + (counted - warm) * (self.step_seconds.mean if self.step_seconds else 0.0)
+
     def write(self, folder: Path) -> None:
         """Write `ranks/N.json` of a run folder."""
         files.write_json(folder / "ranks" / f"{self.rank}.json", asdict(self))
@@ -162,15 +212,7 @@ class RankMeasurement:
 
 # The record: what was asked for, how it ended, and what every rank measured.
 
-SCHEMA_VERSION = 2
-NO_NUMBERS = {"family": str, "tied": bool}
-"""Fields of a shape that are no whole numbers."""
-PARTS: tuple[tuple[str, str, type], ...] = (
-    ("deepspeed", "zero_optimization", dict),
-    ("deepspeed", "flops_profiler", dict),
-    ("hardware", "gpus", list),
-)
-"""Parts by which runs are compared, and their types."""
+SCHEMA_VERSION = 3
 Status = Literal["ok", "oom", "failed", "timeout", "interrupted", "pod_lost"]
 
 
@@ -180,7 +222,7 @@ class RunConfig:
 
     __pydantic_config__ = STRICT
 
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     run_id: str
     attempt: int
     """Number of earlier attempts."""
@@ -192,12 +234,12 @@ class RunConfig:
     """`pretrained`, `random`, or the name of the run whose model it began with."""
     technique: str
     pods: int
-    slots: int
-    world_size: int
+    slots: Count
+    world_size: Count
     precision: str
     prompt: str | None
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
+    per_device_train_batch_size: Count
+    gradient_accumulation_steps: Count
     effective_batch_size: int
     gradient_checkpointing: bool
     train_rows: int
@@ -243,7 +285,7 @@ class Record(RunConfig):
 
 
 def read_record(folder: Path, attempt: int | None = None) -> Record:
-    """The record of a run folder, its form and its arithmetic checked.
+    """The record of a run folder, its form checked.
 
     Args:
         attempt: number of an earlier attempt, whose record was put aside; the last one if not given.
@@ -254,11 +296,7 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
     path = Path(folder) / ("record.json" if attempt is None else f"attempts/{attempt}.json")
     if not path.is_file():
         raise UserError(f"{folder}: no {path.name}: no run there, or one that is running or was killed")
-    record = _read_as(Record, path)
-    fault = next(_contradictions(record), None)
-    if fault is not None:
-        raise UserError(f"{path}: {fault}; it was changed after the run, or written by something else: run it again")
-    return record
+    return _read_as(Record, path)
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -286,49 +324,37 @@ def _read_as(kind: type[T], path: Path) -> T:
     content = path.read_bytes()
     document = files.json_object(str(path), content, REMEDY)
     version = document.get("schema_version")
-    if issubclass(kind, RunConfig) and version != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema_version {version!r}; this version reads {SCHEMA_VERSION}: run it again")
-    found = validated(kind, path, content, "run it again")
-    fault = next(_faults(document), None)
-    if fault is not None:
-        raise UserError(f"{path}: {fault}: run it again")
+    known = (SCHEMA_VERSION - 1, SCHEMA_VERSION)
+    if issubclass(kind, RunConfig) and version not in known:
+        raise UserError(
+            f"{path}: schema_version {version!r}; this version reads {known[0]} and {known[1]}: run it again"
+        )
+    if version != SCHEMA_VERSION:
+        content = json.dumps(_upgraded(document)).encode()
+    found = files.validated(kind, path, content, "run it again")
+    if isinstance(found, RunConfig):
+        _check_blocks(path, found)
     return found
 
 
-def validated(kind: type[T], path: Path, content: bytes, remedy: str) -> T:
-    """A dataclass of the JSON in a file, by pydantic; `UserError` says the first fault: file, key, value, remedy."""
-    from pydantic import ValidationError
-
-    try:
-        # JSON, since a strict dataclass takes no dictionary from Python.
-        found: T = _adapter(kind).validate_json(content)  # type: ignore[arg-type]
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or path.name
-        shown = "" if first["type"] in ("missing", "json_invalid") else f" is {first['input']!r:.60}"
-        raise UserError(f"{path}: {place}{shown}: {first['msg']}; {remedy}") from None
-    return found
+def _check_blocks(path: Path, config: RunConfig) -> None:
+    """Refuse what is looked into elsewhere and is of another kind, as a hand may have left it."""
+    for name, block in (("deepspeed", config.deepspeed or {}), ("hardware", config.hardware)):
+        for key, kind in BLOCKS[name].items():
+            if not isinstance(block.get(key), kind | None):
+                raise UserError(f"{path}: {name}.{key} {block[key]!r}; expected {KINDS[kind]}; run it again")
 
 
-def _faults(document: dict[str, Any]) -> Iterator[str]:
-    """What the types do not say: keys that a rank must have although they have a default; parts of dictionaries."""
-    for place, name, kind in PARTS:
-        value = (document.get(place) or {}).get(name)
-        if value is not None and not isinstance(value, kind):
-            yield f"{place}.{name} is {value!r:.60}; expected {kind.__name__}"
-    for rank in document.get("ranks", ()):
-        for name in sorted({each.name for each in fields(RankMeasurement)} - rank.keys()):
-            yield f"ranks.{rank['rank']}.{name}: missing"
-        for name, value in (rank["shape"] or {}).items():
-            if type(value) is not NO_NUMBERS.get(name, int):
-                yield f"ranks.{rank['rank']}.shape.{name} is {value!r:.60}"
-
-
-@cache
-def _adapter(kind: type[object]) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """A document of version 2, in which ranks listed every duration; what is no such list is left to be refused."""
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
+        for rank in document.get("ranks", [document]):
+            steps, first = rank["step_seconds"], rank["warmup_steps"]
+            lists = {key: rank[key] for key in ("evaluate_seconds", "save_seconds")} | {"step_seconds": steps[first:]}
+            found = {key: Statistics.of(values) for key, values in lists.items()}
+            rank |= {"warmup_seconds": float(sum(steps[:first]))}
+            rank |= {key: None if each is None else asdict(each) for key, each in found.items()}
+    return document | ({"schema_version": SCHEMA_VERSION} if "schema_version" in document else {})
 
 
 # How a record is composed, from config.json and ranks/N.json.
@@ -371,7 +397,8 @@ def compose_record(
         samples_per_second=samples_per_second(ranks, config.effective_batch_size),
         losses=ranks[0].losses if ranks else [],
         eval_losses=ranks[0].eval_losses if ranks else [],
-        ranks=ranks,
+        # All ranks have the same losses.
+        ranks=[replace(rank, losses=[], eval_losses=[]) for rank in ranks],
     )
 
 
@@ -399,79 +426,15 @@ ONE_TEXT = ("squad", "lm")
 
 def train_seconds(ranks: Sequence[RankMeasurement]) -> float | None:
     """Seconds of all optimizer steps of the slowest rank, evaluation and saving left out; None without a step."""
-    return max((sum(rank.step_seconds) for rank in ranks), default=0.0) or None
+    return max((rank.train_seconds for rank in ranks), default=0.0) or None
 
 
 def samples_per_second(ranks: Sequence[RankMeasurement], effective_batch_size: int) -> float | None:
     """Training samples per second of all ranks together, over the steps after warm-up, by the slowest rank's clock."""
-    timed = [rank.step_seconds[rank.warmup_steps :] for rank in ranks]
-    if not timed or not min(map(len, timed)):
-        return None
-    return min(effective_batch_size * len(steps) / sum(steps) for steps in timed)
+    means = [rank.step_seconds.mean for rank in ranks if rank.step_seconds]
+    return effective_batch_size / max(means) if ranks and len(means) == len(ranks) else None
 
 
 def real_tokens(rank: RankMeasurement, task: str) -> int:
     """Tokens without padding, over the steps that were timed: source and target, or all of a text."""
     return rank.source_tokens + (0 if task in ONE_TEXT else rank.target_tokens)
-
-
-# A record's figures against one another: what contradicts itself is not shown as a result.
-
-RELATIVE = 1e-9
-
-
-def _contradictions(record: Record) -> Iterator[str]:
-    """Counts and rates that do not follow from what the ranks measured."""
-    yield from _processes(record)
-    yield from _steps(record)
-    yield from _rates(record)
-
-
-def _processes(record: Record) -> Iterator[str]:
-    world, ranks = record.world_size, [rank.rank for rank in record.ranks]
-    if world != record.pods * record.slots:
-        yield f"world_size {world}, pods x slots {record.pods} x {record.slots}"
-    batch = record.per_device_train_batch_size * record.gradient_accumulation_steps * world
-    if record.effective_batch_size != batch:
-        yield f"effective_batch_size {record.effective_batch_size}, rows x passes x processes give {batch}"
-    if ranks != sorted(set(ranks) & set(range(world))):
-        yield f"ranks {ranks}, world_size {world}"
-    if record.status == "ok" and len(ranks) != world:
-        yield f"status ok with {len(ranks)} of {world} ranks"
-    for rank in record.ranks:
-        if record.status == "ok" != rank.status:
-            yield f"status ok, rank {rank.rank} says {rank.status}"
-
-
-def _steps(record: Record) -> Iterator[str]:
-    for rank in record.ranks:
-        timed, shortest = len(rank.step_seconds), min(rank.step_seconds, default=0.0)
-        if shortest < 0:
-            yield f"rank {rank.rank}: a step took {shortest} s"
-        if rank.step - rank.first_step != timed:
-            yield f"rank {rank.rank}: steps {rank.first_step} to {rank.step}, {timed} times"
-        if rank.padded_tokens < real_tokens(rank, record.task):
-            yield f"rank {rank.rank}: padded_tokens {rank.padded_tokens}, fewer than the real ones"
-    reached = max((rank.step for rank in record.ranks), default=0)
-    if record.steps != reached:
-        yield f"steps {record.steps}, its ranks reached {reached}"
-    for key, losses in (("losses", record.losses), ("eval_losses", record.eval_losses)):
-        steps = [loss.step for loss in losses]
-        if any(later < earlier for earlier, later in pairwise(steps)) or any(step > reached for step in steps):
-            yield f"{key}: steps {steps[:6]} do not rise to at most {reached}"
-
-
-def _rates(record: Record) -> Iterator[str]:
-    ranks = record.ranks
-    for key, said, expected in (
-        ("train_seconds", record.train_seconds, train_seconds(ranks)),
-        ("samples_per_second", record.samples_per_second, samples_per_second(ranks, record.effective_batch_size)),
-    ):
-        if not _equal(said, expected):
-            yield f"{key} {said}, its ranks' steps give {expected}"
-
-
-def _equal(said: float | None, computed: float | None) -> bool:
-    if said is None or computed is None:
-        return said is computed
-    return math.isclose(said, computed, rel_tol=RELATIVE)

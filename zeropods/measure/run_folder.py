@@ -60,7 +60,7 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
     if changed and not is_claimed(folder):
         # What a run that has done no step has written about itself.
         (folder / RECORD).unlink()
-        for name in ("attempts", "memory", "ranks", "stacks"):
+        for name in ("attempts", "memory", "ranks", "stacks", "steps"):
             shutil.rmtree(folder / name, ignore_errors=True)
         return Opening(secrets.token_hex(6), 0, finished=False, resume=False)
     if changed and not again:
@@ -104,8 +104,7 @@ def _put_aside(folder: Path, again: bool) -> int:
     for file in stacks.glob("*"):
         if file.stat().st_size == 0:
             file.unlink()
-    if any(stacks.glob("*")):
-        os.rename(stacks, attempts / f"{number}.stacks")
-    if again and (folder / "checkpoints").exists():
-        os.rename(folder / "checkpoints", attempts / f"{number}.checkpoints")
+    for name in ("stacks", "steps", *(["checkpoints"] if again else [])):
+        if any((folder / name).glob("*")):
+            os.rename(folder / name, attempts / f"{number}.{name}")
     return number + 1

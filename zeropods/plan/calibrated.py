@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
 from zeropods.measure.calibration import Calibration, Sample
 from zeropods.measure.probe import MachineProbe
-from zeropods.plan.activations import activations
 from zeropods.plan.estimate import ADAM_BYTES, Arithmetic, StepTime, step_time, traffic
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory, recorded_job
-from zeropods.plan.workload import Term, Workload, share, total
+from zeropods.plan.workload import Activations, Term, Workload, share, total
 from zeropods.tables import MIB
 from zeropods.techniques import Technique, ZeroSettings
 
@@ -151,8 +149,8 @@ def _layers(plan: PlannedMemory) -> list[Term]:
 def _largest(work: Workload, technique: Technique) -> int:
     """Bytes of the loss's logits and their gradients, or of what there is of a tied embedding's gradient beside it."""
     copies = 2 if technique.stage == 0 and work.shape.joint else 1
-    tied = sum(weight.kind == "embedding" for weight in work.shape.weights) == 1
-    return max(12 * work.rows * work.labels * work.shape.vocabulary, copies * MASTER * work.shape.embedding * tied)
+    tied = copies * MASTER * work.shape.embedding * work.shape.tied
+    return max(12 * work.rows * work.labels * work.shape.vocabulary, tied)
 
 
 def step_parts(
@@ -179,7 +177,7 @@ def step_parts(
     return (
         arithmetic * has_encoder,
         arithmetic * (not has_encoder),
-        passes * total(activations(work).terms()) / bandwidth,
+        passes * total(Activations(work).terms()) / bandwidth,
         passes * WEIGHT_PASSES * size * parameters / bandwidth,
         passes * tensors * (2 if work.checkpointing else 1),
         step,
@@ -241,13 +239,13 @@ def used(record: Record) -> float | None:
 
 def measured_step(record: Record) -> float | None:
     """Median seconds of a step after warm-up, of the slowest rank."""
-    timed = [rank.step_seconds[rank.warmup_steps :] for rank in record.ranks]
-    return max(map(median, timed)) if timed and all(timed) else None
+    medians = [rank.step_seconds.median for rank in record.ranks if rank.step_seconds and rank.step_seconds.median]
+    return max(medians) if medians and len(medians) == len(record.ranks) else None
 
 
 def mean_workload(record: Record, largest: Workload) -> Workload:
     """The mean batch of a run, by its tokens with padding."""
-    batches = sum(len(rank.step_seconds) for rank in record.ranks) * record.gradient_accumulation_steps
+    batches = sum(rank.steps for rank in record.ranks) * record.gradient_accumulation_steps
     padded = sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows)
     whole = largest.tokens + (largest.labels if not largest.shape.joint else 0)
     tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from zeropods.errors import UserError
-from zeropods.plan.built import shape_for
 from zeropods.plan.machines import PEAKS, TREE_SHARE, Machines, is_before_ampere, memory_bytes
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory
+from zeropods.plan.models import shape_for
 from zeropods.plan.shapes import ATTENTIONS, Shape
 from zeropods.plan.workload import Workload, share
 from zeropods.tables import GIB

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.plan.activations import activations
 from zeropods.plan.machines import is_before_ampere
-from zeropods.plan.shapes import CausalShape, shape_from
-from zeropods.plan.workload import PARTS, Term, Workload, total
+from zeropods.plan.models import shape_recorded
+from zeropods.plan.workload import PARTS, Activations, Term, Workload, total
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, keys_beyond, read_zero_settings
 
@@ -78,7 +78,7 @@ def plan_memory(
     ranks = 1 if technique.is_alone else ranks
     process = _Process(work.under(technique), technique, ranks, zero or ZeroSettings())
     reduced = replace(process, work=replace(process.work, accumulates=False))
-    saved = activations(process.work).terms()
+    saved = Activations(process.work).terms()
     context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / GIB:.2g} GiB, a constant", "context")
     return PlannedMemory(
         terms=(
@@ -111,7 +111,8 @@ def recorded_job(record: Record) -> tuple[Workload, Technique, ZeroSettings] | N
     """The largest batch of a recorded run, and how it was divided.
 
     None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
-    not known here, a configuration whose sizes are no numbers, or no rank that measured a batch.
+    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that measured
+    a batch.
     """
     technique = next((each for each in TECHNIQUES if each.name == record.technique), None)
     with_shape = [rank for rank in record.ranks if rank.shape]
@@ -123,6 +124,7 @@ def recorded_job(record: Record) -> tuple[Workload, Technique, ZeroSettings] | N
         zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
         # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
         is_plain = not keys_beyond(record.deepspeed or {})
+        work.shape.saved(work)
     except UserError:
         return None
     return (work, technique, zero) if is_plain else None
@@ -138,17 +140,17 @@ def _positions(batch: BatchShape | None) -> int:
 def _recorded_workload(record: Record, rank: RankMeasurement) -> Workload | None:
     """What that rank's largest batch was; None for a precision or a batch that such a model cannot have."""
     batch = rank.largest_batch
-    if rank.shape is None or batch is None or not _positions(batch):
+    shape = None if rank.shape is None else shape_recorded(json.dumps(rank.shape))
+    if shape is None or batch is None or not _positions(batch):
         return None
-    shape, asked = shape_from(rank.shape), record.identity
-    tokens, labels, dropout = batch.source_tokens, batch.target_tokens, None
-    if isinstance(shape, CausalShape):
+    tokens, labels, dropout = batch.source_tokens, batch.target_tokens, record.identity.get("dropout")
+    if shape.joint:
         # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
         of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
-        labels, dropout = max(1, round(of_all * tokens)), asked.get("dropout")
+        labels = max(1, round(of_all * tokens))
     if record.precision not in shape.precisions or labels < 1:
         return None
-    attention = asked.get("attn_implementation")
+    attention = record.identity.get("attn_implementation")
     return Workload(
         shape=shape,
         rows=batch.rows,
@@ -156,11 +158,11 @@ def _recorded_workload(record: Record, rank: RankMeasurement) -> Workload | None
         labels=labels,
         precision=record.precision,
         checkpointing=record.gradient_checkpointing,
-        own_rates=bool(asked.get("scaled_rates")) and not isinstance(shape, CausalShape),
+        own_rates=bool(record.identity.get("scaled_rates")) and not shape.joint,
         accumulates=record.gradient_accumulation_steps > 1,
         attention=attention if attention in shape.attentions else shape.attentions[0],
         before_ampere=is_before_ampere(rank.gpu or ""),
-        dropout=None if dropout is None else dropout > 0,
+        dropout=dropout > 0 if isinstance(dropout, int | float) else None,
     )
 
 
@@ -302,7 +304,7 @@ class _Process:
         before = gradients if accumulates or stage == 3 else 0
         # Gradients are made as the backward pass comes to them; a partition is there from the first one on.
         grows = self.gradients_are_whole() and not accumulates
-        moments = activations(self.work).moments()
+        moments = Activations(self.work).moments()
         backward = [buffers + saved + (made if grows else gradients) for saved, made in moments.backward]
         step = early + gradients + self.step_temporaries().bytes
         return total(held) - gradients + max(early + before + moments.loss, step, *backward)

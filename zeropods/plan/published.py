@@ -9,7 +9,7 @@ from pathlib import Path
 from zeropods.plan.estimate import Plan, step_time
 from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.memory import plan_memory
-from zeropods.plan.shapes import t5_shape
+from zeropods.plan.models import shape_named
 from zeropods.plan.workload import Workload
 from zeropods.tables import GIB
 from zeropods.techniques import ZeroSettings, technique_named
@@ -53,7 +53,7 @@ class Published:
     def planned(self) -> tuple[int, float]:
         """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
         technique, checkpointing = technique_named(self.technique), self.gradient_checkpointing
-        shape, machines = t5_shape(self.model), Machines(pods=self.pods)
+        shape, machines = shape_named(self.model), Machines(pods=self.pods)
         work = Workload(shape=shape, rows=ROWS, tokens=TOKENS, labels=TOKENS, checkpointing=checkpointing)
         zero = STAGE_3 if technique.stage == 3 else STAGE_1
         memory = plan_memory(work, technique, self.pods, zero).device_bytes
@@ -81,11 +81,14 @@ class Published:
 
 def published(model: str | None = None) -> tuple[Published, ...]:
     """All rows, or those of a model."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if model in (None, line["model"])]
+    if not lines:
+        return ()
     from pydantic import TypeAdapter
 
-    with FILE.open(encoding="utf-8", newline="") as file:
-        lines = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
-    return tuple(row for row in TypeAdapter(list[Published]).validate_python(lines) if model in (None, row.model))
+    values = [{name: text or None for name, text in line.items()} for line in lines]
+    return tuple(TypeAdapter(list[Published]).validate_python(values))
 
 
 def beside(plan: Plan) -> tuple[Published, ...]:

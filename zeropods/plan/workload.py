@@ -1,19 +1,24 @@
-"""What one process trains on, whatever the model: the sizes that memory and time follow from."""
+"""What one process trains on, whatever the model: the sizes that memory and time follow from, and its activations."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import Self
 
-from zeropods.plan.shapes import BACKWARD, FORWARD, FUSED, Shape
+from zeropods.plan.shapes import BACKWARD, EAGER, FORWARD, FUSED, PLAIN, Shape, value
 from zeropods.techniques import Technique
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
 """What the memory of a GPU is divided into."""
+FLOAT = 4
+"""Bytes of an FP32 element."""
+GRADIENTS = {True: 3, False: 2}
+"""Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -74,20 +79,8 @@ class Workload:
         return self.shape.kernel(self.attention, self.tokens, self.precision, self.before_ampere)
 
     def touched(self, ranks: int) -> int:
-        """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, of the rank with most of them.
-
-        Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in
-        each parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
-        """
-        changes: Counter[int] = Counter()
-        for sizes in self.shape.groups(self.own_rates):
-            # A parameter group is cut into equal shares wherever a tensor ends.
-            part, begin = share(sum(sizes), ranks), 0
-            for size in sizes:
-                changes[begin // part] += size
-                begin += size
-                changes[min(ranks, share(begin, part))] -= size
-        return max(accumulate(change for _, change in sorted(changes.items())))
+        """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, where they are most."""
+        return _touched(self.shape, self.own_rates, ranks)
 
     def flops(self) -> tuple[float, float]:
         """FLOPs of a pass forward and backward, a third of them forward; and of what checkpointing computes again.
@@ -100,6 +93,24 @@ class Workload:
         both = shape.training_flops(self.tokens, self.labels) + (FORWARD + BACKWARD) * beyond
         again = shape.recomputed_flops(self.tokens, self.labels) + FORWARD * beyond if self.checkpointing else 0.0
         return self.rows * both, self.rows * again
+
+
+@cache
+def _touched(shape: Shape, own_rates: bool, ranks: int) -> int:
+    """Those of a shape.
+
+    Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
+    parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
+    """
+    changes: Counter[int] = Counter()
+    for sizes in shape.groups(own_rates):
+        # A parameter group is cut into equal shares wherever a tensor ends.
+        part, begin = share(sum(sizes), ranks), 0
+        for size in sizes:
+            changes[begin // part] += size
+            begin += size
+            changes[min(ranks, share(begin, part))] -= size
+    return max(accumulate(change for _, change in sorted(changes.items())))
 
 
 # One part of a plan's memory: how many bytes, and from what.
@@ -137,3 +148,144 @@ def short(number: float) -> str:
     """A count as people read it: `737.7 M`."""
     size, prefix = next(((size, f" {prefix}") for size, prefix in PREFIXES if number >= size), (1, ""))
     return f"{number / size:.4g}{prefix}"
+
+
+# What a forward pass keeps for its backward pass, counted tensor by tensor, as transformers 5.23 runs it on a GPU.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes of one pass."""
+
+    prefix: str
+    """`encoder `, `decoder `, or nothing."""
+    tokens: int
+    """Tokens per row."""
+    layers: int
+    parameters: int
+    """Of all layers."""
+    layer: int
+    """What one layer saves."""
+    layer_input: int
+    """What one layer keeps with gradient checkpointing."""
+    transient: int
+    """Gradients in the backward pass of a layer: of the feed-forward part, or of the scores."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Bytes of activations and gradients at the moments of a pass at which there can be most of both.
+
+    Gradients appear as activations go. Both change in a straight line over like layers, so the most is at an end of
+    them.
+    """
+
+    loss: int
+    """All that was saved, and the head's own gradients; there is no gradient of a parameter yet."""
+    backward: tuple[tuple[int, int], ...]
+    """In the order of the pass: what is saved and at work, and the gradients of parameters made by then."""
+
+
+class Activations:
+    """Bytes saved by one forward pass with this project's loss, and the transient ones of its backward pass.
+
+    The loss makes logits over the label positions and takes their log-softmax in FP32. Rows are padded on the right;
+    those of a causal model carry no mask in training, since nothing that has a loss looks there.
+    """
+
+    def __init__(self, work: Workload) -> None:
+        self.work, shape, size = work, work.shape, work.activation_bytes
+        saved, sizes = shape.saved(work), (work.rows, work.tokens, work.labels)
+        self.head = FLOAT * work.rows * work.labels * shape.vocabulary
+        """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
+        self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
+        """Of a tied embedding, as the head and as the table: both are there while they are added."""
+        self.ends = round(value(saved.ends, *sizes) + (value(saved.held, *sizes) if work.checkpointing else 0))
+        """What is saved beside the layers: it is there until the backward pass has come through all of them."""
+        self.copies = 0
+        """Copies of weights in FP16, which autocast keeps until the loss is there; layers that are not computed again
+        keep them anyway."""
+        if work.autocast and work.checkpointing:
+            self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
+        scores = 2 * saved.scores * work.rows if work.kernel in (EAGER, PLAIN) else 0
+        sides = (("", work.tokens),) if shape.joint else (("encoder ", work.tokens), ("decoder ", work.labels))
+        self.stacks = [
+            Stack(
+                prefix=prefix,
+                tokens=tokens,
+                layers=shape.layers[side],
+                parameters=shape.layer_parameters[side],
+                layer=round(value(saved.layers[side], *sizes) / shape.layers[side]),
+                layer_input=round(value(saved.inputs[side], *sizes)),
+                transient=max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2),
+            )
+            for side, (prefix, tokens) in enumerate(sides)
+        ]
+
+    def moments(self) -> Moments:
+        """In the loss, at the last and the first layer of each side from the last to the first, and at the embedding.
+
+        Where both sides share a tied embedding, its gradient as a table is there beside that of the head after each.
+        """
+        size, has_sides = self.work.element_bytes, len(self.stacks) > 1
+        matrix = self.work.shape.largest_matrix
+        made, backward = size * self.work.shape.embedding, []
+        below = [stack.layers * self.kept(stack) for stack in self.stacks]
+        for number in reversed(range(len(self.stacks))):
+            stack, before = self.stacks[number], self.ends + sum(below[:number]) + self.working(self.stacks[number])
+            backward.append((before + below[number], made))
+            # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
+            others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
+            table = self.tied_gradients // 2 if has_sides else 0
+            backward.append((before - self.ends + self.kept(stack) + table, made + others))
+            made += size * stack.parameters
+        return Moments(self.in_loss(), (*backward, (self.tied_gradients, made)))
+
+    def terms(self) -> tuple[Term, ...]:
+        """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
+        beside = (self.ends, self.copies)
+        ends = _term(
+            "ends, masks, weights in FP16", sum(beside), " + ".join(f"{short(each)}B" for each in beside if each)
+        )
+        terms = (*map(self._kept_term, self.stacks), ends, self._most_term())
+        beyond = self.tied_gradients - total(terms)
+        if beyond <= 0:
+            return terms
+        name = "gradients of the embedding, as head and as table, where activations were"
+        return *terms, _term(name, beyond, f"{short(self.tied_gradients)}B, less those")
+
+    def kept(self, stack: Stack) -> int:
+        """Bytes that each layer keeps until its backward pass."""
+        return stack.layer_input if self.work.checkpointing else stack.layer
+
+    def working(self, stack: Stack) -> int:
+        """What the layer at work adds: its gradients, and with checkpointing its own activations."""
+        return stack.transient + (stack.layer if self.work.checkpointing else 0)
+
+    def in_loss(self) -> int:
+        """Bytes saved when the loss is computed, its own gradients included."""
+        return sum(stack.layers * self.kept(stack) for stack in self.stacks) + self.ends + self.copies + 3 * self.head
+
+    def _kept_term(self, stack: Stack) -> Term:
+        name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
+        each = self.kept(stack) / (self.work.rows * stack.tokens) / 1e3
+        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
+        formula = f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
+        return _term(name, stack.layers * self.kept(stack), formula)
+
+    def _most_term(self) -> Term:
+        """What the loss takes, or, where that is more, one layer that is computed again, or its gradients."""
+        work, again = self.work, max(map(self.working, self.stacks))
+        if work.checkpointing and 3 * self.head < again:
+            by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
+            return _term("one layer, computed again", again, f"{short(again)}B, {by}")
+        transient = self.stacks[0].transient
+        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < transient:
+            formula = f"{short(self.head)}B + {short(transient)}B"
+            return _term("log-softmax, and gradients within a layer", self.head + transient, formula)
+        formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
+        return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
+
+
+def _term(name: str, size: int, formula: str) -> Term:
+    return Term(name, size, formula, "activations")

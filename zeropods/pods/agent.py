@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import shutil
@@ -10,13 +11,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.pods.hostfile import own_address
+from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases, takes_sigterm
 from zeropods.pods.processes import (
     ENDING,
@@ -30,20 +32,23 @@ from zeropods.pods.processes import (
     oom_kills,
     reap,
 )
-from zeropods.pods.rendezvous import Answer, Pod, register
+from zeropods.pods.rendezvous import PURPOSE, Pod, register
 from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, find_sshd, make_key
-from zeropods.pods.wire import Message, Server, control_purpose, listening_socket
+from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
 from zeropods.programs import bound_argv, child_environment, end_with_parent, is_free
 
 SECRET_VARIABLE = "ZEROPODS_SECRET"
+BY_STDIN = "stdin"
+"""The argument of a worker on a host of the user's own: the first line on stdin has its variables as a JSON object, and
+it ends with stdin."""
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, when the pod ends."""
 KILL_SECONDS = 5.0
-COUNT_SECONDS = 30.0
 AGENT_SECONDS = 10.0
 """From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
 WARDEN_KILL_SECONDS = 30.0
+FAILED_SECONDS = 5.0
 LONG_SECONDS = 86_400.0
 FORK_SERVER = "zeropods.launch.forks"
 
@@ -59,6 +64,11 @@ class Orders:
     secret: bytes
     ssh_ports: tuple[int, ...]
     """Ports for sshd, the one that is wanted most first."""
+    authorized_key: str
+    """Public key of those who may log in."""
+    lease: str
+    """`kernel`: renewed by the master; `idle`: renewed by use."""
+    lease_seconds: float
     slots: int | None
     """None: as many as there are GPUs."""
     register_seconds: float
@@ -70,6 +80,9 @@ def main() -> int:
     It splits in two before anything else is done: the parent, the warden, has nothing to do but to outlive the agent
     and to end what the agent had under it.
     """
+    is_told_by_stdin = sys.argv[1:] == [BY_STDIN]
+    if is_told_by_stdin:
+        os.environ.update(json.loads(sys.stdin.buffer.readline() or "{}"))
     orders = take_orders()
     become_subreaper()
     folder = make_private_folder(POD)
@@ -78,6 +91,8 @@ def main() -> int:
     agent = os.fork()
     if agent == 0:
         return run_agent(orders, folder, warden)
+    if is_told_by_stdin:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     return _guard(agent, orders, folder)
 
 
@@ -94,6 +109,9 @@ def take_orders() -> Orders:
             address=own_address(),
             master=(master, int(port)),
             ssh_ports=tuple(map(int, told["ZEROPODS_SSH_PORTS"].split(","))),
+            authorized_key=told["ZEROPODS_AUTHORIZED_KEY"],
+            lease=told["ZEROPODS_LEASE"],
+            lease_seconds=float(told["ZEROPODS_LEASE_SECONDS"]),
             slots=int(told["ZEROPODS_SLOTS"]) if told.get("ZEROPODS_SLOTS") else None,
             register_seconds=float(told["ZEROPODS_REGISTER_SECONDS"]),
         )
@@ -122,8 +140,7 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
         become_subreaper()
         find_sshd()
         host_key = make_key(folder / HOST_KEY, "")
-        slots = orders.slots or _count_slots()
-        return asyncio.run(_Agent(orders, folder, host_key, slots).live())
+        return asyncio.run(_Agent(orders, folder, host_key, orders.slots or own_slots()).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -131,17 +148,18 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
 class _Agent:
     def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
         self._orders = orders
-        sock = listening_socket(orders.address, 0)
+        self._sock = listening_socket(orders.address, 0)
+        port = self._sock.getsockname()[1]
         self._pod = Pod(
             worker=orders.worker,
             address=orders.address,
             hostname=socket.gethostname(),
             slots=slots,
+            ssh_port=next((port for port in orders.ssh_ports if is_free(orders.address, port)), orders.ssh_ports[0]),
             host_key=host_key,
-            control_port=sock.getsockname()[1],
+            control_port=port,
         )
-        self._sock = sock
-        self._server = Server(orders.secret, control_purpose(orders.address, self._pod.control_port), self._attend)
+        self._server = Server(orders.secret, control_purpose(orders.address, port), self._attend)
         self._sshd = Sshd(folder, orders.address)
         self._forks = folder / FORKS
         self._fork_server: subprocess.Popen[bytes] | None = None
@@ -172,15 +190,16 @@ class _Agent:
     async def _register(self) -> None:
         orders = self._orders
         await self._server.open(self._sock)
-        free = tuple(port for port in orders.ssh_ports if is_free(orders.address, port))
-        answer = await register(
-            orders.master, orders.secret, self._pod, free, orders.register_seconds, self._begin_to_serve
-        )
-        self._say(f"ready, ssh port {answer.ssh_port}")
-
-    async def _begin_to_serve(self, answer: Answer) -> None:
-        await self._sshd.start(answer.ssh_port, answer.authorized_key)
-        self._leases.open(answer.lease, answer.lease_seconds)
+        try:
+            await self._sshd.start(self._pod.ssh_port, orders.authorized_key)
+        except UserError as error:
+            # Not every worker has a log that its master can read.
+            with suppress(WireError):
+                await ask(*orders.master, orders.secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
+            raise
+        await register(orders.master, orders.secret, self._pod, orders.register_seconds)
+        self._leases.open(orders.lease, orders.lease_seconds)
+        self._say(f"ready, ssh port {self._pod.ssh_port}")
 
     def _end_on_failure(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -203,7 +222,9 @@ class _Agent:
         match do:
             case "renew" if run:
                 if self._leases.is_new(run):
-                    self._serve_forks()
+                    # Without it ranks start by themselves.
+                    with suppress(OSError):
+                        self._serve_forks()
                 return self._leases.renew_run(run, seconds)
             case "end" if run:
                 return {"left": await self._leases.end_run(run, grace_seconds), "oom_kills": oom_kills()}
@@ -265,23 +286,6 @@ class _Agent:
             print(f"pod {self._orders.address}: {what}", flush=True)
 
 
-def _count_slots() -> int:
-    """GPUs, counted by another process: NVML stays in memory, and may hang where a driver is broken."""
-    code = "from zeropods.pods.hostfile import own_slots; print(own_slots())"
-    try:
-        counted = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            timeout=COUNT_SECONDS,
-            check=True,
-        )
-    except subprocess.SubprocessError as error:
-        raise UserError(f"slots: counting GPUs failed ({error}); say how many with --slots") from None
-    return int(counted.stdout)
-
-
 # The warden
 
 
@@ -299,6 +303,13 @@ def _guard(agent: int, orders: Orders, folder: Path) -> int:
     if not is_clean:
         print(f"{pod}: processes hang in the kernel and did not end on SIGKILL", file=sys.stderr, flush=True)
     return status if status in (0, 1) and is_clean else 1
+
+
+def _end_with_stdin() -> None:
+    """Have this process asked to end when the connection to whoever started it ends, however that came about."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _await_agent(agent: int) -> int | None:

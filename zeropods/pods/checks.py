@@ -14,7 +14,7 @@ import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +30,6 @@ from zeropods.tables import GIB
 SECONDS = 20
 PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate")
 PROGRAMS = ("ssh", "ssh-keygen", "sshd", "pdsh")
-CML_NAMES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP")
 CPU_ADAM = "cpu_adam"
 """DeepSpeed's operation that optimizer offload needs."""
 ROOMY_DISK_BYTES = 10 * GIB
@@ -68,14 +67,12 @@ class Expectation:
     digests: dict[str, str | None] = field(default_factory=dict)
     """The master's SHA-256 of files that all pods must see the same, by path relative to the project or absolute."""
     slots: int = 1
-    address: str | None = None
-    """The pod's address; None for this machine itself."""
     master_port: int | None = None
     """Must be free, on the first pod."""
     offload: bool | None = None
     """Whether the run needs CPU Adam; None where no run is planned yet."""
-    cml: bool = False
-    """Whether the pods are CML's."""
+    programs: bool = False
+    """Whether it starts others: then it needs the programs for that."""
 
     @classmethod
     def of_this_machine(cls, project: Path, files: tuple[str, ...] = (), **run: Any) -> Expectation:
@@ -106,15 +103,13 @@ def look(expected: Expectation) -> list[Check]:
         check_gpu_memory(gpus),
         check_slots(expected.slots, len(gpus), len(os.sched_getaffinity(0))),
     ]
-    if expected.address is None:
+    if expected.programs:
         missing = [f"no {name}" for name in PROGRAMS if find_program(name) is None]
         remedy = "apt-get install openssh-client openssh-server pdsh"
         checks.insert(0, _check("programs", ", ".join(missing or PROGRAMS), failed=remedy if missing else ""))
     if expected.master_port is not None:
         taken = "" if is_free("", expected.master_port) else "choose another --master_port, or end what listens there"
         checks.append(_check("port", f"{expected.master_port} {'taken' if taken else 'free'}", failed=taken))
-    if expected.cml:
-        checks.append(check_cml(os.environ, expected.address))
     return checks
 
 
@@ -205,19 +200,7 @@ def check_slots(slots: int, gpus: int, cores: int) -> Check:
     return _check("slots", f"{slots} on {cores} cores", warning=shared)
 
 
-def check_cml(environ: Mapping[str, str], address: str | None) -> Check:
-    """CML says who the pod is, and it is the pod that was asked for. Newer versions of CML say `CML_` for `CDSW_`."""
-    found = {name: environ.get(name) or environ.get(name.replace("CDSW", "CML")) for name in CML_NAMES}
-    missing = [f"no {name}" for name, value in found.items() if not value]
-    if missing:
-        return _check("CML", ", ".join(missing), warning="start the pod as a CML session or worker")
-    if address not in (None, found["CDSW_IP_ADDRESS"]):
-        remedy = f"another pod answers at {address}; restart the cluster"
-        return _check("CML", f"is {found['CDSW_IP_ADDRESS']}", failed=remedy)
-    return _check("CML", str(found["CDSW_ENGINE_ID"]))
-
-
-def check_clock(pods: float, *, asked: float, answered: float) -> Check:
+def check_clock(pods: float, asked: float, answered: float) -> Check:
     """The pod's clock agrees with the master's, in seconds since 1970 before it was asked and after it had answered."""
     ahead, behind = max(pods - answered, 0.0), max(asked - pods, 0.0)
     if max(ahead, behind) <= CLOCK_WARNING_SECONDS:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from zeropods import files
@@ -26,11 +26,11 @@ from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers, Settings
 from zeropods.pods.checks import Expectation
 from zeropods.pods.hostfile import Host, is_loopback, write_hostfile
-from zeropods.pods.preflight import CheckTable, Preflight, check_table, preflight
+from zeropods.pods.preflight import Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
-from zeropods.pods.wire import AgentError, ask_agents, ask_all
+from zeropods.pods.wire import WireError, ask_agents, ask_all
 from zeropods.tables import Table
 
 BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
@@ -80,7 +80,6 @@ class Cluster:
     settings: Settings
     workers: tuple[str, ...] = ()
     """Ids of the workers that were started."""
-    ssh_port: int = 0
     pods: tuple[Pod, ...] = ()
 
     @property
@@ -92,6 +91,11 @@ class Cluster:
     def backend(self) -> str:
         """`local`, `cml`, or `hosts` of the user's own."""
         return self.settings.backend
+
+    @property
+    def ssh_port(self) -> int:
+        """The port of the first pod's sshd; where others have another one, `ssh_config` says so."""
+        return self.pods[0].ssh_port
 
     @property
     def shared_machine(self) -> bool:
@@ -137,7 +141,7 @@ class Cluster:
         found = []
         for pod, answer in zip(self.pods, answers, strict=True):
             about = (pod.name, pod.address, pod.slots, pod.hostname)
-            if isinstance(answer, AgentError):
+            if isinstance(answer, WireError):
                 found.append(PodStatus(*about, status=f"no answer: {answer}"))
             else:
                 found.append(PodStatus(*about, "ready", answer["runs"], answer["lease_seconds_left"]))
@@ -151,15 +155,10 @@ class Cluster:
         """The pods and their state now."""
         return Table.of(map(asdict, self.statuses()), f"Cluster {self.name}")
 
-    def preflight(self) -> Preflight:
-        """What is found on every pod now."""
-        expected = replace(expected_here(), cml=self.backend == "cml")
-        shown = [pod.name for pod in self.pods]
-        return preflight(self.hosts, expected, names=shown, ssh_config=self.ssh_config, port=self.ssh_port)
-
-    def check(self) -> CheckTable:
+    def check(self) -> Preflight:
         """What is found on every pod now: pods x checks, and below them the remedy of each check that is not ok."""
-        return check_table(self.preflight(), f"Cluster {self.name}, checked")
+        names, title = [pod.name for pod in self.pods], f"Cluster {self.name}, checked"
+        return preflight(self.hosts, expected_here(), names=names, ssh_config=self.ssh_config, title=title)
 
     def down(self) -> None:
         """End all pods and remove all files; a second call does nothing."""
@@ -207,7 +206,7 @@ def expected_here() -> Expectation:
     """What pods need to be like this machine: its versions, and the training script of the working folder, if any."""
     here = Path.cwd()
     scripts = (SCRIPT,) if (here / SCRIPT).is_file() else ()
-    return Expectation.of_this_machine(here, scripts, cml="CDSW_ENGINE_ID" in os.environ)
+    return Expectation.of_this_machine(here, scripts)
 
 
 # What is kept of a cluster
@@ -246,8 +245,8 @@ def read_cluster(folder: Path) -> Cluster | None:
             folder=folder,
             settings=Settings(**{**asked, "hosts": tuple(asked["hosts"])}),
             workers=tuple(document["workers"]),
-            ssh_port=document["ssh_port"],
-            pods=tuple(Pod(**pod) for pod in document["pods"]),
+            # A cluster of before had one port for all of its pods.
+            pods=tuple(Pod(**{"ssh_port": document.get("ssh_port", 0), **pod}) for pod in document["pods"]),
         )
     except (ValueError, TypeError, KeyError) as error:
         problem = f"not a cluster's state ({error})"
@@ -289,15 +288,16 @@ def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
     Args:
         user: tells the account at an address.
     """
-    folder, port = cluster.folder, cluster.ssh_port
-    addresses: dict[str, list[str]] = {}
+    folder = cluster.folder
+    addresses: dict[tuple[int, str], list[str]] = {}
     for pod in cluster.pods:
-        addresses.setdefault(user(pod.address), []).append(pod.address)
+        addresses.setdefault((pod.ssh_port, user(pod.address)), []).append(pod.address)
     config = "".join(
-        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name) for name, theirs in addresses.items()
+        ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name)
+        for (port, name), theirs in addresses.items()
     )
     variables = "".join(f"{name}={value}\n" for name, value in cluster.environment.items())
-    files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, port, p.host_key) for p in cluster.pods))
+    files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
     files.write_text(folder / SSH_CONFIG, config)
     files.write_text(folder / ENVIRONMENT, variables)
     write_hostfile(folder / HOSTFILE, cluster.hosts)
@@ -323,68 +323,51 @@ def deepspeed_argv(cluster: Cluster) -> list[str]:
         str(Path(sys.executable).with_name("deepspeed")), "--hostfile", str(cluster.hostfile), "--launcher", "pdsh",
         "--no_ssh_check", *(["--force_multi"] if len(hosts) == 1 else []), "--num_nodes", str(len(hosts)),
         "--num_gpus", str(min(host.slots for host in hosts)), "--master_addr", hosts[0].address,
-        "--ssh_port", str(cluster.ssh_port),
     ]  # fmt: skip
 
 
 # The lease of a cluster, renewed by the process that started it: when that is gone, the pods end
 
 
-class Keeper:
-    """A thread that renews the lease of one cluster on all of its pods; a notebook's cell may keep the kernel busy."""
-
-    def __init__(self, cluster: Cluster, *, end_at_exit: bool) -> None:
-        self.cluster = cluster
-        self.end_at_exit = end_at_exit
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="zeropods-keeper", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Renew no longer."""
-        self._stopped.set()
-        self._thread.join(2 * RENEW_SECONDS)
-
-    def _run(self) -> None:
-        seconds = min(RENEW_SECONDS, self.cluster.settings.lease_seconds / RENEWALS_PER_LEASE)
-        secret = self.cluster.secret
-        while not self._stopped.wait(seconds):
-            # Who uses a pod that is lost finds that out; this only has to go on asking.
-            asyncio.run(ask_agents(self.cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
-
-
-_keepers: dict[str, Keeper] = {}
-"""The clusters whose lease this process renews, by name."""
+_held: dict[str, tuple[Cluster, threading.Event]] = {}
+"""The clusters whose lease this process renews, by name; the event ends that."""
 
 
 def hold(cluster: Cluster, *, end_at_exit: bool) -> None:
     """Renew a cluster's lease until it is released or this process ends.
 
+    A thread does it: a notebook's cell may keep the kernel busy.
+
     Args:
         end_at_exit: take it down when this process ends in order.
     """
-    known = _keepers.get(cluster.name)
-    if known and known.cluster.pods == cluster.pods:
+    if cluster.name in _held and _held[cluster.name][0].pods == cluster.pods:
         return
     release(cluster.name)
-    _keepers[cluster.name] = Keeper(cluster, end_at_exit=end_at_exit)
-    atexit.unregister(_end_all)
-    atexit.register(_end_all, os.getpid())
+    released = threading.Event()
+    _held[cluster.name] = cluster, released
+    threading.Thread(target=_renew, args=(cluster, released), name="zeropods-lease", daemon=True).start()
+    if end_at_exit:
+        atexit.register(_down_at_exit, cluster, os.getpid())
 
 
 def release(name: str) -> None:
     """Renew a cluster's lease no longer."""
-    known = _keepers.pop(name, None)
-    if known:
-        known.stop()
+    if name in _held:
+        _held.pop(name)[1].set()
 
 
-def _end_all(owner: int) -> None:
-    # A forked child has the list, but not the clusters.
+def _renew(cluster: Cluster, released: threading.Event) -> None:
+    seconds, secret = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE), cluster.secret
+    while not released.wait(seconds):
+        # Who uses a pod that is lost finds that out; this only has to go on asking.
+        asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
+
+
+def _down_at_exit(cluster: Cluster, owner: int) -> None:
+    # A forked child does not own it.
     if os.getpid() == owner:
-        for keeper in list(_keepers.values()):
-            if keeper.end_at_exit:
-                keeper.cluster.down()
+        cluster.down()
 
 
 # The end of clusters: their pods, their keys, and what is left where `up` was killed
@@ -405,8 +388,7 @@ def take_down(name: str, pods: tuple[Pod, ...] | None = None) -> bool:
         if cluster is None or pods not in (None, cluster.pods):
             return False
         release(name)
-        with deferred():
-            clear(folder)
+        clear(folder)
     return True
 
 
@@ -417,9 +399,10 @@ def clear(folder: Path) -> None:
         if any(folder.iterdir()):
             raise UserError(f"{folder}: holds something that is no cluster; choose another name")
         return
-    workers_of(cluster).stop(cluster.workers)
-    for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with deferred():
+        workers_of(cluster).stop(cluster.workers)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == STATE):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def sweep() -> None:

@@ -153,5 +153,7 @@ def own_gpus() -> int:
         return 0
     try:
         return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise UserError(f"counting GPUs failed: {error}; say how many there are with --slots") from None
     finally:
         pynvml.nvmlShutdown()

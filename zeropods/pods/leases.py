@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -33,28 +34,12 @@ SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "
 DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
 
-class Lease:
-    """Runs out when it was not renewed for so many seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.renew()
-
-    def renew(self) -> None:
-        """Let it begin anew."""
-        self._renewed = time.monotonic()
-
-    @property
-    def left(self) -> float:
-        """Seconds until it runs out; 0 or less when it has."""
-        return self._renewed + self.seconds - time.monotonic()
-
-
 @dataclass
 class RunState:
     """A run on this pod."""
 
-    lease: Lease
+    until: float
+    """When its lease runs out, by the monotonic clock."""
     has_ended: bool = False
     ending: int = 0
     """Number of tasks that are ending it."""
@@ -78,19 +63,18 @@ class Leases:
         self._agent = agent
         self._daemons = daemons
         self._end = end
-        self._kind = ""
-        self._pod: Lease | None = None
+        self._kind, self._seconds, self._until = "", math.inf, math.inf
         self._runs: dict[str, RunState] = {}
         self._tasks: set[asyncio.Task[int]] = set()
 
     def open(self, kind: str, seconds: float) -> None:
         """Begin the pod's own lease, of kind `kernel` or `idle`."""
-        self._kind, self._pod = kind, Lease(seconds)
+        self._kind, self._seconds = kind, seconds
+        self.renew()
 
     def renew(self) -> None:
         """The master asked for more time."""
-        if self._pod is not None:
-            self._pod.renew()
+        self._until = time.monotonic() + self._seconds
 
     def use(self) -> None:
         """Somebody uses the pod: a request, an ssh session, an open run."""
@@ -109,7 +93,7 @@ class Leases:
         run = self._run(name, seconds)
         if run.has_ended:
             return {"error": f"run {name} {HAS_ENDED}"}
-        run.lease = Lease(seconds)
+        run.until = time.monotonic() + seconds
         members = self._look()[0].get(name, ())
         since = None if run.last_seen is None else round(time.monotonic() - run.last_seen, 3)
         return {"processes": len(members), "seen": run.seen, "last_seen_seconds": since, "oom_kills": oom_kills()}
@@ -143,12 +127,11 @@ class Leases:
             run.ending -= 1
 
     def status(self) -> dict[str, object]:
-        """Open runs and those that have processes with their number, sessions, and how long the lease lasts."""
-        found, sessions = self._look()
+        """Open runs and those that have processes with their number, and how long the lease lasts."""
+        found, _ = self._look()
         names = sorted({name for name, run in self._runs.items() if not run.has_ended} | found.keys())
-        left = None if self._pod is None else round(self._pod.left, 3)
-        runs = {name: len(found.get(name, ())) for name in names}
-        return {"runs": runs, "sessions": sessions, "lease_seconds_left": left}
+        left = None if self._until == math.inf else round(self._until - time.monotonic(), 3)
+        return {"runs": {name: len(found.get(name, ())) for name in names}, "lease_seconds_left": left}
 
     async def watch(self) -> None:
         """Check each second, for ever."""
@@ -164,16 +147,16 @@ class Leases:
         """Begin to end what has no lease any more."""
         found, sessions = self._look()
         for name, run in self._runs.items():
-            run.has_ended = run.has_ended or run.lease.left <= 0
+            run.has_ended = run.has_ended or run.until <= time.monotonic()
             if run.has_ended and not run.ending and name in found:
                 task = asyncio.create_task(self.end_run(name, GRACE_SECONDS))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         if sessions or any(run.ending or not run.has_ended for run in self._runs.values()):
             self.use()
-        if self._pod is not None and self._pod.left <= 0:
+        if self._until <= time.monotonic():
             neglect = "renewed" if self._kind == KERNEL else "used"
-            self._end(f"its {self._kind} lease was not {neglect} for {self._pod.seconds:g} s")
+            self._end(f"its {self._kind} lease was not {neglect} for {self._seconds:g} s")
 
     def _look(self) -> tuple[dict[str, list[Process]], int]:
         """What `pod_processes` finds now; that is noted of each run, and an unknown one gets a short lease."""
@@ -185,7 +168,7 @@ class Leases:
         return found, sessions
 
     def _run(self, name: str, seconds: float) -> RunState:
-        return self._runs.setdefault(name, RunState(Lease(seconds)))
+        return self._runs.setdefault(name, RunState(time.monotonic() + seconds))
 
 
 def pod_processes(agent: int, daemons: Sequence[int]) -> tuple[dict[str, list[Process]], int]:

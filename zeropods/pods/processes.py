@@ -180,17 +180,13 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
 
 
 @contextmanager
-def terminable(*, saving: signal.Signals | None = None) -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does, so that its record is written.
-
-    Args:
-        saving: the signal that asks for a save instead; where it is SIGTERM, that stays as it is.
-    """
+def terminable() -> Iterator[None]:
+    """SIGTERM ends what runs here as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    with handled({signal.SIGTERM} - {saving}, interrupt):
+    with handled({signal.SIGTERM}, interrupt):
         yield
 
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.files import PLAIN
 from zeropods.pods.hostfile import checked_address, interface
 from zeropods.pods.processes import FORKS_VARIABLE
 from zeropods.programs import end_with_parent, find_program, is_free, own_programs_first
@@ -96,14 +97,15 @@ def make_key(path: Path, comment: str) -> str:
     """
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=KEYGEN_SECONDS, check=False)
+        subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=KEYGEN_SECONDS, check=True
+        )
     except FileNotFoundError:
         raise UserError("ssh-keygen: not found; install it (Debian: apt-get install openssh-client)") from None
-    except subprocess.TimeoutExpired:
-        raise UserError(f"ssh-keygen: not done after {KEYGEN_SECONDS:.0f} s; is {path.parent} reachable?") from None
-    if done.returncode != 0:
-        said = " ".join((done.stderr + done.stdout).decode(errors="replace").split())
-        raise UserError(f"{path}: ssh-keygen failed: {said or done.returncode}; is the folder there and writable?")
+    except subprocess.SubprocessError as error:
+        written = (getattr(error, name, None) for name in ("stderr", "stdout"))
+        said = " ".join(" ".join(str(text) for text in written if text).split()) or error
+        raise UserError(f"{path}: ssh-keygen failed: {said}; is the folder there and writable?") from None
     return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
 
 
@@ -115,21 +117,22 @@ def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
     lines = []
     for address, port, key in entries:
         name = checked_address(address) if port == 22 else f"[{checked_address(address)}]:{port}"
-        lines.append(f"{name} {_quotable(key)}\n")
+        lines.append(f"{name} {key}\n")
     return "".join(lines)
 
 
 def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts: Path, user: str) -> str:
     """One `Host` block for the cluster's pods; other hosts are not touched by it.
 
-    Raises:
-        UserError: an address is no address, or a path cannot be written in ssh's language.
+    Args:
+        key, known_hosts: paths that `pdsh_ssh_arguments` has let pass.
     """
     options = {
-        "User": _quoted(user),
+        # An account of a domain has a backslash.
+        "User": '"' + user.replace("\\", "\\\\") + '"',
         "Port": str(port),
-        "IdentityFile": _quoted_path(key),
-        "UserKnownHostsFile": _quoted_path(known_hosts),
+        "IdentityFile": str(key),
+        "UserKnownHostsFile": str(known_hosts),
         **ALWAYS,
         **PINNED,
     }
@@ -137,21 +140,14 @@ def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts:
     return "\n".join([head, *(f"    {name} {value}" for name, value in options.items())]) + "\n"
 
 
-def ssh_argv(
-    ssh_config: Path | None, address: str, command: Sequence[str], *, port: int | None = None, **options: object
-) -> list[str]:
+def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **options: object) -> list[str]:
     """The argument list that runs `command` on a host, where a shell reads it as the same arguments.
 
     Args:
         ssh_config: None for the user's own configuration, in which `ALWAYS` still holds.
-        port: None for the configuration's.
         options: more of ssh's options.
     """
-    argv = ["ssh", "-T"]
-    if ssh_config is not None:
-        argv += ["-F", str(ssh_config)]
-    if port is not None:
-        argv += ["-p", str(port)]
+    argv = ["ssh", "-T", *(() if ssh_config is None else ("-F", str(ssh_config)))]
     for name, value in {**ALWAYS, **options}.items():
         argv += ["-o", f"{name}={value}"]
     return [*argv, "--", checked_address(address), shlex.join(command)]
@@ -160,15 +156,16 @@ def ssh_argv(
 def pdsh_ssh_arguments(ssh_config: Path) -> str:
     """`PDSH_SSH_ARGS_APPEND`, with which pdsh's ssh reads this configuration.
 
-    pdsh cuts the value at blanks, knows no quotes, and expands %h and its like (2.34, tried).
+    pdsh cuts the value at blanks, knows no quotes, and expands %h and its like (2.34, tried); ssh expands others.
 
     Raises:
-        UserError: the path holds a blank.
+        UserError: the path holds such characters.
     """
     path = str(ssh_config.absolute())
-    if any(character.isspace() for character in path):
-        raise UserError(f"{path}: pdsh cannot be told a path with blanks; set ZEROPODS_HOME to a folder without")
-    return "-F " + path.replace("%", "%%")
+    if not PLAIN.fullmatch(path):
+        remedy = "set ZEROPODS_HOME to a folder of letters, digits and . _ - / only"
+        raise UserError(f"{path}: pdsh cannot be told this path; {remedy}")
+    return f"-F {path}"
 
 
 # The daemon
@@ -240,14 +237,17 @@ class Sshd:
         # gloo would take the interface of the host's name, which on Debian is loopback.
         kept["GLOO_SOCKET_IFNAME"] = interface(self._address)
         session = found | {name: value for name, value in kept.items() if value}
+        wrong = next((name for name, value in session.items() if '"' in value or not value.isprintable()), None)
+        if wrong is not None:
+            raise UserError(f"{wrong}: {session[wrong]!r}: sshd takes no quotes and line breaks; set it without")
         head = {
             "ListenAddress": self._address,
             "Port": str(port),
-            "HostKey": _quoted_for_sshd(str(self._folder / HOST_KEY)),
-            "AuthorizedKeysFile": _quoted_for_sshd(str(self._folder / AUTHORIZED_KEYS).replace("%", "%%")),
+            "HostKey": f'"{self._folder / HOST_KEY}"',
+            "AuthorizedKeysFile": f'"{self._folder / AUTHORIZED_KEYS}"'.replace("%", "%%"),
             "AllowUsers": account(),
             # One line, since sshd heeds only the first one.
-            "SetEnv": " ".join(_quoted_for_sshd(f"{name}={value}") for name, value in session.items()),
+            "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items()),
         }
         return "".join(f"{name} {value}\n" for name, value in head.items()) + SSHD_OPTIONS
 
@@ -284,29 +284,3 @@ async def _has_banner(address: str, port: int) -> bool:
             finally:
                 writer.close()
     return False
-
-
-# Quoting
-
-
-def _quoted_path(path: Path) -> str:
-    if "${" in str(path):
-        raise UserError(f"{path}: ssh would read '${{' as a variable, and knows no escape; choose another folder")
-    # ssh expands %h and its like in file names.
-    return _quoted(str(path.absolute()).replace("%", "%%"))
-
-
-def _quoted(text: str) -> str:
-    return '"' + _quotable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _quoted_for_sshd(text: str) -> str:
-    if '"' in text:
-        raise UserError(f"{text!r}: an sshd configuration cannot hold a quotation mark; choose another name")
-    return f'"{_quotable(text)}"'
-
-
-def _quotable(text: str) -> str:
-    if not text.isprintable():
-        raise UserError(f"{text!r}: has characters that an ssh configuration cannot hold; choose another name")
-    return text

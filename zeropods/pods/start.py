@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError, told_differences
 from zeropods.pods.backends.cml import is_session, require_module
@@ -35,13 +34,10 @@ from zeropods.pods.cluster import (
 )
 from zeropods.pods.hostfile import Host, own_gpus, read_hostfile
 from zeropods.pods.processes import deferred, ending_in_order
-from zeropods.pods.rendezvous import Answer, Pod, Rendezvous
+from zeropods.pods.rendezvous import Pod, Rendezvous
 from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
 from zeropods.programs import LISTENED, find_program
 from zeropods.tables import progress
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client", "pdsh": "pdsh"}
 """The programs that a cluster cannot do without, and Debian's and Ubuntu's packages that bring them."""
@@ -194,44 +190,34 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
     """Start all pods of a cluster in its folder and write its files; whatever goes wrong ends and removes them."""
     clear(folder)
     with ExitStack() as undo:
-        undo.callback(_clear_whole, folder)
+        undo.callback(clear, folder)
         # The state comes first: it says what to clean up, should this process not come to its end.
         cluster = Cluster(folder=folder, settings=settings)
         write_cluster(cluster)
         workers = workers_of(cluster)
-        answer = Answer(
-            authorized_key=make_key(folder / KEY, f"zeropods {cluster.name}"),
-            lease=settings.lease,
-            lease_seconds=settings.lease_seconds,
-        )
-        secret = secrets.token_bytes(32)
+        authorized_key, secret = make_key(folder / KEY, f"zeropods {cluster.name}"), secrets.token_bytes(32)
         with open(folder / SECRET, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(f"{secret.hex()}\n")
         address, ports = workers.master_address(), (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS))
-        with Rendezvous(
-            secret=secret, count=settings.count, answer=answer, address=address, port=port, ssh_ports=ports
-        ) as rendezvous:
+        with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
             env = {
                 "ZEROPODS_MASTER": f"{address}:{rendezvous.port}",
                 "ZEROPODS_SECRET": secret.hex(),
                 "ZEROPODS_SSH_PORTS": ",".join(map(str, ports)),
+                "ZEROPODS_AUTHORIZED_KEY": authorized_key,
+                "ZEROPODS_LEASE": settings.lease,
+                "ZEROPODS_LEASE_SECONDS": f"{settings.lease_seconds:g}",
                 "ZEROPODS_REGISTER_SECONDS": f"{seconds:g}",
                 **({} if settings.slots is None else {"ZEROPODS_SLOTS": str(settings.slots)}),
             }
             with deferred():
                 cluster = replace(cluster, workers=workers.start(env))
                 write_cluster(cluster)
-            pods = _gather(rendezvous, workers, cluster, seconds)
-            cluster = replace(cluster, ssh_port=rendezvous.answer.ssh_port, pods=pods)
+            cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
             write_files(cluster, workers.user)
             write_cluster(cluster)
         undo.pop_all()
     return cluster
-
-
-def _clear_whole(folder: Path) -> None:
-    with deferred():
-        clear(folder)
 
 
 # Waiting for the workers
@@ -240,16 +226,39 @@ def _clear_whole(folder: Path) -> None:
 def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, seconds: float) -> tuple[Pod, ...]:
     """The pods once all are ready, named, in the order of the user's hostfile if there is one, else of addresses.
 
-    `UserError` names a worker that has ended, or those that are missing after so many seconds.
+    `UserError` names a worker that has ended, or those that are missing after so many seconds. One that waits for
+    long to be started is mentioned on stderr.
     """
-    settings = cluster.settings
+    settings, began = cluster.settings, time.monotonic()
+    listed, mentioned = began, set[str]()
+
+    def started() -> list[Worker]:
+        return [worker for worker in workers.list() if worker.id in cluster.workers]
+
     with progress("pods", "pods", settings.count) as bar:
-        arrivals = Arrivals(workers, cluster, bar)
+
+        def watch(registered: frozenset[str]) -> None:
+            nonlocal listed
+            bar.update(len(registered) - bar.n)
+            now = time.monotonic()
+            if now - listed < LIST_SECONDS:
+                return
+            listed = now
+            for worker in started():
+                if worker.has_ended:
+                    code = f"status {worker.status}" if worker.exit_code is None else f"exit code {worker.exit_code}"
+                    end = f"ended with {code} before the cluster was ready"
+                    raise UserError(f"{_shown(worker)} {end}{_last_words(worker)}")
+                if worker.is_pending and now - began >= PENDING_SECONDS and worker.id not in mentioned:
+                    mentioned.add(worker.id)
+                    bar.clear()
+                    print(_state_of(worker, settings), file=sys.stderr, flush=True)
+
         try:
-            pods = rendezvous.gather(seconds, arrivals)
+            pods = rendezvous.gather(seconds, watch)
         except TimeoutError:
             there = rendezvous.there
-            missing = [arrivals.describe(each) for each in arrivals.workers() if each.id not in there]
+            missing = [_state_of(each, settings) for each in started() if each.id not in there]
             head = f"cluster {cluster.name}: {len(there)} of {settings.count} pods after {seconds:g} s"
             raise UserError(f"{head}: {'; '.join(missing) or 'they did not become ready'}") from None
     if settings.hosts:
@@ -257,45 +266,13 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, sec
     return tuple(replace(pod, name=f"pod{number}") for number, pod in enumerate(pods, start=1))
 
 
-class Arrivals:
-    """Looks after workers while they start: called some times a second with the ids of those that have registered."""
-
-    def __init__(self, workers: LocalWorkers, cluster: Cluster, bar: tqdm) -> None:
-        self._workers = workers
-        self._cluster = cluster
-        self._bar = bar
-        self._began = self._listed = time.monotonic()
-        self._mentioned: set[str] = set()
-
-    def __call__(self, registered: frozenset[str]) -> None:
-        """Show how many there are; `UserError` for a worker that has ended."""
-        self._bar.update(len(registered) - self._bar.n)
-        now = time.monotonic()
-        if now - self._listed < LIST_SECONDS:
-            return
-        self._listed = now
-        for worker in self.workers():
-            if worker.has_ended:
-                code = f"exit code {worker.exit_code}" if worker.exit_code is not None else f"status {worker.status}"
-                end = f"ended with {code} before the cluster was ready"
-                raise UserError(f"{_shown(worker)} {end}{_last_words(worker)}")
-            if worker.is_pending and now - self._began >= PENDING_SECONDS and worker.id not in self._mentioned:
-                self._mentioned.add(worker.id)
-                self._bar.clear()
-                print(self.describe(worker), file=sys.stderr, flush=True)
-
-    def workers(self) -> list[Worker]:
-        """The workers of this start."""
-        return [worker for worker in self._workers.list() if worker.id in self._cluster.workers]
-
-    def describe(self, worker: Worker) -> str:
-        """What a worker does instead of registering."""
-        if not worker.is_pending:
-            return f"{_shown(worker)} is {worker.status}{_last_words(worker)}"
-        asked = self._cluster.settings
-        size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
-        reason = worker.reason or f"it waits for {size}; quota or a free machine is missing"
-        return f"{_shown(worker)} is {worker.status}: {reason}"
+def _state_of(worker: Worker, asked: Settings) -> str:
+    """What a worker does instead of registering."""
+    if not worker.is_pending:
+        return f"{_shown(worker)} is {worker.status}{_last_words(worker)}"
+    size = f"{asked.cpu:g} cores, {asked.memory:g} GiB and {asked.nvidia_gpu} GPUs"
+    reason = worker.reason or f"it waits for {size}; quota or a free machine is missing"
+    return f"{_shown(worker)} is {worker.status}: {reason}"
 
 
 def _shown(worker: Worker) -> str:

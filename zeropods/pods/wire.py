@@ -1,10 +1,10 @@
-"""Authenticated, bounded requests between a master and its pods.
+"""Authenticated, bounded requests between a master and its pods; each has a connection of its own.
 
-Listener and connector each open with `zeropods 1 NONCE`. The session key is HMAC-SHA256(secret, purpose | listener's
-nonce | connector's nonce), and every message is a line `MAC JSON`, where MAC = HMAC-SHA256(session key, direction |
-64-bit sequence number | JSON) as hexadecimal. The secret never crosses the wire; a replayed, reflected, reordered or
-altered message, one for another purpose and one of another cluster all fail. Nothing is encrypted: secrets are not
-sent.
+Listener and connector open with `zeropods 2 NONCE`. The key of the connection is HMAC-SHA256(secret, purpose |
+listener's nonce | connector's nonce). The connector sends its request and the listener its answer, each as a line
+`MAC JSON`, where MAC = HMAC-SHA256(key, who says it | JSON) as hexadecimal. The secret never crosses the wire; a
+replayed, reflected or altered message, one for another purpose and one of another cluster all fail. Nothing is
+encrypted: secrets are not sent.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import asyncio
 import hmac
 import json
 import re
-import resource
 import secrets
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -27,14 +25,12 @@ from zeropods.errors import UserError
 DEFAULT_PORT = 6_000
 """The port of the original's master."""
 MAX_MESSAGE_BYTES = 65_536
-"""A longer line, proof included, is refused before it is parsed; also the `limit` of every stream reader here."""
+"""A longer line, proof included, is refused before it is parsed."""
 SEND_SECONDS = 10.0
-"""A peer that does not take a message for so long is given up."""
+"""A peer that does not take its answer for so long is given up."""
 PROOF_SECONDS = 5.0
 """A peer proves itself to a server within this time."""
 CLOSE_SECONDS = 1.0
-SILENT_SECONDS = 120.0
-"""A connection on which nothing is asked for so long is closed."""
 QUEUE = 4_096
 """Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
 
@@ -46,19 +42,26 @@ AT_ONCE = 16
 Message = dict[str, Any]
 """A JSON object."""
 
-_GREETING = re.compile(rb"zeropods 1 ([0-9a-f]{32})")
+_GREETING = re.compile(rb"zeropods 2 ([0-9a-f]{32})\n")
 _LISTENER, _CONNECTOR = b"L", b"C"
 
 
-class ChannelError(Exception):
-    """One line: the peer, and whether it was closed, too large, badly proven, malformed or timed out."""
+class WireError(Exception):
+    """One line: the peer, and why there is no answer of it; or what it answers that is an error."""
 
 
-class AgentError(Exception):
-    """One line: the agent did not answer in time, or refused."""
-
-
-# The master's questions to agents
+async def ask(address: str, port: int, secret: bytes, purpose: str, request: Message, seconds: float) -> Message:
+    """The answer of a server, which has so many seconds to greet, and again to answer; `WireError` if it does not."""
+    peer = f"{address}:{port}"
+    async with _bounded(peer, seconds) as limit:
+        reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
+        try:
+            key = await _agreed_key(peer, reader, writer, secret, purpose, listens=False)
+            limit.reschedule(asyncio.get_running_loop().time() + seconds)
+            writer.write(_sealed(key, _CONNECTOR, request))
+            return _opened(peer, key, _LISTENER, await reader.readuntil(b"\n"))
+        finally:
+            writer.transport.abort()
 
 
 def control_purpose(address: str, control_port: int) -> str:
@@ -68,143 +71,36 @@ def control_purpose(address: str, control_port: int) -> str:
 
 async def ask_agents(
     agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
-) -> list[Message | AgentError]:
-    """Ask all agents at once; answers in their order, an `AgentError` in the place of one that gave none.
+) -> list[Message | WireError]:
+    """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none.
 
     Args:
         agents: (address, control port) of each.
     """
 
-    async def ask(address: str, port: int) -> Message | AgentError:
+    async def ask_one(address: str, port: int) -> Message | WireError:
         try:
-            async with connected(address, port, secret, control_purpose(address, port), seconds) as channel:
-                answer = await channel.ask(request, seconds)
-        except ChannelError as error:
-            return AgentError(f"{address}:{port}: no answer to {request.get('do')!r}: {error}")
-        return AgentError(f"{address}:{port}: {answer['error']}") if "error" in answer else answer
+            answer = await ask(address, port, secret, control_purpose(address, port), request, seconds)
+        except WireError as error:
+            return WireError(f"{address}:{port}: no answer to {request.get('do')!r}: {error}")
+        return WireError(f"{address}:{port}: {answer['error']}") if "error" in answer else answer
 
-    return await asyncio.gather(*(ask(*agent) for agent in agents))
+    return await asyncio.gather(*(ask_one(*agent) for agent in agents))
 
 
 def ask_all(
     agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
-) -> list[Message | AgentError]:
+) -> list[Message | WireError]:
     """`ask_agents` in a thread with a loop of its own, since in a notebook the calling thread runs one already."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
         return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
-
-
-# One connection
-
-
-class Channel:
-    """A connection; after `greet` the first message received proves who the peer is. Any error is final."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, listens: bool) -> None:
-        name = writer.get_extra_info("peername")
-        self.peer = str(name[0]) if name else "a lost connection"
-        self._reader = reader
-        self._writer = writer
-        self._listens = listens
-        self._key = b""
-        self._sends, self._receives = (_LISTENER, _CONNECTOR) if listens else (_CONNECTOR, _LISTENER)
-        self._numbers = {_LISTENER: 0, _CONNECTOR: 0}
-        """Number of the next message of each direction."""
-
-    async def greet(self, secret: bytes, purpose: str, seconds: float) -> None:
-        """Exchange nonces, from which the key of this connection follows."""
-        own = secrets.token_hex(16).encode()
-        async with _bounded(self.peer, seconds):
-            self._writer.write(b"zeropods 1 " + own + b"\n")
-            greeting = _GREETING.fullmatch((await self._reader.readuntil(b"\n"))[:-1])
-        if greeting is None:
-            raise ChannelError(f"{self.peer}: malformed: no greeting of this protocol")
-        nonces = (own, greeting[1]) if self._listens else (greeting[1], own)
-        self._key = hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
-
-    async def send(self, body: Message) -> None:
-        """Send one message; `ValueError` for a number that JSON does not have."""
-        text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-        line = self._proof(self._sends, text) + b" " + text + b"\n"
-        if len(line) > MAX_MESSAGE_BYTES:
-            raise ChannelError(f"{self.peer}: too large: a message of {len(line)} bytes to send")
-        async with _bounded(self.peer, SEND_SECONDS):
-            self._writer.write(line)
-            await self._writer.drain()
-
-    async def receive(self, seconds: float) -> Message:
-        """The next message of the peer, proven and parsed."""
-        async with _bounded(self.peer, seconds):
-            line = await self._reader.readuntil(b"\n")
-        proof, _, text = line[:-1].partition(b" ")
-        if not hmac.compare_digest(self._proof(self._receives, text), proof):
-            raise ChannelError(f"{self.peer}: bad proof: a message that was not made with this cluster's secret")
-        with suppress(ValueError):
-            body = json.loads(text)
-            if isinstance(body, dict):
-                return body
-        raise ChannelError(f"{self.peer}: malformed: a message that is no JSON object")
-
-    async def ask(self, body: Message, seconds: float) -> Message:
-        """Send a message and receive the next one."""
-        await self.send(body)
-        return await self.receive(seconds)
-
-    async def close(self) -> None:
-        """Send what is left and close; cut where the peer does not take it."""
-        self._writer.close()
-        with suppress(OSError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await self._writer.wait_closed()
-        self.cut()
-
-    def cut(self) -> None:
-        """Close without sending what is left."""
-        self._writer.transport.abort()
-
-    def _proof(self, direction: bytes, text: bytes) -> bytes:
-        sealed = direction + struct.pack(">Q", self._numbers[direction]) + text
-        self._numbers[direction] += 1
-        return hmac.digest(self._key, sealed, "sha256").hex().encode()
-
-
-@asynccontextmanager
-async def connected(address: str, port: int, secret: bytes, purpose: str, seconds: float) -> AsyncIterator[Channel]:
-    """A connection to a server, which has been greeted within `seconds`; `ChannelError` where it is not there."""
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + seconds
-    async with _bounded(f"{address}:{port}", seconds):
-        streams = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
-    channel = Channel(*streams, listens=False)
-    try:
-        await channel.greet(secret, purpose, deadline - clock())
-        yield channel
-    finally:
-        await channel.close()
-
-
-@asynccontextmanager
-async def _bounded(peer: str, seconds: float) -> AsyncIterator[None]:
-    """A deadline, and errors as `ChannelError`."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise ChannelError(f"{peer}: timed out: nothing in {seconds:g} s") from None
-    except asyncio.IncompleteReadError as error:
-        cut = " in the middle of a message" if error.partial else ""
-        raise ChannelError(f"{peer}: closed: the peer ended the connection{cut}") from None
-    except asyncio.LimitOverrunError:
-        raise ChannelError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
-    except OSError as error:
-        raise ChannelError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
 
 
 # The server, which pods and their master both are
 
 
 class Server:
-    """Answers the requests of peers that have proven with their first message that they know the secret.
+    """Answers the requests of peers that prove that they know the secret.
 
     Args:
         answer: takes a request and the peer's address; what it returns is sent.
@@ -224,7 +120,7 @@ class Server:
         self._purpose = purpose
         self._answer = answer
         self._limit = unproven
-        self._unproven: list[Channel] = []
+        self._unproven: list[asyncio.StreamWriter] = []
         """Oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -236,13 +132,13 @@ class Server:
         sock.listen(QUEUE)
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Stop listening; connections are cut which their peers have not closed `seconds` later."""
+        """Stop listening; requests are cut that have not been answered `seconds` later."""
         if self._server is None:
             return
         self._server.close()
         self._server = None
-        for channel in self._unproven:
-            channel.cut()
+        for writer in self._unproven:
+            writer.transport.abort()
         if self._tasks and seconds:
             await asyncio.wait(self._tasks, timeout=seconds)
         for task in self._tasks:
@@ -254,33 +150,35 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        channel = Channel(reader, writer, listens=True)
+        name = writer.get_extra_info("peername")
+        peer = str(name[0]) if name else "a lost connection"
         try:
-            # One that was accepted while the server was closed is nobody's.
-            if self._server is not None:
-                request = await self._first_message(channel)
-                while True:
-                    await channel.send(await self._answer(request, channel.peer))
-                    request = await channel.receive(SILENT_SECONDS)
-        except (ChannelError, asyncio.CancelledError):
-            pass  # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
+            # Cancelled by `close`: asyncio would log it with a traceback (Python 3.11).
+            with suppress(WireError, asyncio.CancelledError):
+                key, request = await self._proven_request(peer, reader, writer)
+                sealed = _sealed(key, _LISTENER, await self._answer(request, peer))
+                async with _bounded(peer, SEND_SECONDS):
+                    writer.write(sealed)
+                    writer.close()
+                    await writer.wait_closed()
         finally:
             self._tasks.discard(task)
-            channel.cut()
+            writer.transport.abort()
 
-    async def _first_message(self, channel: Channel) -> Message:
-        """The message by which a peer proves that it knows the secret."""
+    async def _proven_request(
+        self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[bytes, Message]:
+        """The connection's key, and the message by which a peer proves that it knows the secret."""
         while len(self._unproven) >= self._limit:
-            self._unproven.pop(0).cut()
-        self._unproven.append(channel)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + PROOF_SECONDS
+            self._unproven.pop(0).transport.abort()
+        self._unproven.append(writer)
         try:
-            await channel.greet(self._secret, self._purpose, PROOF_SECONDS)
-            return await channel.receive(deadline - clock())
+            async with _bounded(peer, PROOF_SECONDS):
+                key = await _agreed_key(peer, reader, writer, self._secret, self._purpose, listens=True)
+                return key, _opened(peer, key, _CONNECTOR, await reader.readuntil(b"\n"))
         finally:
-            if channel in self._unproven:
-                self._unproven.remove(channel)
+            if writer in self._unproven:
+                self._unproven.remove(writer)
 
 
 def listening_socket(address: str, port: int | None) -> socket.socket:
@@ -303,9 +201,58 @@ def listening_socket(address: str, port: int | None) -> socket.socket:
     raise UserError(f"{place}: cannot listen there ({reason}); name another port, or an address of this machine")
 
 
-def allow_open_files(needed: int) -> None:
-    """Raise this process's soft limit of open files to `needed`, or as far as the hard one allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+# What both sides do with a connection
+
+
+async def _agreed_key(
+    peer: str,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secret: bytes,
+    purpose: str,
+    *,
+    listens: bool,
+) -> bytes:
+    """Exchange nonces, from which the key of this connection follows."""
+    own = secrets.token_hex(16).encode()
+    writer.write(b"zeropods 2 " + own + b"\n")
+    greeting = _GREETING.fullmatch(await reader.readuntil(b"\n"))
+    if greeting is None:
+        raise WireError(f"{peer}: malformed: no greeting of this protocol")
+    nonces = (own, greeting[1]) if listens else (greeting[1], own)
+    return hmac.digest(secret, b"|".join([purpose.encode(), *nonces]), "sha256")
+
+
+def _sealed(key: bytes, sender: bytes, body: Message) -> bytes:
+    """A message as a line."""
+    text = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+    return _proof(key, sender, text) + b" " + text + b"\n"
+
+
+def _opened(peer: str, key: bytes, sender: bytes, line: bytes) -> Message:
+    """The message of a line, once it is proven."""
+    proof, _, text = line[:-1].partition(b" ")
+    if not hmac.compare_digest(_proof(key, sender, text), proof):
+        raise WireError(f"{peer}: bad proof: a message that was not made with this cluster's secret")
+    body: Message = json.loads(text)
+    return body
+
+
+def _proof(key: bytes, sender: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, sender + text, "sha256").hex().encode()
+
+
+@asynccontextmanager
+async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
+    """A deadline, and errors as `WireError`."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield limit
+    except TimeoutError:
+        raise WireError(f"{peer}: timed out: nothing in {seconds:g} s") from None
+    except asyncio.IncompleteReadError:
+        raise WireError(f"{peer}: closed: the peer ended the connection") from None
+    except asyncio.LimitOverrunError:
+        raise WireError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
+    except OSError as error:
+        raise WireError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None

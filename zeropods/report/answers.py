@@ -9,6 +9,7 @@ from html import escape
 
 from zeropods.report.figures import DEVICE_USED, Values
 from zeropods.report.groups import ratio_interval
+from zeropods.report.rows import inference_text
 from zeropods.tables import GIB, MIB, counted, markdown_text
 
 QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
@@ -16,6 +17,7 @@ LINES = "white-space: pre-line"
 """Each model has a line of its own."""
 ONE_BELOW = "float: none; width: auto;"
 """Notebooks would set the questions into a column of a fifth of the page, wider than which a word may be."""
+UNKNOWN = "No run left a record, so nothing is known yet."
 NO_PRICE = "A price per pod and hour adds the cost."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
@@ -28,28 +30,32 @@ SHOWN_NAMES = 4
 class Answers:
     """The questions and their answers, shown as text on a terminal and as a list in a notebook."""
 
-    texts: tuple[str, str, str, str]
-    """In the order of `QUESTIONS`."""
+    texts: Sequence[str]
+    """In the order of `QUESTIONS`; one text where it answers all of them alike."""
+
+    @property
+    def by_question(self) -> dict[str, str]:
+        """Each question with its answer; all of them together where the answer is one."""
+        return dict(zip(QUESTIONS if len(self.texts) > 1 else [" ".join(QUESTIONS)], self.texts, strict=True))
 
     def to_json(self) -> list[dict[str, str]]:
         """Each question with its answer."""
-        return [{"question": question, "answer": text} for question, text in zip(QUESTIONS, self.texts, strict=True)]
+        texts = self.texts if len(self.texts) > 1 else [*self.texts] * len(QUESTIONS)
+        return [{"question": question, "answer": text} for question, text in zip(QUESTIONS, texts, strict=True)]
 
     def to_markdown(self) -> str:
         """A line for each."""
-        pairs = zip(QUESTIONS, self.texts, strict=True)
-        return "".join(f"- **{question}** {markdown_text(text)}\n" for question, text in pairs)
+        return "".join(f"- **{question}** {markdown_text(text)}\n" for question, text in self.by_question.items())
 
     def _repr_html_(self) -> str:
-        pairs = zip(QUESTIONS, self.texts, strict=True)
         items = (
             f"<dt style='{ONE_BELOW}'>{question}</dt><dd style='{ONE_BELOW} {LINES}'>{escape(text)}</dd>"
-            for question, text in pairs
+            for question, text in self.by_question.items()
         )
         return f"<dl>{''.join(items)}</dl>"
 
     def __repr__(self) -> str:
-        return "\n".join(f"{question} {text}" for question, text in zip(QUESTIONS, self.texts, strict=True))
+        return "\n".join(f"{question} {text}" for question, text in self.by_question.items())
 
 
 def answers(lines: Sequence[Values]) -> Answers:
@@ -65,8 +71,7 @@ def answers(lines: Sequence[Values]) -> Answers:
     named = len({model for model, _ in models}) > 1
     subjects = [Subject(model, _without_model(model, rows) if named else rows) for (model, _), rows in models.items()]
     if not subjects:
-        unknown = "No run left a record, so nothing is known yet."
-        return Answers((unknown, unknown, unknown, unknown))
+        return Answers((UNKNOWN,))
     names = [f"{subjects[0].model} "] if len(subjects) == 1 else [f"{name}: " for name in _subject_names(models)]
     also = names if len(subjects) > 1 else [""]
     more = [f"The tables have {len(subjects) - SHOWN_MODELS} more models."] if len(subjects) > SHOWN_MODELS else []
@@ -123,12 +128,12 @@ class Subject:
     @property
     def comparable(self) -> list[Values]:
         """Of these, the rows that have a ratio."""
-        return [row for row in self.done if row["is_compared"] and row["base_row"] is not None]
+        return [row for row in self.done if row["is_compared"] and row["base"] is not None]
 
     @property
     def base(self) -> Values | None:
         """The row that the comparable ones are set against: that with the fewest processes."""
-        return next((row for row in self.comparable if row["row"] == row["base_row"]), None)
+        return next((row for row in self.comparable if row["row"] == row["base"]), None)
 
     @property
     def fastest(self) -> Values | None:
@@ -230,7 +235,7 @@ class Subject:
         if not scored:
             return "No run was scored; zeropods predict and zeropods score do it."
         base = min(scored, key=lambda row: (row["world_size"], row["technique"] != "none"))
-        told = [f"{base['label']} reaches {base['inference_text']}."]
+        told = [f"{base['label']} reaches {inference_text(base)}."]
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
         others = [row for row in same if row is not base]
         apart = [row for row in others if _is_apart(row, base)]

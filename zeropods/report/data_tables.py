@@ -12,7 +12,7 @@ from zeropods.data.manifest import Manifest, TokenStatistics
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
-from zeropods.plan.shapes import T5_SHAPES
+from zeropods.plan.models import known_names, shape_named
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.plots import Plot, new_axes
 from zeropods.sql.query import cells_text, execute
@@ -74,7 +74,15 @@ def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "t
 
 def shape_table(*names: str) -> Table:
     """Parameters of models by their published shape, and the memory of the weights at each precision."""
-    return Table.of(_weights(name, T5_SHAPES[name].parameters) for name in names or T5_SHAPES)
+    sizes = {name: shape_named(name).parameters for name in names or known_names("t5")}
+    return Table.of(
+        {
+            "model": name,
+            "parameters": f"{parameters:,}",
+            **{f"{p} weights (GiB)": f"{parameters * ELEMENT_BYTES[p] / GIB:.3f}" for p in ("fp32", "bf16")},
+        }
+        for name, parameters in sizes.items()
+    )
 
 
 def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
@@ -96,14 +104,6 @@ def _statistics(side: TokenStatistics) -> dict[str, float]:
         "truncated rows": side.truncated_rows,
         "unknown tokens": side.unknown_tokens,
     }
-
-
-def _weights(name: str, parameters: int) -> dict[str, str]:
-    sizes = {
-        f"{precision} weights (GiB)": f"{parameters * ELEMENT_BYTES[precision] / GIB:.3f}"
-        for precision in ("fp32", "bf16")
-    }
-    return {"model": name, "parameters": f"{parameters:,}", **sizes}
 
 
 def _described(example: Example) -> dict[str, str]:

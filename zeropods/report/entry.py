@@ -17,7 +17,6 @@ from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, QueryScore, Score, score_of
 from zeropods.measure.record import Record, RunConfig, read_config, read_record
 from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD
-from zeropods.plan.shapes import shape_from
 from zeropods.programs import is_held
 from zeropods.report.figures import Values
 
@@ -31,6 +30,8 @@ MEMORY_COLUMNS = {
 }
 USE_COLUMNS = {"utilization_percent": "GPU (%)", "cpu_percent": "CPU (% of cores)"}
 """What people call the columns of `memory/N.csv`; of each kind the first that has samples is drawn."""
+DRAWN = 2_000
+"""Samples of a rank that are kept, more than a plot shows apart."""
 SLACK_SECONDS = 1.0
 """Between the clock that a run is timed by and the one that samples have."""
 
@@ -130,7 +131,7 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
         faults += [one_line(fault, entry.folder)] if fault else []
         last = samples[samples["unix_seconds"] >= _began(entry, int(path.stem))]
         if len(last):
-            ranks[int(path.stem)] = last
+            ranks[int(path.stem)] = _thinned(last)
     return Timeline(label, ranks, tuple(faults))
 
 
@@ -142,24 +143,37 @@ def _read_samples(path: Path) -> tuple[DataFrame, str | None]:
     """
     import pandas as pd
 
+    content = path.read_bytes()
     try:
-        text = path.read_text(encoding="utf-8")
-        # The text behind the last line end is empty, or a line that was cut short when the run was killed.
-        lines = io.StringIO(text[: text.rfind("\n") + 1])
+        # What is behind the last line end is nothing, or a line that was cut short when the run was killed.
+        lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
         # An attempt of a later version may have written more columns: those that the header names are taken.
-        header = text.partition("\n")[0].split(",")
-        whole = pd.read_csv(lines, dtype=str, usecols=header, index_col=False, quoting=csv.QUOTE_NONE)
+        header = content.partition(b"\n")[0].decode().split(",")
+        used = [name for name in header if name in ("unix_seconds", "phase", *MEMORY_COLUMNS, *USE_COLUMNS)]
+        whole = pd.read_csv(lines, usecols=used, index_col=False, quoting=csv.QUOTE_NONE, low_memory=False)
     except ValueError as error:
         raise UserError(f"{path}: damaged: {error}; run it again") from None
-    missing = [name for name in ("unix_seconds", "phase", *MEMORY_COLUMNS) if name not in whole]
+    missing = [name for name in ("unix_seconds", "phase", *MEMORY_COLUMNS) if name not in used]
     if missing:
-        raise UserError(f"{path}: header {','.join(whole)!r:.60}; expected a column {missing[0]}: run it again")
+        raise UserError(f"{path}: header {','.join(header)!r:.60}; expected a column {missing[0]}: run it again")
     numbers = whole.drop(columns="phase").apply(pd.to_numeric, errors="coerce")
     is_bad = numbers["unix_seconds"].isna() | whole["phase"].isna()
     is_bad |= (numbers.isna() & whole.drop(columns="phase").notna()).any(axis="columns")
     bad = [int(line) + 2 for line in whole.index[is_bad]]
-    fault = f"{path}:{bad[0]}: {text.splitlines()[bad[0] - 1]!r:.60} is no sample, left out" if bad else None
+    line = content.splitlines()[bad[0] - 1].decode("utf-8", "replace") if bad else ""
+    fault = f"{path}:{bad[0]}: {line!r:.60} is no sample, left out" if bad else None
     return numbers.assign(phase=whole["phase"])[~is_bad], fault
+
+
+def _thinned(samples: DataFrame) -> DataFrame:
+    """At most `DRAWN` samples, one for each stretch of them: the highest of memory, and of its use the mean."""
+    import numpy as np
+
+    if len(samples) <= DRAWN:
+        return samples
+    first = dict.fromkeys(("unix_seconds", "phase"), "first")
+    rules = {name: "max" if name in MEMORY_COLUMNS else "mean" for name in samples} | first
+    return samples.groupby(np.arange(len(samples)) * DRAWN // len(samples)).agg(rules)
 
 
 def _began(entry: Entry, number: int) -> float:
@@ -178,12 +192,6 @@ def one_line(what: object, folder: Path) -> str:
 
 def _recorded(folder: Path, name: str) -> Entry:
     record = read_record(folder)
-    for rank in record.ranks:
-        try:
-            if rank.shape is not None:
-                shape_from(rank.shape)
-        except UserError as error:
-            raise UserError(f"{folder / RECORD}: ranks.{rank.rank}.{error}") from None
     reason = one_line(record.reason, folder) if record.reason else None
     earlier = tuple(_earlier(folder, record.attempt))
     return Entry(name=name, folder=folder, status=record.status, reason=reason, config=record, earlier=earlier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,10 +10,10 @@ from functools import partial
 from statistics import mean, median
 from typing import Any
 
-from zeropods.measure.record import PHASES, Record, Sampled, real_tokens
+from zeropods.measure.record import PHASES, Record, Statistics, real_tokens
 from zeropods.plan.machines import published_flops
 from zeropods.plan.memory import planned
-from zeropods.plan.shapes import shape_from
+from zeropods.plan.models import shape_recorded
 from zeropods.report.planned import PLAN_KEYS, plan_figures
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
@@ -73,6 +74,7 @@ def figures(
         **values,
         "model_flops_utilization": _ratio(values["model_flops_per_second"], values["peak_flops_per_second"]),
         "measured_to_planned": _ratio(values["measured_bytes"], values["planned_bytes"]),
+        "energy_kwh": _ratio(values["energy_joules"], JOULES_PER_KWH),
         **plan_figures(record),
         **_goodput(record, earlier),
         "cost": record.pods * seconds / SECONDS_PER_HOUR * price_per_hour if priced else None,
@@ -97,16 +99,15 @@ def of_ranks(record: Record, key: str) -> list[Any] | None:
 # Time and rates. A rate is of all ranks together.
 
 
-def largest(record: Record, key: str) -> Any:
-    """The largest of a field over all ranks: of seconds, those of the slowest rank."""
+def over_ranks(record: Record, key: str, rule: Callable[[list[Any]], Any]) -> Any:
+    """One value from a field of all ranks: of seconds those of the slowest, of joules their sum; None without it."""
     values = of_ranks(record, key)
-    return None if values is None else max(values)
+    return None if values is None else rule(values)
 
 
-def longest(record: Record, key: str) -> float | None:
-    """Sum of a list of seconds, of the slowest rank; None where some rank has an empty list."""
-    values = of_ranks(record, key)
-    return max(map(sum, values)) if values and all(values) else None
+def longest(seconds: Sequence[Statistics]) -> float:
+    """Sum of durations, of the slowest rank."""
+    return max(each.total for each in seconds)
 
 
 def is_resumed(record: Record) -> bool:
@@ -119,13 +120,13 @@ def duration_seconds(record: Record) -> float | None:
 
     None for a run that was resumed: nobody has measured all of it.
     """
-    return None if is_resumed(record) else largest(record, "wall_seconds")
+    return None if is_resumed(record) else over_ranks(record, "wall_seconds", max)
 
 
 def samples(record: Record) -> int:
     """Training rows of all ranks in the steps of this attempt: rows x passes x steps, summed over ranks."""
     per_step = record.per_device_train_batch_size * record.gradient_accumulation_steps
-    return sum(per_step * len(rank.step_seconds) for rank in record.ranks)
+    return sum(per_step * rank.steps for rank in record.ranks)
 
 
 def tokens_per_second(record: Record) -> float | None:
@@ -145,7 +146,7 @@ def padding_share(record: Record) -> float | None:
 def evaluation_samples_per_second(record: Record) -> float | None:
     """Rows of the dev split / mean seconds of an evaluation, of the slowest rank."""
     seconds = of_ranks(record, "evaluate_seconds")
-    slowest = max(map(mean, seconds)) if seconds and all(seconds) else 0.0
+    slowest = max(each.mean for each in seconds) if seconds else 0.0
     return record.dev_rows / slowest if record.dev_rows and slowest else None
 
 
@@ -158,46 +159,34 @@ def model_flops_per_second(record: Record) -> float | None:
     Tokens are those of source and target; of a causal model all, and those with a loss.
     """
     rate, rows = record.samples_per_second, samples(record)
-    shape = next((rank.shape for rank in record.ranks if rank.shape), None)
+    recorded = next((rank.shape for rank in record.ranks if rank.shape), None)
+    shape = None if recorded is None else shape_recorded(json.dumps(recorded))
     source = sum(rank.source_tokens for rank in record.ranks)
     target = sum(rank.target_tokens for rank in record.ranks)
     if rate is None or shape is None or not rows or not source + target:
         return None
-    return shape_from(shape).training_flops(source / rows, target / rows) * rate
+    return shape.training_flops(source / rows, target / rows) * rate
 
 
-def peak_flops_per_second(record: Record) -> float | None:
-    """FLOP/s of all that the run ran on, at its precision.
+def peak_flops(record: Record) -> tuple[float | None, str | None]:
+    """FLOP/s of all that the run ran on, at its precision, and where they are from; None where there is no peak.
 
     The published peak of each rank's GPU, summed; where one is not published, or on CPUs, the best matrix
     multiplication that rank 0 measured x GPUs, or x machines: pods of one machine share its cores.
     """
-    published = _published_peak(record)
-    return _measured_peak(record) if published is None else published
-
-
-def peak_flops_kind(record: Record) -> str | None:
-    """`published` or `measured matmul`: where the peak is from; None where there is none."""
-    if _published_peak(record) is not None:
-        return PUBLISHED
-    return None if _measured_peak(record) is None else MEASURED
+    peaks = [published_flops(name, record.precision) for name in of_ranks(record, "gpu") or ()]
+    known = [peak for peak in peaks if peak is not None]
+    if known and len(known) == len(peaks):
+        return sum(known), PUBLISHED
+    one = own_matmul(record)
+    measured = None if one is None else _of_all_devices(record, one)
+    return measured, None if measured is None else MEASURED
 
 
 def machines(record: Record) -> int | None:
     """Number of distinct machines that the ranks ran on; pods of one machine are one."""
-    found = of_ranks(record, "machine")
-    return None if found is None else len(set(found))
-
-
-def _published_peak(record: Record) -> float | None:
-    peaks = [published_flops(name, record.precision) for name in of_ranks(record, "gpu") or ()]
-    known = [peak for peak in peaks if peak is not None]
-    return sum(known) if known and len(known) == len(peaks) else None
-
-
-def _measured_peak(record: Record) -> float | None:
-    one = own_matmul(record)
-    return None if one is None else _of_all_devices(record, one)
+    found: int | None = over_ranks(record, "machine", lambda names: len(set(names)))
+    return found
 
 
 def own_matmul(record: Record) -> float | None:
@@ -232,7 +221,7 @@ def _goodput(record: Record, earlier: Sequence[Record]) -> Values:
     useful, lost, following = 0.0, 0, record.steps
     for attempt in reversed(attempts):
         first = min((rank.first_step for rank in attempt.ranks), default=following)
-        useful += max((sum(rank.step_seconds[: max(0, following - first)]) for rank in attempt.ranks), default=0.0)
+        useful += max((rank.seconds_of_first(following - first) for rank in attempt.ranks), default=0.0)
         lost += max(0, attempt.steps - following)
         following = min(following, first)
     began = datetime.fromisoformat(attempts[0].started_at).timestamp()
@@ -339,7 +328,7 @@ def use(record: Record, column: str, statistic: str) -> float | None:
     return mean(values) if values and len(values) == len(record.ranks) else None
 
 
-def samples_of(record: Record, kind: str) -> list[Sampled] | None:
+def samples_of(record: Record, kind: str) -> list[Statistics] | None:
     """Statistics of each rank's samples of one kind of memory; None unless every rank has some."""
     column = f"{kind.replace('-', '_')}_bytes"
     found = [of_rank.get(column) for of_rank in of_ranks(record, "sampled") or ()]
@@ -356,30 +345,6 @@ def _peaks(record: Record, kind: str) -> list[float] | None:
 
 def _first_kind(record: Record, kinds: Sequence[str]) -> str | None:
     return next((kind for kind in kinds if peak_bytes(record, kind) is not None), None)
-
-
-# What came of a run: losses (nats per label token) and energy.
-
-
-def train_loss(record: Record) -> float | None:
-    """The last training loss."""
-    return record.losses[-1].loss if record.losses else None
-
-
-def eval_loss(record: Record) -> float | None:
-    """The last evaluation loss."""
-    return record.eval_losses[-1].loss if record.eval_losses else None
-
-
-def energy_joules(record: Record) -> float | None:
-    """Joules of all ranks' GPUs from start to end, by NVML's own counters, summed."""
-    joules = of_ranks(record, "energy_joules")
-    return None if joules is None else sum(joules)
-
-
-def energy_kwh(record: Record) -> float | None:
-    """Kilowatt-hours: joules / 3.6 million."""
-    return _ratio(energy_joules(record), JOULES_PER_KWH)
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -409,12 +374,11 @@ FIGURES = (
     Figure("tokens_per_second", tokens_per_second),
     Figure("padding_share", padding_share),
     Figure("evaluation_samples_per_second", evaluation_samples_per_second),
-    Figure("start_seconds", partial(largest, key="start_seconds")),
-    Figure("evaluate_seconds", partial(longest, key="evaluate_seconds")),
-    Figure("save_seconds", partial(longest, key="save_seconds")),
+    Figure("start_seconds", partial(over_ranks, key="start_seconds", rule=max)),
+    *(Figure(key, partial(over_ranks, key=key, rule=longest)) for key in ("evaluate_seconds", "save_seconds")),
     Figure("model_flops_per_second", model_flops_per_second),
-    Figure("peak_flops_per_second", peak_flops_per_second),
-    Figure("peak_flops_kind", peak_flops_kind, agreed),
+    Figure("peak_flops_per_second", lambda record: peak_flops(record)[0]),
+    Figure("peak_flops_kind", lambda record: peak_flops(record)[1], agreed),
     Figure("machines", machines, agreed),
     Figure("pod_memory_bytes", pod_memory_bytes, fullest),
     Figure("peak_memory_bytes", peak_memory_bytes, max),
@@ -435,21 +399,21 @@ FIGURES = (
         for column in USED
         for statistic in ("mean", "p95")
     ),
-    Figure("train_loss", train_loss),
-    Figure("eval_loss", eval_loss),
-    Figure("energy_joules", energy_joules),
-    Figure("energy_kwh", energy_kwh),
+    Figure("train_loss", lambda record: record.losses[-1].loss if record.losses else None),
+    Figure("eval_loss", lambda record: record.eval_losses[-1].loss if record.eval_losses else None),
+    Figure("energy_joules", partial(over_ranks, key="energy_joules", rule=sum)),
 )
 DERIVED: dict[str, Callable[[Sequence[Any]], Any]] = {
     "model_flops_utilization": mean,
     "measured_to_planned": max,
+    "energy_kwh": mean,
     **dict.fromkeys(PLAN_KEYS, median),
     "goodput": mean,
     "lost_steps": mean,
     "cost": mean,
     "peak_flops_run": agreed,
 }
-"""Figures from other figures, and their rules for repeats: MFU, a share of 1; a ratio; pods x hours x price."""
+"""Figures from other figures, and their rules for repeats: MFU, a share of 1; ratios; pods x hours x price."""
 OF_KIND = {
     "memory_kind": ("pod_memory_bytes", "peak_memory_bytes"),
     "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zeropods.errors import UserError
-from zeropods.measure.record import STRICT, validated
+from zeropods.files import validated
+from zeropods.measure.record import STRICT
 from zeropods.report.settings import PREFIX, as_key
-from zeropods.tables import Table
+from zeropods.tables import Table, counted
 
 SCHEMA_VERSION = 2
 """Of `summary.json`."""
@@ -101,10 +102,9 @@ class GateVerdict:
     judged: int
     """Number of rows that were compared."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain values."""
-        worse = [asdict(one) for one in self.worse]
-        return {"worse": worse, "not_comparable": list(self.not_comparable), "judged": self.judged}
+        return asdict(self)
 
 
 def read_rows(path: Path) -> list[GateRow]:
@@ -141,13 +141,13 @@ def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:
     return GateVerdict(tuple(worse), tuple(unjudged), judged)
 
 
-def gate_text(verdict: dict[str, Any]) -> str:
-    """What people read of a verdict, from its JSON."""
-    lines = [f"{len(verdict['worse'])} figures got worse, of {verdict['judged']} rows compared"]
-    if verdict["worse"]:
-        shown = [{key: _shown(value) for key, value in one.items()} for one in verdict["worse"]]
+def gate_text(verdict: GateVerdict) -> str:
+    """What people read of a verdict."""
+    lines = [f"{counted(len(verdict.worse), 'figure')} got worse, of {counted(verdict.judged, 'row')} compared"]
+    if verdict.worse:
+        shown = [{key: _shown(value) for key, value in asdict(one).items()} for one in verdict.worse]
         lines += ["", str(Table.of(shown))]
-    return "\n".join([*lines, *(f"not compared: {line}" for line in verdict["not_comparable"])])
+    return "\n".join([*lines, *(f"not compared: {line}" for line in verdict.not_comparable)])
 
 
 def _worse(before: GateRow, now: GateRow) -> Iterator[Worse]:

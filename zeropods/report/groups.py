@@ -8,7 +8,7 @@ import math
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean, stdev, variance
 from typing import Any
@@ -47,11 +47,9 @@ class SummaryRun:
     """One run and its figures."""
 
     entry: Entry
-    price_per_hour: float | None = None
-    peak: MatmulPeak | None = None
-    """The best matrix multiplication that was measured on such hardware."""
+    figures: Values
 
-    @cached_property
+    @property
     def values(self) -> Values:
         """Every raw value by name."""
         entry = self.entry
@@ -64,11 +62,6 @@ class SummaryRun:
             **self.figures,
             **accuracy([entry]),
         }
-
-    @cached_property
-    def figures(self) -> Values:
-        """The figures of its record."""
-        return figures(self.entry.record, self.price_per_hour, earlier=self.entry.earlier, peak=self.peak)
 
 
 @dataclass(frozen=True)
@@ -95,11 +88,6 @@ class Group:
         return self.first.config.task if self.first.config else TEXT2SQL
 
     @property
-    def is_ok(self) -> bool:
-        """Whether its figures are of runs that ended well."""
-        return any(run.entry.status == "ok" for run in self.runs)
-
-    @property
     def name(self) -> str:
         """The run's; of repeats, the part of the path that they share, or the first one's."""
         parts = [run.entry.name.split("/") for run in self.runs]
@@ -120,19 +108,10 @@ class Group:
         return settings(self.first.config)
 
     @cached_property
-    def arrangement(self) -> Settings:
-        """Technique, pods and what goes with them."""
-        return arrangement(self.first.config)
-
-    @cached_property
-    def rates(self) -> list[float]:
-        """Samples per second of each repeat that was timed."""
-        rates = [run.figures["samples_per_second"] for run in self.measured]
-        return [rate for rate in rates if rate is not None]
-
-    @cached_property
     def values(self) -> Values:
-        """Every raw value by name, over the repeats that were measured."""
+        """Every raw value by name, over the repeats that were measured; `group_runs` adds those against other rows."""
+        rates = [run.figures["samples_per_second"] for run in self.measured]
+        timed = [rate for rate in rates if rate is not None]
         return {
             "row": self.letter,
             "runs": [run.entry.name for run in self.runs],
@@ -141,33 +120,44 @@ class Group:
             "status": self.status,
             **_facts(self.first),
             **of_repeats([run.figures for run in self.measured]),
-            "samples_per_second_values": self.rates,
-            "samples_per_second_interval": t_interval(self.rates),
+            "samples_per_second_values": timed,
+            "samples_per_second_interval": t_interval(timed),
             **accuracy([run.entry for run in self.measured]),
         }
 
+    def to_json(self) -> Values:
+        """Its raw values, and what another summary needs to find the same row."""
+        return {**self.values, "settings": self.settings, "arrangement": arrangement(self.first.config)}
 
-def group_runs(entries: Sequence[Entry], price_per_hour: float | None = None) -> list[Group]:
+
+def group_runs(
+    entries: Sequence[Entry], price_per_hour: float | None = None, *, allow_differences: bool = False
+) -> list[Group]:
     """Rows, those of equal settings together by processes and technique; first the settings with the most runs.
 
     A profiled run never stands before one that is not. A run without a record is a row of its own. So is a copy, a
     second record with the id of another: its figures were measured once.
+
+    Args:
+        allow_differences: where no other row may be compared, take any of the same model, task and length of rows,
+            and say what differs. A sample of another is another amount of work, whatever was asked for.
     """
     found: dict[str, list[SummaryRun]] = {}
     alike: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    peaks = best_peaks(entries)
+    peaks, copied = best_peaks(entries), copies(entries)
     for number, entry in enumerate(entries):
-        alone, compared = entry.record is None or entry.record.run_id in seen, settings(entry.config)
-        key = str(number) if alone else as_key(compared, arrangement(entry.config))
-        seen |= {entry.record.run_id} if entry.record else set()
+        is_alone, compared = entry.record is None or entry.name in copied, settings(entry.config)
+        key = str(number) if is_alone else as_key(compared, arrangement(entry.config))
         peak = peaks.get(matmul_key(entry.record)) if entry.record else None
         if key not in found:
             alike.setdefault(_required(compared), []).append(key)
-        found.setdefault(key, []).append(SummaryRun(entry, price_per_hour, peak))
+        run = SummaryRun(entry, figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak))
+        found.setdefault(key, []).append(run)
     blocks = [[tuple(found[key]) for key in keys] for keys in alike.values()]
     ordered = (runs for block in sorted(blocks, key=_block_order) for runs in sorted(block, key=_row_order))
-    return [Group(letter, runs) for letter, runs in zip(letters(), ordered, strict=False)]
+    groups = [Group(letter, runs) for letter, runs in zip(letters(), ordered, strict=False)]
+    _scale(groups, allow_differences)
+    return groups
 
 
 def _block_order(rows: Sequence[Sequence[SummaryRun]]) -> tuple[bool, int]:
@@ -211,15 +201,18 @@ def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
             )
 
 
-def copies(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line for each record that has the id of an earlier one."""
-    seen: dict[str, str] = {}
+def copies(entries: Sequence[Entry]) -> dict[str, str]:
+    """A line for each record that has the id of an earlier one, by the name of its run."""
+    first: dict[str, str] = {}
+    found = {}
     for entry in entries:
         run_id = entry.record.run_id if entry.record else None
-        if run_id in seen:
-            yield f"{entry.name}: has the id {run_id} of {seen[run_id]}: a copied run, not counted as a repeat"
+        if run_id in first:
+            of = f"{run_id} of {first[run_id]}"
+            found[entry.name] = f"{entry.name}: has the id {of}: a copied run, not counted as a repeat"
         elif run_id:
-            seen[run_id] = entry.name
+            first[run_id] = entry.name
+    return found
 
 
 def letters() -> Iterator[str]:
@@ -336,31 +329,15 @@ LENGTHS = ("max_seq_length", "loss_on")
 """Flags of a causal run that decide what a sample is."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scaling:
-    """A row against its base."""
-
-    base: str | None = None
-    """The letter of the row with the fewest processes; `none` before others. It may be the row itself."""
-    speed_up: float | None = None
-    """samples/s of the row / of its base."""
-    speed_up_interval: list[float] | None = None
-    """95 %, where both have at least three repeats; None for the base itself."""
-    scaling_efficiency: float | None = None
-    """Speed-up / (processes of the row / processes of its base)."""
-    differs_in: tuple[str, ...] = ()
-    """Where differences were allowed: the settings in which the two rows are not equal."""
-
-    def to_json(self) -> Values:
-        """By the names that a row of a summary has."""
-        return {**asdict(self), "differs_in": list(self.differs_in)}
+NOT_SCALED: Values = {
+    "base": None, "speed_up": None, "speed_up_interval": None, "scaling_efficiency": None, "differs_in": [],
+}  # fmt: skip
+"""What a row is against its base where it has no other to be compared with: the base's letter, which may be its own;
+samples/s of the row / of its base, with the 95 % interval where both have three repeats; that / (processes of the row /
+processes of its base); and, where differences were allowed, the settings in which the two are not equal."""
 
 
-NOT_SCALED = Scaling()
-"""Of a row that has no other to be compared with."""
-
-
-def compared_rows(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> set[str]:
+def compared_rows(groups: Sequence[Group]) -> set[str]:
     """Letters of the rows that a summary is about: of each model those that are set against one another.
 
     Of several such sets of a model that with the most runs, a profiled one only where there is no other. Rows of the
@@ -368,16 +345,16 @@ def compared_rows(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> set
     """
     by_letter = {group.letter: group for group in groups}
     sets: dict[tuple[Any, str], dict[str, list[Group]]] = {}
-    for letter, scaling in scaled.items():
-        group = by_letter[letter]
-        if scaling.base is not None and not scaling.differs_in:
-            sets.setdefault((group.values["model_id"], group.task), {}).setdefault(scaling.base, []).append(group)
+    for group in groups:
+        base = group.values["base"]
+        if base is not None and not group.values["differs_in"]:
+            sets.setdefault((group.values["model_id"], group.task), {}).setdefault(base, []).append(group)
     found: set[str] = set()
     for by_base in sets.values():
         several = {base: rows for base, rows in by_base.items() if len(rows) > 1}
         if several:
-            base = by_letter[max(several, key=lambda base: _weight(several[base]))]
-            found |= {group.letter for group in groups if group.settings and _is_comparable(group, base)}
+            chosen = by_letter[max(several, key=lambda base: _weight(several[base]))]
+            found |= {group.letter for group in groups if group.settings and _is_comparable(group, chosen)}
     return found
 
 
@@ -389,16 +366,13 @@ def _is_comparable(one: Group, other: Group) -> bool:
     return _required(one.settings) == _required(other.settings) and not unequal(one.settings, other.settings)
 
 
-def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dict[str, Scaling]:
-    """Scaling by the letters of rows; a row that has no other to be compared with has none.
-
-    Args:
-        allow_differences: where no other row may be compared, take any of the same model, task and length of rows,
-            and say what differs. A sample of another is another amount of work, whatever was asked for.
-    """
-    timed = [group for group in groups if group.is_ok and group.values["samples_per_second"]]
+def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
+    """Add to each row's values what it is against the row with the fewest processes, `none` before others."""
+    well = [group for group in groups if any(run.entry.status == "ok" for run in group.runs)]
+    timed = [group for group in well if group.values["samples_per_second"]]
     by_settings, by_work = _by_key(timed, lambda group: _required(group.settings)), _by_key(timed, _work)
-    found = {}
+    for group in groups:
+        group.values.update(NOT_SCALED)
     for group in timed:
         peers = [
             other for other in by_settings[_required(group.settings)] if not unequal(group.settings, other.settings)
@@ -407,19 +381,20 @@ def scalings(groups: Sequence[Group], *, allow_differences: bool = False) -> dic
             peers = by_work[_work(group)]
         if len(peers) > 1:
             base = min(peers, key=lambda peer: (peer.values["world_size"], peer.values["technique"] != "none"))
-            found[group.letter] = _scaling(group, base)
-    return found
+            group.values.update(_against(group, base))
 
 
-def _scaling(group: Group, base: Group) -> Scaling:
-    speed_up = group.values["samples_per_second"] / base.values["samples_per_second"]
-    return Scaling(
-        base=base.letter,
-        speed_up=speed_up,
-        speed_up_interval=None if group is base else ratio_interval(group.rates, base.rates),
-        scaling_efficiency=speed_up * base.values["world_size"] / group.values["world_size"],
-        differs_in=tuple(unequal(base.settings, group.settings)),
-    )
+def _against(group: Group, base: Group) -> Values:
+    row, other = group.values, base.values
+    speed_up = row["samples_per_second"] / other["samples_per_second"]
+    rates = (row["samples_per_second_values"], other["samples_per_second_values"])
+    return {
+        "base": base.letter,
+        "speed_up": speed_up,
+        "speed_up_interval": None if group is base else ratio_interval(*rates),
+        "scaling_efficiency": speed_up * other["world_size"] / row["world_size"],
+        "differs_in": unequal(base.settings, group.settings),
+    }
 
 
 def _required(compared: Settings) -> str:

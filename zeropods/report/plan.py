@@ -12,11 +12,12 @@ from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
 from zeropods.plan.machines import GIGA
 from zeropods.plan.published import Published, beside
 from zeropods.plan.workload import PARTS
-from zeropods.report.plots import Plot, legend_beside, new_axes
 from zeropods.tables import GIB, Table, counted, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from zeropods.report.plots import Plot
 
 TIMES = {
     "compute_seconds": "arithmetic",
@@ -140,6 +141,8 @@ class PlanReport:
 
     def _bars(self, values: dict[str, list[float]]) -> Axes:
         """A bar for each technique, stacked."""
+        from zeropods.report.plots import new_axes
+
         names = list(map(name, self.plan.estimates))
         _, (axes,) = new_axes(8, 1.6 + 0.36 * len(names))
         begin = [0.0] * len(names)
@@ -250,6 +253,8 @@ class LengthPlans:
     @property
     def plot(self) -> Plot:
         """Memory of one GPU over the length: a line for each technique and way of training, alike ones together."""
+        from zeropods.report.plots import new_axes
+
         _, (axes,) = new_axes(8, 4.2)
         lengths = list(self.estimates)
         curves: dict[tuple[float, ...], list[str]] = {}
@@ -301,6 +306,8 @@ def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
 
 
 def _finished(axes: Axes, title: str, text: str) -> Plot:
+    from zeropods.report.plots import Plot, legend_beside
+
     legend_beside(axes)
     figure: Any = axes.get_figure()
     figure.suptitle(title)

@@ -352,7 +352,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
     for line in lines:
         if line["is_compared"] and line["scaling_efficiency"] is not None:
             point = (line["world_size"], line["scaling_efficiency"])
-            curves.setdefault((line["technique"], line["base_row"]), []).append(point)
+            curves.setdefault((line["technique"], line["base"]), []).append(point)
     shown = dict(list(curves.items())[:SHOWN_CURVES])
     bases = list(dict.fromkeys(base for _, base in curves))
     figure, (axes,) = new_axes(WIDTH, 3.4)
@@ -403,26 +403,14 @@ PHASE_COLORS = {
 }
 
 
-def memory_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
-    """Memory of each rank over time, by phase, of at most twelve runs: the first kind of memory that has samples.
+def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
+    """Memory or use of each rank over time, by phase, of at most twelve runs: of one scale where they are of one kind.
 
     Args:
         found: how many runs there are; the title says if not all are drawn.
+        what: `memory`, of the first kind that has samples; `use` of the GPU, where there is none of the cores.
     """
-    return _over_time(timelines, found, "Memory", MEMORY_COLUMNS, GIB)
-
-
-def use_over_time(timelines: Sequence[Timeline], found: int) -> Plot:
-    """Use of each rank's GPU over time, by phase; where there is none, its share of the cores that it may use."""
-    return _over_time(timelines, found, "Use", USE_COLUMNS, 1)
-
-
-def _over_time(timelines: Sequence[Timeline], found: int, what: str, kinds: dict[str, str], unit: int) -> Plot:
-    """Small plots, a line for each rank, of one scale where they are of one kind.
-
-    Args:
-        kinds: what people call the columns of samples, by column; the first one of a run that has samples is drawn.
-    """
+    kinds, unit = (MEMORY_COLUMNS, GIB) if what == "memory" else (USE_COLUMNS, 1)
     shown = [timeline for timeline in timelines if timeline.column(kinds)]
     columns = max(1, min(PANEL_COLUMNS, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
@@ -440,12 +428,12 @@ def _over_time(timelines: Sequence[Timeline], found: int, what: str, kinds: dict
         if number + columns >= len(shown):
             one.set_xlabel("s", fontsize="small")
     for empty in axes[len(shown) :]:
-        _nothing(empty, "" if shown else f"no run has samples of its {what.lower()}")
+        _nothing(empty, "" if shown else f"no run has samples of its {what}")
         empty.set_axis_off()
-    figure.suptitle(f"{what} of each rank over time{_of_all(len(shown), found)}", fontsize="medium")
+    figure.suptitle(f"{what.capitalize()} of each rank over time{_of_all(len(shown), found)}", fontsize="medium")
     if shown:
         _phase_legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
-    return Plot(figure, f"{what.lower()} over time of {_listed([timeline.label for timeline in shown])}")
+    return Plot(figure, f"{what} over time of {_listed([timeline.label for timeline in shown])}")
 
 
 def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:

@@ -51,32 +51,19 @@ class ProfileReport:
         """The corrected figures of the summary."""
         return self.checked.figures
 
-    def summary(self) -> Table:
-        """Each line of the summary with its value, and the right one where it is wrong."""
-        return Table.of((line for _, line in self._lines()), self._not_whole())
-
-    def line_by_line(self) -> Table:
-        """The same, and what each line means."""
-        lines = ({**line, "what it means": OF_KEY[key].meaning} for key, line in self._lines())
-        return Table.of(lines, self._not_whole())
-
-    def _lines(self) -> Iterator[tuple[str, dict[str, str]]]:
-        report = self.checked.report
+    def summary(self, *, with_meaning: bool = False) -> Table:
+        """Each line of the summary with its value, the right one where it is wrong, and what the line means."""
+        report, lines = self.checked.report, []
         for key in ("step", *report.lines):
             said, right, unit = report.summary[key], self.figures[key], OF_KEY[key].unit
             is_same = said == right or (said and right and abs(said - right) <= 0.005 * said)
-            yield (
-                key,
-                {
-                    "line": report.lines[key][1] if key in report.lines else "Profile Summary at step",
-                    "reported": written(said, unit),
-                    "corrected": "" if is_same else written(right, unit) or "unknown",
-                },
-            )
-
-    def _not_whole(self) -> str:
-        missing = self.checked.report.missing
-        return f"The report is not whole: {missing}." if missing else ""
+            line = {
+                "line": report.lines[key][1] if key in report.lines else "Profile Summary at step",
+                "reported": written(said, unit),
+                "corrected": "" if is_same else written(right, unit) or "unknown",
+            }
+            lines.append({**line, "what it means": OF_KEY[key].meaning} if with_meaning else line)
+        return Table.of(lines, f"The report is not whole: {report.missing}." if report.missing else "")
 
     def shares(self) -> Plot:
         """Shares of forward, backward and the optimizer's step in one iteration."""
@@ -187,7 +174,7 @@ class ProfileReport:
         raise UserError(f'{self.checked.report.path}: {lacks}; profile with "detailed": true')
 
     def _repr_html_(self) -> str:
-        return self.line_by_line().to_html()
+        return self.summary(with_meaning=True).to_html()
 
     def __repr__(self) -> str:
         return repr(self.summary())

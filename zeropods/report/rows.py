@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 from zeropods.measure.record import PHASES, RunConfig
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.figures import Values
-from zeropods.report.groups import NOT_SCALED, Group, Scaling, SummaryRun, compared_rows, row_letters
+from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.report.planned import WHAT
 from zeropods.tables import GIB, MIB, Table
 
@@ -32,6 +32,8 @@ class Column:
     title: str
     unit: str = ""
     form: Callable[[Any], str] = str
+    text: Callable[[Values], str | None] | None = None
+    """What is shown in place of the figure, where that is made of several values."""
 
     @property
     def heading(self) -> str:
@@ -43,6 +45,8 @@ class Column:
         value = values.get(self.key)
         if value is None:
             return NOT_MEASURED
+        if self.text is not None:
+            return self.text(values) or NOT_MEASURED
         interval, repeats = values.get(f"{self.key}_interval"), values.get(f"{self.key}_values") or ()
         if not interval and len(repeats) > 1:
             return ", ".join(map(self.form, repeats))
@@ -68,32 +72,35 @@ def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
         table("Results", RESULTS, about or lines, whole=True),
         *([table("Other runs", RESULTS, alone, whole=True)] if alone else []),
         table(SETTINGS_TITLE, SETTINGS, lines, whole=True),
-        _accuracy_table(groups, row_labels(groups)),
+        _accuracy_table(groups, lines),
         *(one for one in (table(title, columns, lines) for title, columns in SECTIONS.items()) if one.rows),
     ]
 
 
-def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
+def table(
+    title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False, label: Column | None = None
+) -> Table:
     """Lines under their headings, each beginning with its row's label.
 
     Args:
         whole: keep lines and columns that hold nothing measured.
+        label: what each line begins with, where that is not the row's label.
     """
-    found = [(LABEL.show(line), [column.show(line) for column in columns]) for line in lines]
-    kept = [(label, cells) for label, cells in found if whole or set(cells) - {NOT_MEASURED}]
+    first = label or LABEL
+    found = [(first.show(line), [column.show(line) for column in columns]) for line in lines]
+    kept = [(name, cells) for name, cells in found if whole or set(cells) - {NOT_MEASURED}]
     used = [i for i in range(len(columns)) if whole or any(cells[i] != NOT_MEASURED for _, cells in kept)]
-    header = (LABEL.heading, *(columns[i].heading for i in used))
-    return Table(header, tuple((label, *(cells[i] for i in used)) for label, cells in kept), title)
+    header = (first.heading, *(columns[i].heading for i in used))
+    return Table(header, tuple((name, *(cells[i] for i in used)) for name, cells in kept), title)
 
 
 def run_table(entry: Entry) -> Table:
     """What people read of one run, a figure per line."""
-    values = Group("A", (SummaryRun(entry),)).values
+    values = group_runs([entry])[0].values
     accuracy = accuracy_columns([entry.score.task] if entry.score else [], [values])
     columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *SPEED, *SCALING, *MEMORY, *LOSSES, *accuracy]
-    return Table.of_facts(
-        {column.heading: column.show(values) for column in columns if values.get(column.key) is not None}
-    )
+    shown = {column.heading: column.show(values) for column in columns}
+    return Table.of_facts({heading: text for heading, text in shown.items() if text != NOT_MEASURED})
 
 
 def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Column]:
@@ -101,33 +108,28 @@ def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Colu
     found = [column for task in tasks for column in ACCURACY[task]]
     keys = [key for line in lines for key in line if not key.endswith("_interval")]
     own = [key for key in keys if key in ROUGE or key.startswith(OWN)]
-    return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", _THREE) for key in own)]))
+    return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", THREE) for key in own)]))
 
 
-# Rows as lines of tables and plots, and as JSON.
+# Rows as lines of tables and plots.
 
 
-def row_lines(groups: Sequence[Group], scaled: Mapping[str, Scaling]) -> list[Values]:
-    """The values of each row, and its words for people."""
-    labels, compared = row_labels(groups), compared_rows(groups, scaled)
+def row_lines(groups: Sequence[Group]) -> list[Values]:
+    """The values of each row, what it is called, what it ran on, and whether it is set against others.
+
+    Rows are called by letter, technique, pods and slots behind it, and the model where there are several.
+    """
+    compared = compared_rows(groups)
+    with_model = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
     return [
         {
-            **_line(group, labels[group.letter], scaled.get(group.letter, NOT_SCALED)),
+            **group.values,
+            "label": _label(group.values, with_model),
+            "hardware": hardware_text(group.first.config),
             "is_compared": group.letter in compared,
         }
         for group in groups
     ]
-
-
-def row_json(group: Group, scaling: Scaling) -> Values:
-    """A row's raw values, and what another summary needs to find the same row."""
-    return {**group.values, **scaling.to_json(), "settings": group.settings, "arrangement": group.arrangement}
-
-
-def row_labels(groups: Sequence[Group]) -> dict[str, str]:
-    """What rows are called, by letter: technique, pods and slots behind it, and the model where there are several."""
-    models = {group.values["model_id"] for group in groups if group.values["technique"]}
-    return {group.letter: _label(group.values, len(models) > 1) for group in groups}
 
 
 def _label(values: Values, with_model: bool) -> str:
@@ -138,26 +140,6 @@ def _label(values: Values, with_model: bool) -> str:
     return f"{values['row']} {model}{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
 
 
-def _line(group: Group, label: str, scaling: Scaling) -> Values:
-    values = {**group.values, **scaling.to_json()}
-    pods, machines, base = values["pods"], values["machines"], values["base"]
-    if values["planned_bytes"] is None and values["measured_bytes"] is None:
-        values["planned_kind"] = None
-    return {
-        **values,
-        "label": label,
-        "hardware": hardware_text(group.first.config),
-        "speed_text": _speed_text(values),
-        "processes": values["world_size"] if values["samples_per_second"] is not None else None,
-        "sharing": f"{pods} on {machines}" if machines is not None and machines < pods else None,
-        "inference_text": _inference_text(values),
-        **_plan_texts(values, "plan_peak", "bytes", _mib),
-        **_plan_texts(values, "plan_step", "seconds", "{:.3g}".format),
-        "base": "baseline" if base == values["row"] else f"{base}{MARK}" if values["differs_in"] else base,
-        "base_row": base,
-    }
-
-
 def hardware_text(config: RunConfig | None) -> str:
     """What a run ran on, in a few words; an empty text where nothing is known."""
     hardware = config.hardware if config else {}
@@ -166,44 +148,41 @@ def hardware_text(config: RunConfig | None) -> str:
     return f"{hardware['cores']} cores of {hardware['cpu']}" if {"cores", "cpu"} <= hardware.keys() else ""
 
 
-def _speed_text(values: Values) -> str | None:
+def _base_text(values: Values) -> str:
+    """The letter of the base row, marked where the two differ in more than technique and pods."""
+    if values["base"] == values["row"]:
+        return "baseline"
+    return f"{values['base']}{MARK if values['differs_in'] else ''}"
+
+
+def _speed_text(values: Values) -> str:
     """Speed-up over the base row, which is named."""
-    if values["speed_up"] is None:
-        return None
-    mark = MARK if values["differs_in"] else ""
-    shown = Column("speed_up", "", "", _TWO).show(values)
-    return "1.00, baseline" if values["base"] == values["row"] else f"{shown} over {values['base']}{mark}"
+    if values["base"] == values["row"]:
+        return "1.00, baseline"
+    return f"{Column('speed_up', '', '', TWO).show(values)} over {_base_text(values)}"
 
 
-def _plan_texts(values: Values, name: str, unit: str, form: Callable[[float], str]) -> Values:
-    """What was planned with its interval, and what was measured, marked where it fell outside."""
-    planned, low, high, measured = (values[f"{name}_{what}_{unit}"] for what in WHAT)
-    if planned is None:
-        return {}
-    known = low is not None and high is not None
-    outside = OUTSIDE if known and not low <= measured <= high else ""
-    interval = f" [{form(low)}, {form(high)}]" if known else ""
-    return {f"{name}_text": form(planned) + interval, f"{name}_measured_text": form(measured) + outside}
+def _sharing_text(values: Values) -> str | None:
+    pods, machines = values["pods"], values["machines"]
+    return f"{pods} on {machines}" if machines < pods else None
 
 
-def _inference_text(values: Values) -> str | None:
-    kind, result = values["inference_kind"], values["inference_result"]
-    if result is None:
-        return None
-    column = Column("inference_result", "", "", _TWO if kind == "perplexity" else _THREE)
-    return f"{kind} {column.show(values)} ({values['split']})"
+def inference_text(values: Values) -> str:
+    """The figure that a model is judged by, what it is, and the split."""
+    column = Column("inference_result", "", "", TWO if values["inference_kind"] == "perplexity" else THREE)
+    return f"{values['inference_kind']} {column.show(values)} ({values['split']})"
 
 
-def _accuracy_table(groups: Sequence[Group], labels: Mapping[str, str]) -> Table:
+def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
     """Every row, with the columns of the tasks that were trained for or scored."""
-    lines = list(_accuracy_lines(groups, labels))
+    found = list(_accuracy_lines(groups, [line["label"] for line in lines]))
     scores = [run.entry.score for group in groups for run in group.measured]
     tasks = {group.task for group in groups if group.first.config} | {score.task for score in scores if score}
     known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
-    return table("Accuracy", accuracy_columns(known, lines), lines, whole=True)
+    return table("Accuracy", accuracy_columns(known, found), found, whole=True)
 
 
-def _accuracy_lines(groups: Sequence[Group], labels: Mapping[str, str]) -> Iterator[Values]:
+def _accuracy_lines(groups: Sequence[Group], labels: Sequence[str]) -> Iterator[Values]:
     """Lines of the rows that were scored, then one for all that were not; a row that ended badly has none."""
     unscored = []
     for number, group in enumerate(groups):
@@ -211,10 +190,9 @@ def _accuracy_lines(groups: Sequence[Group], labels: Mapping[str, str]) -> Itera
             unscored.append(number)
         elif group.measured:
             for line in accuracy_lines([run.entry for run in group.measured]):
-                yield {**line, "label": labels[group.letter]}
+                yield {**line, "label": labels[number]}
     if unscored:
-        only = labels[groups[unscored[0]].letter]
-        yield {"label": row_letters(unscored, groups) if len(unscored) > 1 else only}
+        yield {"label": row_letters(unscored, groups) if len(unscored) > 1 else labels[unscored[0]]}
 
 
 # The columns: how each figure is called and written for people.
@@ -224,7 +202,7 @@ def _gib(size: float) -> str:
     return f"{size / GIB:.2f}" if size >= GIB / 10 else f"{size / GIB:.2g}"
 
 
-def _mib(size: float) -> str:
+def mib(size: float) -> str:
     return f"{size / MIB:,.1f}"
 
 
@@ -240,19 +218,41 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-_COUNT, _ONE, _TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
-_THREE, _FOUR = "{:.3f}".format, "{:.4f}".format
+def _plan_kind(values: Values) -> str | None:
+    measured = values["planned_bytes"] is not None or values["measured_bytes"] is not None
+    return str(values["planned_kind"]) if measured else None
+
+
+def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> tuple[Column, Column]:
+    """What was planned of a run, with its interval, and what was measured, marked where it lies outside."""
+    name = f"plan_{what}"
+
+    def planned(values: Values) -> str:
+        planned, low, high = (values[f"{name}_{each}_{raw}"] for each in WHAT[:3])
+        return form(planned) + ("" if low is None or high is None else f" [{form(low)}, {form(high)}]")
+
+    def measured(values: Values) -> str:
+        _, low, high, measured = (values[f"{name}_{each}_{raw}"] for each in WHAT)
+        is_outside = low is not None and high is not None and not low <= measured <= high
+        return form(measured) + (OUTSIDE if is_outside else "")
+
+    key = f"{name}_planned_{raw}"
+    return Column(key, f"{what} planned", unit, text=planned), Column(key, f"{what} measured", unit, text=measured)
+
+
+COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
+THREE, FOUR = "{:.3f}".format, "{:.4f}".format
 LABEL = Column("label", "row")
 RESULTS = (
     Column("model_id", "model"),
     Column("technique_text", "technique"),
     Column("pods", "pods"),
-    Column("samples_per_second", "throughput", "samples/s", _ONE),
-    Column("speed_text", "speed-up"),
-    Column("pod_state_bytes", "states of each pod", "MiB", lambda sizes: _pods(sizes, _mib)),
-    Column("inference_text", "inference result"),
-    Column("duration_seconds", "duration", "s", _ONE),
-    Column("pod_activation_bytes", "activations, planned", "MiB", _mib),
+    Column("samples_per_second", "throughput", "samples/s", ONE),
+    Column("speed_up", "speed-up", text=_speed_text),
+    Column("pod_state_bytes", "states of each pod", "MiB", lambda sizes: _pods(sizes, mib)),
+    Column("inference_result", "inference result", text=inference_text),
+    Column("duration_seconds", "duration", "s", ONE),
+    Column("pod_activation_bytes", "activations, planned", "MiB", mib),
     Column("pod_memory_bytes", "memory of each pod", "GiB", _pods),
     Column("status", "status"),
 )
@@ -262,29 +262,28 @@ SETTINGS = (
     Column("init", "weights"),
     Column("prompt", "prompt"),
     Column("precision", "precision"),
-    Column("effective_batch_size", "batch", "samples", _COUNT),
+    Column("effective_batch_size", "batch", "samples", COUNT),
     Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
     Column("repeats", "repeats"),
 )
 SPEED = (
-    Column("steps", "steps", "", _COUNT),
-    Column("train_seconds", "training", "s", _ONE),
-    Column("tokens_per_second", "real tokens/s", "", _COUNT),
+    Column("steps", "steps", "", COUNT),
+    Column("train_seconds", "training", "s", ONE),
+    Column("tokens_per_second", "real tokens/s", "", COUNT),
     Column("padding_share", "padding", "%", _percent),
-    Column("evaluation_samples_per_second", "evaluation", "samples/s", _ONE),
-    Column("plan_step_text", "step planned", "s"),
-    Column("plan_step_measured_text", "step measured", "s"),
-    Column("start_seconds", "start", "s", _ONE),
-    Column("save_seconds", "saving", "s", _TWO),
+    Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
+    *_plan_columns("step", "seconds", "s", "{:.3g}".format),
+    Column("start_seconds", "start", "s", ONE),
+    Column("save_seconds", "saving", "s", TWO),
     Column("goodput", "goodput", "%", _percent),
-    Column("lost_steps", "steps done again", "", _COUNT),
+    Column("lost_steps", "steps done again", "", COUNT),
 )
 SCALING = (
-    Column("processes", "processes"),
-    Column("speed_up", "speed-up", "", _TWO),
-    Column("scaling_efficiency", "scaling efficiency", "", _TWO),
-    Column("base", "against row"),
-    Column("sharing", "pods on machines"),
+    Column("samples_per_second", "processes", text=lambda values: str(values["world_size"])),
+    Column("speed_up", "speed-up", "", TWO),
+    Column("scaling_efficiency", "scaling efficiency", "", TWO),
+    Column("base", "against row", text=_base_text),
+    Column("machines", "pods on machines", text=_sharing_text),
     Column("model_flops_per_second", "model", "GFLOP/s", _giga),
     Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
     Column("peak_flops_kind", "kind of peak"),
@@ -295,15 +294,14 @@ MEMORY = (
     Column("memory_kind", "kind of pod memory"),
     Column("phase_kind", "kind of peaks"),
     *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
-    Column("planned_kind", "kind of plan"),
-    Column("planned_bytes", "planned", "MiB", _mib),
-    Column("measured_bytes", "measured", "MiB", _mib),
-    Column("measured_to_planned", "measured/planned", "", _TWO),
-    Column("plan_peak_text", "peak planned", "MiB"),
-    Column("plan_peak_measured_text", "peak measured", "MiB"),
+    Column("planned_kind", "kind of plan", text=_plan_kind),
+    Column("planned_bytes", "planned", "MiB", mib),
+    Column("measured_bytes", "measured", "MiB", mib),
+    Column("measured_to_planned", "measured/planned", "", TWO),
+    *_plan_columns("peak", "bytes", "MiB", mib),
 )
 USE = tuple(
-    Column(f"{column}_{statistic}", f"{title}, {words}", unit, _ONE)
+    Column(f"{column}_{statistic}", f"{title}, {words}", unit, ONE)
     for column, title, unit in (
         ("utilization_percent", "GPU", "%"),
         ("memory_utilization_percent", "GPU memory", "%"),
@@ -314,11 +312,11 @@ USE = tuple(
     for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
 )
 LOSSES = (
-    Column("train_loss", "final training loss", "nats/token", _FOUR),
-    Column("eval_loss", "final eval loss", "nats/token", _FOUR),
+    Column("train_loss", "final training loss", "nats/token", FOUR),
+    Column("eval_loss", "final eval loss", "nats/token", FOUR),
 )
 COST = (
-    Column("energy_joules", "energy", "J", _COUNT),
+    Column("energy_joules", "energy", "J", COUNT),
     Column("energy_kwh", "energy", "kWh", "{:.3g}".format),
     Column("cost", "cost", "at the price given", "{:,.4g}".format),
 )
@@ -330,24 +328,24 @@ SECTIONS = {
     "Losses": LOSSES,
     "Energy and cost": COST,
 }
-_SPLIT, _EXAMPLES = Column("split", "split"), Column("examples", "examples", "", _COUNT)
-_EXACT = Column("exact_match", "exact match", "", _THREE)
+_SPLIT, _EXAMPLES = Column("split", "split"), Column("examples", "examples", "", COUNT)
+_EXACT = Column("exact_match", "exact match", "", THREE)
 ACCURACY: dict[str, tuple[Column, ...]] = {
     TEXT2SQL: (
         _SPLIT,
         Column("tables", "tables"),
         _EXAMPLES,
         _EXACT,
-        Column("logical_form_accuracy", "logical form", "", _THREE),
-        Column("execution_accuracy", "execution", "", _THREE),
-        Column("executable", "executable", "", _COUNT),
+        Column("logical_form_accuracy", "logical form", "", THREE),
+        Column("execution_accuracy", "execution", "", THREE),
+        Column("executable", "executable", "", COUNT),
     ),
-    SQUAD: (_SPLIT, _EXAMPLES, _EXACT, Column("f1", "F1", "", _THREE)),
+    SQUAD: (_SPLIT, _EXAMPLES, _EXACT, Column("f1", "F1", "", THREE)),
     LM: (
         _SPLIT,
-        Column("text_tokens", "tokens", "", _COUNT),
-        Column("text_loss", "loss of the text", "nats/token", _FOUR),
-        Column("perplexity", "perplexity", "", _TWO),
+        Column("text_tokens", "tokens", "", COUNT),
+        Column("text_loss", "loss of the text", "nats/token", FOUR),
+        Column("perplexity", "perplexity", "", TWO),
     ),
 }
 """Columns of each task."""

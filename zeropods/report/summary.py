@@ -6,12 +6,11 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from zeropods.files import writing
@@ -20,28 +19,18 @@ from zeropods.report.answers import Answers, answers
 from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
 from zeropods.report.figures import Values, is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
-from zeropods.report.groups import (
-    NOT_SCALED,
-    Group,
-    Scaling,
-    copies,
-    differences,
-    disturbed_peaks,
-    group_runs,
-    scalings,
-)
+from zeropods.report.groups import Group, copies, differences, disturbed_peaks, group_runs
 from zeropods.report.plots import (
     SHOWN_RUNS,
     Plot,
     loss_plot,
-    memory_over_time,
+    over_time,
     planned_plot,
     scaling_plot,
     speed_memory_plot,
     throughput_plot,
-    use_over_time,
 )
-from zeropods.report.rows import SETTINGS_TITLE, hardware_text, row_json, row_lines, tables
+from zeropods.report.rows import SETTINGS_TITLE, hardware_text, row_lines, tables
 from zeropods.tables import GIB, Table, markdown_text
 
 PAGE = Path(__file__).with_name("page.html")
@@ -60,10 +49,8 @@ VERSIONS = ("zeropods", "torch", "deepspeed", "transformers")
 DEFINED = "Each figure is defined in docs/figures.md of zeropods."
 
 
-def summarize(
-    runs: Sequence[Path], out: Path, *, price_per_hour: float | None = None, allow_differences: bool = False
-) -> Summary:
-    """Read runs and write `summary.{md,json,csv}`, `index.html` and an SVG for each plot into `out`.
+def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allow_differences: bool = False) -> Summary:
+    """Runs side by side; `Summary.write` makes the files of a report.
 
     Args:
         runs: run folders, or folders that hold some below them. A run without a good record is listed
@@ -71,13 +58,6 @@ def summarize(
         price_per_hour: price of a pod, in any currency.
         allow_differences: draw ratios between rows that differ in more than technique and pods, marked.
     """
-    summary = read_runs(runs, price_per_hour=price_per_hour, allow_differences=allow_differences)
-    summary.write(Path(out))
-    return summary
-
-
-def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allow_differences: bool = False) -> Summary:
-    """The summary of runs, without its files."""
     entries = tuple(read_entry(folder, name) for name, folder in find_runs(runs).items())
     return Summary(entries, price_per_hour, allow_differences)
 
@@ -93,22 +73,21 @@ class Summary:
     @cached_property
     def groups(self) -> list[Group]:
         """The rows: repeats together."""
-        return group_runs(self.entries, self.price_per_hour)
-
-    @cached_property
-    def scalings(self) -> dict[str, Scaling]:
-        """Rows against their bases, by letter."""
-        return scalings(self.groups, allow_differences=self.allow_differences)
+        return group_runs(self.entries, self.price_per_hour, allow_differences=self.allow_differences)
 
     @cached_property
     def lines(self) -> list[Values]:
         """Rows as tables and plots take them."""
-        return row_lines(self.groups, self.scalings)
+        return row_lines(self.groups)
 
     @cached_property
     def tables(self) -> list[Table]:
         """Results, runs that stand alone, settings, accuracy and whatever else was measured."""
         return tables(self.groups, self.lines)
+
+    def table(self, title: str) -> Table:
+        """The table of a title, such as `Scaling and arithmetic`; an empty one where no run has anything for it."""
+        return next((table for table in self.tables if table.title == title), Table((), (), title))
 
     def answers(self) -> Answers:
         """Does it fit, which technique, how long and at what cost, is the model still good: a sentence or two each."""
@@ -126,45 +105,20 @@ class Summary:
         return [read_timeline(entry, label) for entry, label in self._sampled[:SHOWN_RUNS]]
 
     @cached_property
-    def speed_memory(self) -> Plot:
-        """Samples per second against memory, a point for each row."""
-        return speed_memory_plot(self.lines)
-
-    @cached_property
-    def losses(self) -> Plot:
-        """Training and validation loss by step, of the first run of each row."""
-        return loss_plot([(line["label"], group.first.record) for line, group in self._rows])
-
-    @cached_property
-    def throughput(self) -> Plot:
-        """Training samples per second of each row."""
-        return throughput_plot(self.lines)
-
-    @cached_property
-    def memory(self) -> Plot:
-        """Peak memory of each row, and the plan beside what is measured against it."""
-        return planned_plot(self.lines)
-
-    @cached_property
-    def memory_over_time(self) -> Plot:
-        """Memory of each rank by time, of the first run of each row."""
-        return memory_over_time(self.timelines, len(self._sampled))
-
-    @cached_property
-    def use_over_time(self) -> Plot:
-        """Use of each rank's GPU by time, or of its processor cores, of the first run of each row."""
-        return use_over_time(self.timelines, len(self._sampled))
-
-    @cached_property
-    def scaling(self) -> Plot:
-        """Scaling efficiency by processes."""
-        return scaling_plot(self.lines)
-
-    @property
     def plots(self) -> dict[str, Plot]:
-        """Every plot by the name of its file; the first stands at the head of the page."""
-        names = ("speed_memory", "throughput", "memory", "losses", "scaling", "memory_over_time", "use_over_time")
-        return {name: getattr(self, name) for name in names}
+        """Every plot by the name of its file; the first stands at the head of the page.
+
+        Losses, memory and use over time are of the first run of each row.
+        """
+        firsts = [(line["label"], group.first.record) for line, group in zip(self.lines, self.groups, strict=True)]
+        return {
+            "speed_memory": speed_memory_plot(self.lines),
+            "throughput": throughput_plot(self.lines),
+            "memory": planned_plot(self.lines),
+            "losses": loss_plot(firsts),
+            "scaling": scaling_plot(self.lines),
+            **{f"{what}_over_time": over_time(self.timelines, len(self._sampled), what) for what in ("memory", "use")},
+        }
 
     def remarks(self) -> list[str]:
         """A line for each thing to know about a run: how it ended, what of it could not be read, what is a copy; and
@@ -173,14 +127,14 @@ class Summary:
         resumed = (entry.name for entry in entries if entry.record is not None and is_resumed(entry.record))
         return [
             *(f"{e.name}: {e.status}: {e.reason}" for e in entries if e.status != "ok" or e.reason),
-            *copies(entries),
+            *copies(entries).values(),
             *disturbed_peaks(entries),
             *(f"{name}: was resumed: its times are those of its last attempt" for name in resumed),
             *(f"{timeline.label}: {fault}" for timeline in self.timelines for fault in timeline.faults),
             *(
-                f"* {letter} is set against {scaling.base} although they differ in {', '.join(scaling.differs_in)}"
-                for letter, scaling in self.scalings.items()
-                if scaling.differs_in
+                f"* {line['row']} is set against {line['base']} although they differ in {', '.join(line['differs_in'])}"
+                for line in self.lines
+                if line["differs_in"]
             ),
         ]
 
@@ -211,7 +165,7 @@ class Summary:
                 for group in self.groups
                 for run in group.runs
             ],
-            "groups": [row_json(group, self.scalings.get(group.letter, NOT_SCALED)) for group in self.groups],
+            "groups": [group.to_json() for group in self.groups],
             "differences": self.differences(),
             "reference": self.reference,
             "remarks": self.remarks(),
@@ -223,14 +177,9 @@ class Summary:
 
     def to_text(self, shown: Callable[[Table], str] = str) -> str:
         """The tables, and below them what to know before reading them."""
-        lists = [_markdown_list(title, items) for title, items in self._lists.items()]
-        parts = [
-            *map(shown, self.tables),
-            *lists,
-            shown(reference_table(self.reference)),
-            _markdown_list(REFERENCE_NOTE, self._confounders),
-        ]
-        return "\n".join(part for part in parts if part)
+        notes = (_markdown_list(title, items) for title, items in self.notes.items())
+        published = [shown(reference_table(self.reference)), _markdown_list(REFERENCE_NOTE, self.confounders)]
+        return "\n".join(part for part in (*map(shown, self.tables), *notes, *published) if part)
 
     def to_csv(self) -> str:
         """A line for each run, raw values, empty where nothing was measured, a list's items with spaces between."""
@@ -243,21 +192,21 @@ class Summary:
 
     def to_page(self) -> str:
         """The whole report as one HTML page that needs nothing else: no script, no font, no address."""
-        drawn = [plot.svg for plot in self.plots.values()]
-        first, plots = drawn[0], "".join(f"<figure>{svg}</figure>" for svg in drawn[1:])
+        from jinja2 import Template
+
+        page = Template(PAGE.read_text(encoding="utf-8"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         last = [table.title for table in self.tables].index(SETTINGS_TITLE)
-        shown = "".join(table.to_html() for table in self.tables[:last])
-        folded = "".join(
-            f"<details><summary>{escape(table.title)}</summary>{replace(table, title='').to_html()}</details>"
-            for table in self.tables[last:]
+        notes = [html_list(title, items) for title, items in self.notes.items()]
+        published = [reference_table(self.reference).to_html(), html_list(REFERENCE_NOTE, self.confounders)]
+        return page.render(
+            title=TITLE,
+            summary=self,
+            plots=list(self.plots.values()),
+            shown=self.tables[:last],
+            folded=self.tables[last:],
+            notes=notes,
+            published=published,
         )
-        reference = f"{reference_table(self.reference).to_html()}{_html_list(REFERENCE_NOTE, self._confounders)}"
-        body = (
-            f"<h1>{TITLE}</h1>{self.answers()._repr_html_()}<p>{escape(self.origin())}</p>"
-            f"<figure class='first'>{first}</figure>{shown}{self._lists_html()}{folded}"
-            f"<h2>Plots</h2><div class='plots'>{plots}</div>{reference}"
-        )
-        return Template(PAGE.read_text(encoding="utf-8")).substitute(title=escape(TITLE), body=body)
 
     def write(self, out: Path) -> dict[str, Any]:
         """Put the report's files into a folder: each of them whole, none before all are written.
@@ -283,57 +232,53 @@ class Summary:
                 os.replace(Path(staging) / name, out / name)
         return document
 
-    @property
-    def _rows(self) -> Iterable[tuple[Values, Group]]:
-        return zip(self.lines, self.groups, strict=True)
-
     @cached_property
     def _sampled(self) -> list[tuple[Entry, str]]:
         """The first run of each row that has samples of its memory, and the row's label."""
-        rows = ((group.first, line["label"]) for line, group in self._rows)
+        rows = ((group.first, line["label"]) for line, group in zip(self.lines, self.groups, strict=True))
         return [(entry, label) for entry, label in rows if (entry.folder / "memory").is_dir()]
 
     @property
-    def _lists(self) -> Mapping[str, list[str]]:
+    def notes(self) -> dict[str, list[str]]:
+        """What to know before reading the tables: lines by what they are about."""
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
 
     @property
-    def _confounders(self) -> list[str]:
+    def confounders(self) -> list[str]:
+        """What makes each published row hard to compare."""
         return [f"{row['model']} {row['technique']} x{row['pods']}: {row['confounders']}" for row in self.reference]
 
     def _repr_html_(self) -> str:
-        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), self._lists_html()])
-
-    def _lists_html(self) -> str:
-        return "".join(_html_list(title, items) for title, items in self._lists.items())
+        notes = (html_list(title, items) for title, items in self.notes.items())
+        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), *notes])
 
 
-def reference_table(rows: Iterable[dict[str, str]]) -> Table:
+def reference_table(rows: Sequence[dict[str, str]]) -> Table:
     """The published rows as people read them: figures of other hardware."""
-    return Table.of((_reference_line(row) for row in rows), REFERENCE_TITLE)
-
-
-def _reference_line(row: dict[str, str]) -> dict[str, str]:
-    gigabytes = (row["gigabytes_a_pod_low"], row["gigabytes_a_pod_high"])
-    return {
-        "model": row["model"],
-        "technique": row["technique"],
-        "pods": row["pods"],
-        "training (s)": f"{float(row['train_seconds']):,.1f}" if row["train_seconds"] else NOT_PUBLISHED,
-        "samples/s": row["samples_per_second"] or NOT_PUBLISHED,
-        "memory of each pod (GiB)": "-".join(
-            dict.fromkeys(f"{float(each) * GIGA / GIB:.1f}" for each in gigabytes if each)
-        )
-        or NOT_PUBLISHED,
-        "batch": row["effective_batch_size"] or NOT_PUBLISHED,
-    }
+    return Table.of(
+        (
+            {
+                "model": row["model"],
+                "technique": row["technique"],
+                "pods": row["pods"],
+                "training (s)": f"{float(seconds):,.1f}" if (seconds := row["train_seconds"]) else NOT_PUBLISHED,
+                "samples/s": row["samples_per_second"] or NOT_PUBLISHED,
+                "memory of each pod (GiB)": "-".join(
+                    dict.fromkeys(f"{float(row[f'gigabytes_a_pod_{end}']) * GIGA / GIB:.1f}" for end in ("low", "high"))
+                ),
+                "batch": row["effective_batch_size"],
+            }
+            for row in rows
+        ),
+        REFERENCE_TITLE,
+    )
 
 
 def _markdown_list(title: str, items: Sequence[str]) -> str:
     return f"{title}\n\n" + "".join(f"- {markdown_text(item)}\n" for item in items) if items else ""
 
 
-def _html_list(title: str, items: Sequence[str]) -> str:
+def html_list(title: str, items: Sequence[str]) -> str:
     lines = "".join(f"<li>{escape(item)}</li>" for item in items)
     return f"<p>{escape(title)}</p><ul>{lines}</ul>" if lines else ""
 

@@ -1,10 +1,17 @@
-"""The grammar of a query's text over a tokenizer's pieces, for constrained decoding."""
+"""The grammar of a query's text over a tokenizer's pieces, for constrained decoding.
+
+`SELECT [AGG ]COLUMN FROM table[ WHERE COLUMN OP VALUE[ AND COLUMN OP VALUE]...]`, where a column is a name of the
+table's header and a value is a span of the question. Any segmentation of such a text into pieces is accepted. A prefix
+may have several readings (after `New York and` a value can go on, or another condition begin): all are kept, as far as
+they differ in how they can go on. The idea is PICARD's (Scholak et al. 2021, arXiv 2109.05093), which parses the text
+anew at each step; here states are made when they are first reached, and remembered. What a whole text means, is read by
+`parse_query`.
+"""
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property, lru_cache
@@ -13,16 +20,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
+from zeropods.sql.query import AGGREGATES, OPERATORS, Query, parse_query
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
 
 # The pieces of a SentencePiece tokenizer, indexed by what they spell.
 
 SPACE = "▁"
 """What SentencePiece writes for a space (U+2581)."""
+UNKNOWN = "\ufffc"
+"""What `<unk>` spells here: it stands for neighbouring characters that have no piece."""
 
 
 class Vocabulary:
@@ -32,27 +40,14 @@ class Vocabulary:
     every space, no text is ever encoded with one (T5's own vocabulary has none).
     """
 
-    def __init__(
-        self,
-        pieces: Sequence[str],
-        *,
-        eos: int,
-        unk: int,
-        pad: int,
-        special: Collection[int] = (),
-        normalizer: Callable[[str], str] | None = None,
-    ) -> None:
-        """Index the pieces.
-
-        Args:
-            pieces: the spelling of each id, `▁` for a space.
-            special: ids that spell nothing; `eos`, `unk` and `pad` are among them in any case.
-            normalizer: what the tokenizer does to a text first; NFKC by default.
-        """
-        self.eos, self.unk, self.pad = eos, unk, pad
-        silent = {eos, unk, pad, *special}
-        self.pieces = [piece.replace(SPACE, " ") for piece in pieces]
-        self._normalizer = normalizer or (lambda text: unicodedata.normalize("NFKC", text))
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Index the pieces of a fast tokenizer of T5's kind. Takes about 0.2 s: build it once."""
+        backend = tokenizer.backend_tokenizer
+        self.eos, self.pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        self.pieces = [piece.replace(SPACE, " ") for piece in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+        self.pieces[tokenizer.unk_token_id] = UNKNOWN
+        self._normalizer = backend.normalizer
+        silent = {self.eos, self.pad, *backend.get_added_tokens_decoder()} - {tokenizer.unk_token_id}
         self._index: dict[str, tuple[int, ...]] = {}
         """Ids by folded piece; no ids for a text that only begins longer pieces."""
         for id_, piece in enumerate(self.pieces):
@@ -61,27 +56,22 @@ class Vocabulary:
                 self._index[folded] = (*self._index.get(folded, ()), id_)
                 for end in range(1, len(folded)):
                     self._index.setdefault(folded[:end], ())
-        self._known = {self.pieces[id_] for ids in self._index.values() for id_ in ids}
         self.longest = max(map(len, self._index), default=0)
-        if " " not in self._known:
+        if not self._index.get(" "):
             raise ValueError("vocabulary: no piece '▁'; expected the pieces of a SentencePiece tokenizer")
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-        """The vocabulary of a fast tokenizer of T5's kind. Takes about 0.2 s: build it once."""
-        backend = tokenizer.backend_tokenizer
-        return cls(
-            tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))),
-            eos=tokenizer.eos_token_id,
-            unk=tokenizer.unk_token_id,
-            pad=tokenizer.pad_token_id,
-            special=backend.get_added_tokens_decoder().keys(),
-            normalizer=backend.normalizer.normalize_str if backend.normalizer else None,
-        )
+        known = {piece for piece in self.pieces if len(piece) == 1} - {UNKNOWN}
+        self.unknown = re.compile(f"[^{re.escape(''.join(sorted(known)))}]+")
+        """Characters that are encoded as `<unk>`."""
+        self.characters = re.compile(f"{self.unknown.pattern}|.")
 
     def normalize(self, text: str) -> str:
         """The text as the tokenizer sees it: normal form, single spaces, none at the ends."""
-        return " ".join(self._normalizer(text).replace(SPACE, " ").split())
+        text = self._normalizer.normalize_str(text) if self._normalizer else text
+        return " ".join(text.replace(SPACE, " ").split())
+
+    def spelled(self, text: str) -> str:
+        """A normal text as pieces spell it."""
+        return self.unknown.sub(UNKNOWN, text)
 
     def prefixes(self, folded: str, start: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """The pieces that stand at `start` of a folded text, whatever their case: (ids, end) by length."""
@@ -91,16 +81,6 @@ class Vocabulary:
                 return
             if ids:
                 yield ids, end
-
-    def unknown(self, character: str) -> str | None:
-        """The character, or its other case, that is encoded as `<unk>`; None where each has a piece.
-
-        T5 has pieces for `š` but none for `Š`: there `<unk>` can only mean the upper case.
-        """
-        for variant in (character, character.upper(), character.lower()):
-            if len(variant) == 1 and variant not in self._known:
-                return variant
-        return None
 
 
 def fold(text: str) -> str:
@@ -150,32 +130,13 @@ class Spelling:
         """Whether the spelling may stop here."""
         return offset == len(self.text)
 
-    def unknown(self, offset: int) -> str | None:
-        """What `<unk>` would mean here; None where it cannot stand."""
-        character = self.text[offset]
-        return character if self.vocabulary.unknown(character) == character else None
-
     def _found(self, offset: int) -> Steps:
-        return self._at(offset)
-
-    def _at(self, offset: int) -> Steps:
-        """The pieces that stand at an offset of the text, and `<unk>` where it may.
-
-        T5's tokenizer makes one `<unk>` of neighbouring unknown characters, so it may cover several.
-        """
-        steps: Steps = {}
-        for ids, end in self.vocabulary.prefixes(self.folded, offset):
-            steps.update((id_, (end,)) for id_ in ids if self._fits(id_, offset, end))
-        end = offset
-        while end < len(self.text) and self.unknown(end) is not None:
-            end += 1
-        if end > offset:
-            steps[self.vocabulary.unk] = tuple(range(offset + 1, end + 1))
-        return steps
-
-    def _fits(self, id_: int, offset: int, end: int) -> bool:
-        """Whether a piece that stands there in some letter case may be written."""
-        return self.vocabulary.pieces[id_] == self.text[offset:end]
+        return {
+            id_: (end,)
+            for ids, end in self.vocabulary.prefixes(self.folded, offset)
+            for id_ in ids
+            if self.vocabulary.pieces[id_] == self.text[offset:end]
+        }
 
 
 class ValueSpelling(Spelling):
@@ -187,26 +148,18 @@ class ValueSpelling(Spelling):
     """
 
     def __init__(self, vocabulary: Vocabulary, question: str) -> None:
-        super().__init__(vocabulary, vocabulary.normalize(question))
-        self.starts = [match.start() for match in _START.finditer(self.text)]
-        self._ends = {match.start() for match in _END.finditer(self.text)}
+        places, text = dict[int, int](), ""
+        for found in vocabulary.characters.finditer(question):
+            places[found.start()] = len(text)
+            text += vocabulary.spelled(found[0])
+        places[len(question)] = len(text)
+        super().__init__(vocabulary, text)
+        starts, ends = ({match.start() for match in which.finditer(question)} for which in (_START, _END))
+        self.starts = [places[start] for start in sorted(starts & places.keys())]
+        self._ends = {places[end] for end in ends & places.keys()}
 
     def complete(self, offset: int) -> bool:
         return offset in self._ends
-
-    def unknown(self, offset: int) -> str | None:
-        return self.vocabulary.unknown(self.text[offset])
-
-    def spelled(self, id_: int, start: int, end: int) -> str:
-        """The text of a step between two offsets: the piece as it is, or for `<unk>` the question's text.
-
-        Where the value begins with `<unk>`, so that only its end is known, it is as long as it can be.
-        """
-        if id_ != self.vocabulary.unk:
-            return self.vocabulary.pieces[id_]
-        if start == AFTER_SPACE:
-            start = next(first for first in self.starts if end in self._at(first).get(id_, ()))
-        return "".join(self.unknown(offset) or "" for offset in range(start, end))
 
     def _found(self, offset: int) -> Steps:
         if offset == BEGIN:
@@ -215,8 +168,8 @@ class ValueSpelling(Spelling):
             return _merged(map(self._at, self.starts))
         return self._at(offset)
 
-    def _fits(self, id_: int, offset: int, end: int) -> bool:
-        return True
+    def _at(self, offset: int) -> Steps:
+        return {id_: (end,) for ids, end in self.vocabulary.prefixes(self.folded, offset) for id_ in ids}
 
     def _entered(self) -> Steps:
         """`▁` alone, and pieces such as `▁New` wherever a value can start: the question need not have a space there."""
@@ -242,7 +195,7 @@ def _merged(several: Iterable[Steps]) -> Steps:
     return merged
 
 
-# Readings of a sequence of pieces: the query that each of them spells.
+# Where a sequence of pieces can stand in a query.
 
 
 class Role(Enum):
@@ -266,25 +219,16 @@ class Part:
 
     role: Role
     spelling: Spelling
-    index: int = 0
-    """Which aggregate, column or operator it is."""
 
 
 class Reading(NamedTuple):
-    """What the pieces so far say, as one way of taking them has it."""
+    """A place in a query to which the pieces so far may have led."""
 
-    parts: tuple[Part, ...]
-    """The parts begun so far; the last may be unfinished."""
+    part: Part
     end: int
-    """The offset in the last part's spelling to which the pieces lead."""
-    values: tuple[str, ...] = ()
-    """The value of each condition, as far as it is spelled."""
-    depth: int = 0
+    """The offset in the part's spelling."""
+    conditions: int
     """Number of conditions that were begun."""
-
-    @property
-    def part(self) -> Part:
-        return self.parts[-1]
 
     @property
     def ends_part(self) -> bool:
@@ -294,67 +238,14 @@ class Reading(NamedTuple):
     def ends_query(self) -> bool:
         return self.part.role in (Role.FROM, Role.VALUE) and self.ends_part
 
-    def then(self, part: Part, id_: int, end: int) -> Reading:
-        """The reading after one more piece, which belongs to a part and leads to an offset in it."""
-        begins, values = part is not self.part, self.values
-        depth = self.depth + (begins and part.role is Role.COLUMN)
-        if isinstance(part.spelling, ValueSpelling) and end != AFTER_SPACE:
-            start = AFTER_SPACE if begins else self.end
-            spelled = part.spelling.spelled(id_, start, end)
-            values = (*values, spelled.lstrip()) if len(values) < depth else (*values[:-1], values[-1] + spelled)
-        return Reading((*self.parts, part) if begins else self.parts, end, values, depth)
-
-    @property
-    def rank(self) -> tuple[object, ...]:
-        """Sorts the preferred reading first, in `parse_query`'s order.
-
-        That is: most conditions, no aggregate, longest column names, shortest values. Only what `<unk>`
-        covers is not seen in the text: there the longer value comes first.
-        """
-        names = zip(self._all(Role.COLUMN), self.values, strict=False)
-        conditions = [(-_words(column), len(value.split()), -len(value)) for column, value in names]
-        selected = sum(map(_words, self._all(Role.SELECTED)))
-        return -len(conditions), bool(self._all(Role.AGGREGATE)), -selected, conditions
-
-    def query(self, selected: int) -> Query:
-        """What is complete of the query, with column `selected` where none is named yet."""
-        cut = self.part.role is Role.VALUE and not self.ends_part
-        values = self.values[: self.depth - 1] if cut else self.values
-        conditions = zip(self._all(Role.COLUMN), self._all(Role.OPERATOR), values, strict=False)
-        column, aggregate = self._all(Role.SELECTED), self._all(Role.AGGREGATE)
-        return Query(
-            column[0].index if column else selected,
-            aggregate[0].index if aggregate else 0,
-            tuple(Condition(column.index, operator.index, value) for column, operator, value in conditions),
-        )
-
-    def _all(self, role: Role) -> list[Part]:
-        return [part for part in self.parts if part.role is role]
-
-
-def preferred(readings: Sequence[Reading]) -> Reading:
-    """The preferred reading; the first of equals."""
-    return min(readings, key=lambda reading: reading.rank) if len(readings) > 1 else readings[0]
-
-
-def _words(part: Part) -> int:
-    return len(part.spelling.text.split())
-
-
-# The grammar of a query's text over a tokenizer's pieces.
-#
-# `SELECT [AGG ]COLUMN FROM table[ WHERE COLUMN OP VALUE[ AND COLUMN OP VALUE]...]`, where a column is a name of
-# the table's header and a value is a span of the question. Any segmentation of such a text into pieces is
-# accepted. A prefix may have several readings (after `New York and` a value can go on, or another condition
-# begin): all are kept. The idea is PICARD's (Scholak et al. 2021, arXiv 2109.05093), which parses the text anew
-# at each step; here states are made when they are first reached, and remembered.
 
 MOST_CONDITIONS = 4
 """WikiSQL's own limit."""
-OFFERED_OPERATORS = ("=", ">", "<")
+OFFERED_OPERATORS = OPERATORS[:3]
 """None of WikiSQL's 64,776 train and dev queries has the operator `OP`."""
 REMEMBERED_HEADERS = 1_024
 """Questions about the same table mostly come together."""
+_KEYWORD = re.compile(" (?:WHERE|AND) ")
 
 
 class QueryAutomaton:
@@ -367,16 +258,12 @@ class QueryAutomaton:
         no column has a name.
         """
         self.vocabulary = vocabulary
-        self._followers = _followers(vocabulary, tuple(header))
-        self._value = Part(Role.VALUE, values := ValueSpelling(vocabulary, question))
+        self._names = [vocabulary.spelled(vocabulary.normalize(name)) for name in header]
+        self._question = vocabulary.normalize(question)
+        self._followers = _followers(vocabulary, tuple(dict.fromkeys(filter(None, self._names))))
+        self._value = Part(Role.VALUE, values := ValueSpelling(vocabulary, self._question))
         self._has_values = bool(values.starts)
-        beginning = Part(Role.BEGINNING, spelling(vocabulary, ""))
-        self.start = GrammarState(self, (Reading((beginning,), BEGIN),))
-
-    @property
-    def first_column(self) -> int:
-        """The first column that has a name."""
-        return self._followers[Role.AGGREGATE][0].index
+        self.start = GrammarState(self, {Reading(Part(Role.BEGINNING, spelling(vocabulary, "")), BEGIN, 0)})
 
     def follow(self, ids: Iterable[int]) -> GrammarState | None:
         """The state after these ids from the start; None where one of them is not allowed."""
@@ -391,17 +278,33 @@ class QueryAutomaton:
         """The query that generated ids spell, cut short or not.
 
         Ids may begin with the decoder's start id (T5: `<pad>`) and end with pads. At the first id that is
-        not allowed reading stops, and what is complete up to there counts.
+        not allowed reading stops, and what is complete up to there counts, without the condition that is not.
         """
-        state = self.start
+        state, text = self.start, ""
         for id_ in ids:
             if state is self.start and id_ == self.vocabulary.pad:
                 continue
             following = state.next(id_)
-            if following is None:
+            if following is None or following.ended:
                 break
-            state = following
-        return state.fallback_query()
+            state, text = following, text + self.vocabulary.pieces[id_]
+        named = next(filter(None, self._names))
+        aggregate = next((each for each in AGGREGATES if each and text.startswith(f" SELECT {each}")), "")
+        whole = [text] if state.is_complete else []
+        whole += [text[: found.start()] for found in reversed(list(_KEYWORD.finditer(text)))]
+        whole += [f"{text} FROM table", f"SELECT {aggregate} {named} FROM table"]
+        # A column without a name is in no text.
+        names = [name or UNKNOWN * 2 for name in self._names]
+        query = next(query for each in whole if (query := parse_query(each, names)))
+        conditions = (each._replace(value=self._restored(each.value)) for each in query.conds)
+        return Query(query.sel, query.agg, tuple(conditions))
+
+    def _restored(self, value: str) -> str:
+        """A value with the question's own characters where it has `<unk>`."""
+        around = map(re.escape, value.split(UNKNOWN))
+        found = re.search(f"((?-i:{self.vocabulary.unknown.pattern}))".join(around), self._question, re.IGNORECASE)
+        unknown = iter(found.groups() if found else ())
+        return re.sub(UNKNOWN, lambda _: next(unknown, ""), value)
 
     def ways(self, reading: Reading) -> Iterator[tuple[Part, Steps]]:
         """How a reading can go on, `eos` aside: the part that a piece would belong to, and the pieces."""
@@ -416,36 +319,32 @@ class QueryAutomaton:
         role = reading.part.role
         if role is Role.OPERATOR:
             return (self._value,)
-        if (role is Role.VALUE and reading.depth == MOST_CONDITIONS) or (role is Role.FROM and not self._has_values):
-            return ()
-        return self._followers[role]
+        full = role is Role.VALUE and reading.conditions == MOST_CONDITIONS
+        return () if full or (role is Role.FROM and not self._has_values) else self._followers[role]
 
 
 @lru_cache(REMEMBERED_HEADERS)
-def _followers(vocabulary: Vocabulary, header: tuple[str, ...]) -> dict[Role, tuple[Part, ...]]:
-    """What can follow each part of a query on this table, values aside."""
+def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tuple[Part, ...]]:
+    """What can follow each part of a query on a table of these columns, values aside."""
 
-    def parts(role: Role, texts: dict[str, int]) -> tuple[Part, ...]:
-        return tuple(Part(role, spelling(vocabulary, f" {text}"), index) for text, index in texts.items())
+    def parts(role: Role, texts: Iterable[str]) -> tuple[Part, ...]:
+        # A keyword with a character that no piece has, as a small vocabulary may lack the X of MAX, is not offered.
+        known = (text for text in texts if vocabulary.spelled(text) == text)
+        return tuple(Part(role, spelling(vocabulary, f" {text}")) for text in known)
 
-    names: dict[str, int] = {}
-    for number, name in enumerate(map(vocabulary.normalize, header)):
-        if name:
-            names.setdefault(name, number)
     if not names:
-        raise ValueError(f"header {list(header)!r}; expected at least one column with a name")
-    aggregates = {name: number for number, name in enumerate(AGGREGATES) if name}
-    operators = {name: OPERATORS.index(name) for name in OFFERED_OPERATORS}
+        raise ValueError("a header without a name; expected at least one column with a name")
     selected, columns = parts(Role.SELECTED, names), parts(Role.COLUMN, names)
+    operators = parts(Role.OPERATOR, OFFERED_OPERATORS)
     return {
-        Role.BEGINNING: parts(Role.SELECT, {"SELECT": 0}),
-        Role.SELECT: parts(Role.AGGREGATE, aggregates) + selected,
+        Role.BEGINNING: parts(Role.SELECT, ["SELECT"]),
+        Role.SELECT: parts(Role.AGGREGATE, filter(None, AGGREGATES)) + selected,
         Role.AGGREGATE: selected,
-        Role.SELECTED: parts(Role.FROM, {"FROM table": 0}),
-        Role.FROM: parts(Role.WHERE, {"WHERE": 0}),
+        Role.SELECTED: parts(Role.FROM, ["FROM table"]),
+        Role.FROM: parts(Role.WHERE, ["WHERE"]) if operators else (),
         Role.WHERE: columns,
-        Role.COLUMN: parts(Role.OPERATOR, operators),
-        Role.VALUE: parts(Role.AND, {"AND": 0}),
+        Role.COLUMN: operators,
+        Role.VALUE: parts(Role.AND, ["AND"]),
         Role.AND: columns,
     }
 
@@ -453,7 +352,7 @@ def _followers(vocabulary: Vocabulary, header: tuple[str, ...]) -> dict[Role, tu
 class GrammarState:
     """All readings of one sequence of ids. Each state has at least one way on to a complete query."""
 
-    def __init__(self, automaton: QueryAutomaton, readings: tuple[Reading, ...], ended: bool = False) -> None:
+    def __init__(self, automaton: QueryAutomaton, readings: set[Reading], ended: bool = False) -> None:
         self._automaton = automaton
         self._readings = readings
         self._next: dict[int, GrammarState | None] = {}
@@ -464,14 +363,14 @@ class GrammarState:
     def allowed(self) -> NDArray[np.int64]:
         """The ids that can come next, each once; none after the end."""
         ids: set[int] = set().union(*(steps for _, _, steps in self._ways))
-        if not self.ended and self._complete:
+        if not self.ended and self.is_complete:
             ids.add(self._automaton.vocabulary.eos)
         return np.fromiter(ids, np.int64, len(ids))
 
-    @property
-    def query(self) -> Query | None:
-        """The query that the ids spell: of several readings the one that `parse_query` prefers."""
-        return preferred(self._complete).query(self._automaton.first_column) if self._complete else None
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether the ids spell a whole query."""
+        return any(reading.ends_query for reading in self._readings)
 
     def next(self, id_: int) -> GrammarState | None:
         """The state after one more id; None where it is not allowed."""
@@ -479,28 +378,18 @@ class GrammarState:
             self._next[id_] = self._after(id_)
         return self._next[id_]
 
-    def fallback_query(self) -> Query:
-        """A query in any state: what is complete so far, without the condition that is not."""
-        return self.query or preferred(self._readings).query(self._automaton.first_column)
-
     @cached_property
     def _ways(self) -> list[tuple[Reading, Part, Steps]]:
-        readings = () if self.ended else self._readings
+        readings = set[Reading]() if self.ended else self._readings
         return [(reading, part, steps) for reading in readings for part, steps in self._automaton.ways(reading)]
-
-    @cached_property
-    def _complete(self) -> tuple[Reading, ...]:
-        """The readings that are a whole query."""
-        return tuple(reading for reading in self._readings if reading.ends_query)
 
     def _after(self, id_: int) -> GrammarState | None:
         if id_ == self._automaton.vocabulary.eos:
-            going_on = self._complete and not self.ended
-            return GrammarState(self._automaton, self._complete, ended=True) if going_on else None
-        readings: dict[tuple[Part, int, int], Reading] = {}
-        for reading, part, steps in self._ways:
-            for end in steps.get(id_, ()):
-                step = reading.then(part, id_, end)
-                key = (part, end, step.depth)
-                readings[key] = preferred((readings[key], step)) if key in readings else step
-        return GrammarState(self._automaton, tuple(readings.values())) if readings else None
+            going_on = self.is_complete and not self.ended
+            return GrammarState(self._automaton, self._readings, ended=True) if going_on else None
+        readings = {
+            Reading(part, end, reading.conditions + (part is not reading.part and part.role is Role.COLUMN))
+            for reading, part, steps in self._ways
+            for end in steps.get(id_, ())
+        }
+        return GrammarState(self._automaton, readings) if readings else None

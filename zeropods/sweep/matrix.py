@@ -25,7 +25,7 @@ from pydantic import (
 from zeropods import files, techniques
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM
-from zeropods.plan.shapes import tiny_name
+from zeropods.plan.models import tiny_name
 from zeropods.train.arguments import SCRIPTS, TextToSQLArguments, arguments_of, batch_on
 
 AXES = ("model", "technique", "pods", "prompt")
@@ -72,14 +72,6 @@ class Cell:
     def is_one_process(self) -> bool:
         """Whether it runs in one process of this machine, without pods."""
         return techniques.technique_named(self.technique).is_alone
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A combination that cannot be, and why."""
-
-    cell: Cell
-    reason: str
 
 
 # The keys of a file, each with its type; what is of another type is refused with its place.
@@ -182,9 +174,10 @@ class Matrix(Axes):
         return tuple(cell for cell in self._wanted() if not self._impossible(cell))
 
     @cached_property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Combinations that cannot be."""
-        return tuple(LeftOut(cell, why) for cell in self._wanted() if (why := self._impossible(cell)))
+    def left_out(self) -> list[dict[str, str]]:
+        """Combinations that cannot be: each `cell`, and its `reason`."""
+        wanted = ((cell.name, self._impossible(cell)) for cell in self._wanted())
+        return [{"cell": name, "reason": why} for name, why in wanted if why]
 
     @cached_property
     def combinations(self) -> tuple[Cell, ...]:
@@ -380,7 +373,7 @@ def _cell_faults(matrix: Matrix) -> Iterator[str]:
             yield f"exclude[{number}]: {shown}: there is no such cell; correct it, or leave it out"
     names = [cell.name for cell in matrix.cells]
     if not names:
-        why = matrix.left_out[0].reason if matrix.left_out else "exclude leaves out all of them"
+        why = matrix.left_out[0]["reason"] if matrix.left_out else "exclude leaves out all of them"
         yield f"technique: no cell is left: {why}"
     for name in names:
         if names.count(name) > 1:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from zeropods import files
-from zeropods.errors import UserError
 from zeropods.evaluate.score_file import main_measure, score_of
 from zeropods.measure.record import Record
-from zeropods.sweep.matrix import LeftOut, Matrix, matrix_of
+from zeropods.sweep.matrix import Matrix
 from zeropods.tables import Table
 
 FILE = "sweep.json"
@@ -40,15 +40,12 @@ class Row:
     seconds: float | None = None
     """Wall time from the launch to the record, of the attempt that gave it."""
 
-    def ended(self, status: str, reason: str | None, rate: float | None = None, seconds: float | None = None) -> Row:
-        """The row of a run that has ended; `rate` in samples per second."""
-        return replace(self, status=status, reason=reason, samples_per_second=rate, seconds=seconds)
-
     def recorded(self, record: Record, seconds: float | None) -> Row:
         """The row with what a record says."""
         place = f"{record.pod}: " if record.pod else ""
         reason = None if record.reason is None else f"{place}{record.reason}"
-        return self.ended(record.status, reason, record.samples_per_second, seconds)
+        rate = record.samples_per_second
+        return replace(self, status=record.status, reason=reason, samples_per_second=rate, seconds=seconds)
 
     @property
     def is_measured(self) -> bool:
@@ -80,7 +77,7 @@ class Sweep:
             "schema_version": SCHEMA_VERSION,
             "matrix": self.matrix.to_json(),
             "cells": [asdict(row) for row in self.rows],
-            "left_out": [{"cell": left.cell.name, "reason": left.reason} for left in self.matrix.left_out],
+            "left_out": self.matrix.left_out,
         }
 
     def write(self) -> None:
@@ -88,30 +85,29 @@ class Sweep:
         files.write_json(self.out / FILE, self.to_json())
 
     def table(self) -> Table:
-        """A line for each cell; samples per second are the mean of its repeats that ended well."""
-        lines = [self._line(cell.name) for cell in self.matrix.cells]
-        return Table.of([*lines, *map(self._left_out, self.matrix.left_out)])
+        """A line for each cell; samples per second are the mean of its repeats that ended well.
 
-    def _line(self, name: str) -> dict[str, str]:
+        The share of right answers is a column where questions are asked.
+        """
+        header = ("cell", "repeats ok", "samples/s", *(["right, of 1"] if self.matrix.questions else []), "result")
+        lines = [self._line(cell.name) for cell in self.matrix.cells]
+        for left in self.matrix.left_out:
+            lines.append((left["cell"], *[""] * (len(header) - 2), f"left out: {left['reason']}"))
+        return Table(header, tuple(lines))
+
+    def _line(self, name: str) -> tuple[str, ...]:
         rows = [row for row in self.rows if row.cell == name]
         well = [row for row in rows if row.status == "ok"]
         rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
         scores = [score for row in well if self.matrix.questions and (score := score_of(self.out / row.folder))]
-        return {
-            "cell": name,
-            "repeats ok": f"{len(well)} of {len(rows)}",
-            "samples/s": f"{fmean(rates):.4g}" if rates else "n/a",
-            **self._right(f"{fmean(main_measure(score) for _, score in scores):.3f}" if scores else "n/a"),
-            "result": "; ".join(dict.fromkeys(map(_result, rows))),
-        }
-
-    def _left_out(self, left: LeftOut) -> dict[str, str]:
-        said = {"result": f"left out: {left.reason}"}
-        return {"cell": left.cell.name, "repeats ok": "", "samples/s": "", **self._right(""), **said}
-
-    def _right(self, share: str) -> dict[str, str]:
-        """The column of what is right, where questions are asked."""
-        return {"right, of 1": share} if self.matrix.questions else {}
+        right = f"{fmean(main_measure(score) for _, score in scores):.3f}" if scores else "n/a"
+        return (
+            name,
+            f"{len(well)} of {len(rows)}",
+            f"{fmean(rates):.4g}" if rates else "n/a",
+            *([right] if self.matrix.questions else []),
+            "; ".join(dict.fromkeys(map(_result, rows))),
+        )
 
     def _repr_html_(self) -> str:
         return self.table().to_html()
@@ -120,28 +116,13 @@ class Sweep:
         return str(self.table())
 
 
-def read_sweep(out: Path) -> Sweep:
-    """What `sweep.json` of a folder says, read strictly: `read_sweep(sweep.out)` equals the sweep that was written."""
-    path = out / FILE
-    document = files.read_object(path, "move the file away")
-    version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema_version {version!r}, not {SCHEMA_VERSION}; choose another --out")
-    names = {field.name for field in fields(Row)}
-    rows, matrix = document.get("cells"), document.get("matrix")
-    if not isinstance(rows, list) or any(not isinstance(row, dict) or set(row) != names for row in rows):
-        raise UserError(f"{path}: cells: not as this version writes them; move the file away")
-    if not isinstance(matrix, dict):
-        raise UserError(f"{path}: matrix: {matrix!r:.60}; move the file away")
-    return Sweep(out=out, matrix=matrix_of(matrix, f"{path}: matrix"), rows=tuple(Row(**row) for row in rows))
-
-
-def earlier_rows(out: Path, matrix: Matrix) -> dict[tuple[str, int], Row]:
-    """Rows of an earlier call of the same matrix, by cell and repeat; none where it was another matrix."""
-    if not (out / FILE).is_file():
-        return {}
-    earlier = read_sweep(out)
-    return {(row.cell, row.repeat): row for row in earlier.rows} if earlier.matrix == matrix else {}
+def earlier_seconds(out: Path) -> dict[str, float | None]:
+    """Wall times that an earlier call has measured, by run folder."""
+    kept = files.read_object(out / FILE, "move the file away") if (out / FILE).is_file() else {}
+    with suppress(KeyError, TypeError):
+        return {row["folder"]: row["seconds"] for row in kept["cells"]}
+    # Not as this version writes it: nothing else is taken from it.
+    return {}
 
 
 def _result(row: Row) -> str:

@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import read_manifest
-from zeropods.data.prepare import CausalPreparation, Preparation, prepare
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, told_differences
@@ -27,12 +27,12 @@ from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import read_record
-from zeropods.measure.run_folder import CONFIG, RECORD
-from zeropods.plan.shapes import CAUSAL_TINY
+from zeropods.measure.run_folder import RECORD
+from zeropods.plan.models import CAUSAL_TINY
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
-from zeropods.sweep.results import FILE, Row, Sweep, earlier_rows
+from zeropods.sweep.results import FILE, Row, Sweep, earlier_seconds
 from zeropods.tables import progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
@@ -77,11 +77,10 @@ def run_sweep(
         planned = trials(matrix, out)
         check_trials(planned)
         refuse_other_runs(planned)
-        earlier = earlier_rows(out, matrix)
+        seconds = earlier_seconds(out)
         write_matrix(matrix, out / MATRIX)
-        sweep = Sweep(
-            out=out, matrix=matrix, rows=tuple(standing_row(trial, earlier, again=again) for trial in planned)
-        )
+        rows = (standing_row(trial, seconds.get(trial.name), again=again) for trial in planned)
+        sweep = Sweep(out=out, matrix=matrix, rows=tuple(rows))
         sweep.write()
         return _run(sweep, planned, pods, argv)
 
@@ -107,7 +106,7 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
             try:
                 row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
             except (KeyboardInterrupt, SystemExit):
-                sweep.with_row(trial.row.ended("interrupted", "ended with the sweep")).write()
+                sweep.with_row(replace(trial.row, status="interrupted", reason="ended with the sweep")).write()
                 raise
             sweep = sweep.with_row(row)
             sweep.write()
@@ -141,9 +140,9 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
             record = run_launch(planned, cluster, supervision=supervision)
             pods.checked.add(trial.cell)
     except UnopenedError as error:
-        return row.ended(error.status, error.reason, seconds=time.monotonic() - began)
+        return replace(row, status=error.status, reason=error.reason, seconds=time.monotonic() - began)
     except (UserError, OSError) as error:
-        return row.ended("failed", " ".join(str(error).split()), seconds=time.monotonic() - began)
+        return replace(row, status="failed", reason=" ".join(str(error).split()), seconds=time.monotonic() - began)
     if record.status == "interrupted" and not trial.cell.is_one_process:
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)
@@ -177,22 +176,19 @@ def refuse_other_runs(trials: Sequence[Trial]) -> None:
             raise UserError(f"{trial.folder}: was run with other settings ({said}); choose another --out")
 
 
-def standing_row(trial: Trial, earlier: Mapping[tuple[str, int], Row], *, again: bool) -> Row:
+def standing_row(trial: Trial, seconds: float | None, *, again: bool) -> Row:
     """The row of a run as it stands: measured if nothing is left to do for it.
 
     A run that is finished stays finished. Out of memory, too slow, failed and lost are results too; `again` asks for
-    another try of those. What was killed or interrupted has no result yet.
+    another try of those. What was killed, interrupted, or refused before it began has no result yet.
 
     Args:
-        earlier: rows of an earlier call: a run that was refused before it began has left nothing else.
+        seconds: what an earlier call has said of its wall time.
     """
-    waiting = trial.row
-    before = earlier.get((waiting.cell, waiting.repeat))
-    if (trial.folder / RECORD).is_file():
-        row = waiting.recorded(read_record(trial.folder), None if before is None else before.seconds)
-        return row if row.status == "ok" or (row.is_measured and not again) else waiting
-    was_refused = before is not None and before.is_measured and not (trial.folder / CONFIG).is_file()
-    return before if before is not None and was_refused and not again else waiting
+    if not (trial.folder / RECORD).is_file():
+        return trial.row
+    row = trial.row.recorded(read_record(trial.folder), seconds)
+    return row if row.status == "ok" or (row.is_measured and not again) else trial.row
 
 
 def _by_flag(identity: Mapping[str, object]) -> dict[str, object]:
@@ -227,7 +223,7 @@ def provide_datasets(matrix: Matrix, out: Path) -> None:
             )
 
 
-def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation | CausalPreparation:
+def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation:
     """What is made of the raw data for a cell; for a causal one what its run would make itself."""
     tokenizer = matrix.tokenizer.get(cell.model, matrix.tokenizer.get(EACH, cell.model))
     if arguments_of(matrix.script) is not CausalArguments:
@@ -235,7 +231,7 @@ def _preparation(matrix: Matrix, data: str, cell: Cell) -> Preparation | CausalP
     flags = matrix.flags_of(cell)
     given = {name: flags[name] for name in ("loss_on", "dataset_config", "text_field") if name in flags}
     tiny = flags.get("init") == "random" and tokenizer in CAUSAL_TINY
-    return CausalPreparation(
+    return Preparation(
         task=cell.prompt,
         data=Path(data),
         tokenizer=GPT_TINY if tiny else tokenizer,

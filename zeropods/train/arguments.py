@@ -19,7 +19,7 @@ from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
 from zeropods.files import check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
-from zeropods.plan.shapes import CAUSAL_TINY, T5_TINY, causal_shape, t5_shape
+from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -220,8 +220,8 @@ class RunArguments:
     def check_model(self) -> tuple[str, int | None]:
         """Name of a model and rows of its embedding, as far as they are known here; `UserError` if it is not there."""
         if self.init == "random":
-            shape_of = t5_shape if isinstance(self, TextToSQLArguments) else causal_shape
-            return self.model_id, shape_of(self.model_id).vocabulary
+            kind = "t5" if isinstance(self, TextToSQLArguments) else "causal"
+            return self.model_id, known_config(self.model_id, kind)["vocab_size"]
         name = self.source
         if name in (*T5_TINY, *CAUSAL_TINY) and not Path(name).is_dir():
             raise UserError(f"--{self.model_flag} {name}: has no pretrained weights; give --init random")
@@ -377,6 +377,9 @@ class CausalArguments(RunArguments):
 SCRIPTS: dict[str, type[RunArguments]] = {kind.script: kind for kind in (TextToSQLArguments, CausalArguments)}
 """The project's own training scripts by their files' names, at the top of the project."""
 
+CALLED_OTHERWISE = ("model_flag", "data_flag", "epochs_flag", "steps_flag", "warmup_flag")
+"""What the other script has by another name: whoever gives that one is told this script's."""
+
 
 def arguments_of(script: str | Path) -> type[RunArguments] | None:
     """The flags of one of our scripts, by its name or its place; None for another one."""
@@ -403,8 +406,10 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
     values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
         word = unknown[0].partition("=")[0]
-        near = get_close_matches(word.removeprefix("--"), [each.name for each in fields(kind)], 1)
-        raise UserError(f"{word}: no flag of {kind.script}; {f'--{near[0]}?' if near else '--help lists them'}")
+        names = {getattr(other, what): getattr(kind, what) for other in SCRIPTS.values() for what in CALLED_OTHERWISE}
+        names |= {each.name: each.name for each in fields(kind)}
+        near = get_close_matches(word.removeprefix("--"), names, 1)
+        raise UserError(f"{word}: no flag of {kind.script}; {f'--{names[near[0]]}?' if near else '--help lists them'}")
     return kind(**vars(values))
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from zeropods import files
 from zeropods.data.manifest import FILE, read_manifest
-from zeropods.data.prepare import CausalPreparation, key_of_preparation, prepare
+from zeropods.data.prepare import Preparation, key_of_preparation, prepare
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
-from zeropods.plan.shapes import CAUSAL_TINY, CausalShape
+from zeropods.plan.models import CAUSAL_TINY
 from zeropods.tables import progress
 from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, RunArguments
-from zeropods.train.causal_models import check_attention, load_causal, positions_of, shape_of
+from zeropods.train.causal_models import check_attention, load_causal, positions_of
 from zeropods.train.pretrained import check_source
 from zeropods.train.sampler import Row, load_split, padded
 from zeropods.train.tasks import Prepared
@@ -86,32 +86,30 @@ class Causal:
         """The flags, with the data's own in the place of those that the data decide."""
         return {**self._said_by(data).comparable(), "data": data.manifest.content_key}
 
-    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
+    def model(self, data: Prepared) -> PreTrainedModel:
         """A causal model; one for questions carries the prompt, so that it knows how it wants to be asked."""
-        model = load_causal(self._said_by(data), data.tokenizer, precision=precision)
+        model = load_causal(self._said_by(data), data.tokenizer)
         if self.arguments.generation_prompt is not None:
             _check_prompt(self.arguments.generation_prompt, data, positions_of(model.config))
         if data.manifest.task == "squad":
             model.config.prompt = data.manifest.prompt
         return model
 
-    def shape(self, model: PreTrainedModel) -> CausalShape | None:
-        """The shape of a causal model."""
-        return shape_of(model.config)
-
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """Rows padded to the longest."""
         return collate_causal(rows, data.tokenizer.pad_token_id)
 
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
         """Write the perplexity of text over all ranks, and what the model goes on with after a prompt."""
+        scored = ""
         if data.manifest.task == "lm" and self.arguments.max_eval_steps is None:
             test = load_split(data.folder, "test")
             sums = {"dev": trainer.evaluated, "test": None if test is None else trainer.summed_loss(test)}
-            processes.on_rank_zero(lambda: _write_scores(folder, sums))
+            scored = processes.on_rank_zero(lambda: _write_scores(folder, sums))
         prompt = self.arguments.generation_prompt
         if prompt is not None:
             processes.on_rank_zero(lambda: _write_sample(folder, prompt))
+        return scored
 
     @property
     def _given(self) -> Path:
@@ -123,12 +121,12 @@ class Causal:
         return self._given if self.is_prepared else self.arguments.run_folder / OWN
 
     @cached_property
-    def _wanted(self) -> CausalPreparation:
+    def _wanted(self) -> Preparation:
         a = self.arguments
         task = a.task or TASKS[0]
         # The small models of ours have a tokenizer that is trained on the data.
         tiny = a.init == "random" and a.model_id in CAUSAL_TINY
-        return CausalPreparation(
+        return Preparation(
             task=task,
             data=self._given if self._given.is_dir() or task == "squad" else a.data,
             tokenizer=a.tokenizer_name or (GPT_TINY if tiny else a.model_id),
@@ -178,12 +176,17 @@ def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
         raise UserError(f"--generation_prompt: {tokens} tokens, the model has {positions} positions; shorten it")
 
 
-def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> None:
+def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> str:
+    """Write the score of each split; returns the last one's perplexity in words."""
     from zeropods.evaluate.score_file import text_score
 
+    said = ""
     for split, found in sums.items():
         if found is not None:
-            text_score(*found).write(folder, split)
+            score = text_score(*found)
+            score.write(folder, split)
+            said = f"perplexity {score.perplexity:.4g} ({split})"
+    return said
 
 
 def _write_sample(folder: Path, prompt: str) -> None:

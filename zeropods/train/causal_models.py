@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from zeropods.data.tokenizers import load_causal_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.shapes import CausalShape, causal_shape
+from zeropods.plan.models import known_config
 from zeropods.train.arguments import check_tokenizer, check_vocabulary
 from zeropods.train.device import AMPERE
 from zeropods.train.pretrained import load_weights, loading, source_options
@@ -35,35 +36,22 @@ DROPOUTS = (
     "hidden_dropout_prob",
 )  # fmt: skip
 """What configurations of transformers call the rates of their dropouts."""
-OTHER_PARTS = ("add_cross_attention", "attention_bias", "mlp_bias")
-"""Switches that give a model parameters of which a shape knows nothing."""
-ROTARY: dict[str, dict[str, float]] = {
-    "llama": {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
-    "mistral": {"rope_theta": 10_000.0, "rms_norm_eps": 1e-5, "sliding_window": 4_096},
-    "qwen3": {"rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6},
-}
-"""Constants that families with rotary positions were published with."""
-BLOOM_POSITIONS = 2_048
-"""The length that BLOOM was trained at; its configuration need not say so."""
-
 log = logging.getLogger(__name__)
 
 
-def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, *, precision: str) -> PreTrainedModel:
+def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model that the arguments name, in FP32, with the loss of `with_causal_loss`, checked against the data.
 
     Args:
         arguments: `max_seq_length` is that of the data.
         tokenizer: that of the data.
-        precision: what the run trains in; it decides which attention can run.
 
     Raises:
         UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
     """
-    check_attention(arguments.attn_implementation, precision)
     name, options = arguments.model_name_or_path, {}
     if arguments.init == "random":
-        config = causal_config(causal_shape(name), arguments.dropout)
+        config = causal_config(known_config(name, "causal"), arguments.dropout)
         config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     else:
         name = arguments.source
@@ -85,15 +73,15 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase, 
 
 
 def random_causal(
-    shape: CausalShape, seed: int, dropout: float | None = None, attention: str = "sdpa"
+    sizes: Mapping[str, Any], seed: int, dropout: float | None = None, attention: str = "sdpa"
 ) -> PreTrainedModel:
-    """A model of the shape with its family's own initialisation; the same seed gives the same weights.
+    """A model of a `config.json` with its family's own initialisation; the same seed gives the same weights.
 
     They are drawn whole on every rank, in FP32, also where ZeRO-3 divides them later: so that they are the same
     weights on any number of processes and in any precision.
     """
-    config = causal_config(shape, dropout)
-    model_class = _class_of(shape.family, config)
+    config = causal_config(sizes, dropout)
+    model_class = _class_of(config.model_type, config)
     config._attn_implementation = attention_for(model_class, config, attention)
     return _drawn(model_class, config, seed)
 
@@ -140,41 +128,17 @@ def _ends_as(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreT
     return model
 
 
-# Configurations: from a known shape, and back.
+# Configurations.
 
 
-def causal_config(shape: CausalShape, dropout: float | None = None) -> PreTrainedConfig:
-    """transformers' configuration of a shape, with the constants that its family was published with.
+def causal_config(sizes: Mapping[str, Any], dropout: float | None = None) -> PreTrainedConfig:
+    """transformers' configuration of a model that is made here, without tokens that begin or end a text.
 
     Args:
+        sizes: its `config.json`, as `plan.models.known_config` gives it.
         dropout: rate of every dropout that the family has; the family's own if None (0.1 for GPT-2, else 0).
     """
-    if shape.family == "bloom" and shape.ffn != 4 * shape.hidden:
-        raise UserError(f"shape: ffn {shape.ffn}; BLOOM's is 4 x hidden = {4 * shape.hidden}")
-    numbers: dict[str, object] = {
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "tie_word_embeddings": shape.tied,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    if shape.family == "gpt2":
-        numbers |= {"n_positions": shape.positions, "n_inner": shape.ffn}
-    elif shape.family == "bloom":
-        numbers |= {"seq_length": shape.positions}
-    else:
-        constants = dict(ROTARY[shape.family])
-        numbers |= {
-            "intermediate_size": shape.ffn,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_size,
-            "max_position_embeddings": shape.positions,
-            "rope_parameters": {"rope_type": "default", "rope_theta": constants.pop("rope_theta")},
-            **constants,
-        }
-    config = CONFIG_MAPPING[shape.family](**numbers)
+    config = CONFIG_MAPPING[sizes["model_type"]](**{"bos_token_id": None, "eos_token_id": None, **sizes})
     if dropout is not None:
         set_dropout(config, dropout)
     return config
@@ -200,26 +164,6 @@ def positions_of(config: PreTrainedConfig) -> int | None:
         if isinstance(found, int) and found > 0:
             return found
     return None
-
-
-def shape_of(config: PreTrainedConfig) -> CausalShape | None:
-    """The shape of a configuration; None for a model that it does not describe."""
-    known = config.model_type in ("gpt2", "bloom", *ROTARY)
-    if not known or any(getattr(config, name, False) for name in OTHER_PARTS):
-        return None
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    return CausalShape(
-        family=config.model_type,
-        hidden=hidden,
-        layers=config.num_hidden_layers,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=getattr(config, "head_dim", None) or hidden // heads,
-        ffn=getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden,
-        vocabulary=config.vocab_size,
-        positions=positions_of(config) or BLOOM_POSITIONS,
-        tied=bool(config.tie_word_embeddings),
-    )
 
 
 # Which implementation of attention a model can run with here.

@@ -60,13 +60,13 @@ class Origin:
     settings: str
     """`digest` of everything that must be equal for two calls to mean the same run."""
     model: dict[str, int | str | bool | None]
-    """What must be equal for the files to fit at all: shape, precision, technique."""
+    """What must be equal for the files to fit at all: parameters, precision, technique."""
     world_size: int
     """Number of ranks that wrote it."""
 
     def other_model(self, wanted: Origin) -> str | None:
         """Why a checkpoint of this origin does not fit the wanted model; None where it does."""
-        for key in sorted(self.model.keys() | wanted.model.keys()):
+        for key in sorted(wanted.model):
             if self.model.get(key) != wanted.model.get(key):
                 return f"of another model: {key} {self.model.get(key)}, expected {wanted.model.get(key)}"
         return None

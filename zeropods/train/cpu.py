@@ -1,4 +1,4 @@
-"""A model in operations that suit a CPU: attention and dropout in training, products in prediction."""
+"""A model in operations that suit a CPU: dropout in training, products in prediction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask
-from transformers.models.t5.modeling_t5 import T5PreTrainedModel
+from transformers import PreTrainedModel
 
 # Dropout at a quarter of the cost: 16 random bits an element instead of a Bernoulli draw, and a mask of bits.
 #
@@ -42,12 +40,7 @@ class BitDropout(nn.Dropout):
         """Zero each element with probability `p` while training, and scale the others by 1 / (1 - p)."""
         if not self.training or input.device.type != "cpu":
             return super().forward(input)
-        return dropped(input, self.p)
-
-
-def dropped(values: Tensor, rate: float) -> Tensor:
-    """Values on a CPU after dropout; the same tensor at a rate of 0."""
-    return _Dropout.apply(values, rate) if rate else values
+        return _Dropout.apply(input, self.p) if self.p else input
 
 
 def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
@@ -62,49 +55,6 @@ def _mask(values: Tensor, rate: float) -> tuple[Tensor, float]:
     bits = words.random_(-(1 << 63), None).view(torch.int16)[: values.numel()]
     kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(bits)).neg_()
     return kept.view(values.shape), LEVELS / (LEVELS - dropped)
-
-
-# T5's attention on a CPU.
-#
-# PyTorch has no kernel there for a bias that is trained: it widens BF16 to FP32, wants a whole bias for each row, and
-# draws its dropout with one thread. Two products, a softmax and our dropout take half the time.
-
-NAME = "zeropods_cpu"
-
-
-def use_cheap_attention(model: PreTrainedModel) -> None:
-    """Let all layers of a T5 attend by this module."""
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, eager_mask)
-    model.set_attn_implementation(NAME)
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """What a T5's layer asks of an attention: queries are not scaled, a learned bias is added.
-
-    Args:
-        query: (rows, heads, queries, width); `key` and `value` of as many keys.
-        attention_mask: added to the scores, (rows or 1, 1, queries, keys).
-        position_bias: (1, heads, queries, keys).
-
-    Returns:
-        (rows, queries, heads, width).
-    """
-    scores = torch.matmul(query, key.transpose(2, 3))
-    for added in (position_bias, attention_mask):
-        if added is not None:
-            scores = scores.add_(added[..., : key.shape[2]])
-    weights = dropped(torch.softmax(scores, dim=-1), dropout)
-    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 
 
 # Products with weights that no longer change, laid out once as oneDNN multiplies them.
@@ -142,10 +92,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def suit_cpu(model: Model) -> Model:
-    """Replace every dropout, and a T5's attention, in place."""
+    """Replace every dropout, in place; those within attention are PyTorch's own."""
     _replace(model, nn.Dropout, lambda dropout: BitDropout(dropout.p))
-    if isinstance(model, T5PreTrainedModel):
-        use_cheap_attention(model)
     return model
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.files import json_kind
+from zeropods.files import read_object
 from zeropods.programs import variable_set
 from zeropods.techniques import lookup
 
@@ -64,15 +64,9 @@ SCHEDULES = {
 
 def read_config(path: Path) -> Config:
     """The JSON object in a file; `UserError` if it is not there or not one."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object, parse_constant=_no_number)
-    except FileNotFoundError:
-        raise UserError(f"--deepspeed {path}: no such file; expected one like dsconfig/zero1.json") from None
-    except ValueError as error:
-        raise UserError(f"--deepspeed {path}: not JSON: {error}; correct the file") from None
-    if not isinstance(config, dict):
-        raise UserError(f"--deepspeed {path}: {json_kind(config)}; expected a JSON object")
-    return config
+    if not path.is_file():
+        raise UserError(f"--deepspeed {path}: no such file; expected one like dsconfig/zero1.json")
+    return read_object(path, "correct the file")
 
 
 def check_config(config: Config, path: str | Path, arguments: Mapping[str, Any], fp16_fault: str | None = None) -> None:
@@ -128,18 +122,6 @@ def effective_config(template: Config, run_folder: Path) -> Config:
 def without_batch(template: Config) -> Config:
     """The template with `auto` for what the flags and the number of processes say too, and are compared with."""
     return {key: "auto" if key in BATCH else value for key, value in template.items()}
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Config:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return found
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
 
 
 def _without_auto(block: Config) -> Config:

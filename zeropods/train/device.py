@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
         for side in SIDES[device]:
             if rates and 2 * side**3 / max(rates.values()) > SECONDS:
                 break
-            rates[side] = 2 * side**3 / _fastest_seconds(side, dtype, device)
+            rates[side] = 2 * side**3 / _product_seconds(side, dtype, device)
     finally:
         torch.set_num_threads(threads)
         if device == "cuda":
@@ -208,16 +209,22 @@ def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
 
 
 @torch.no_grad()
-def _fastest_seconds(side: int, dtype: torch.dtype, device: str) -> float:
+def _product_seconds(side: int, dtype: torch.dtype, device: str) -> float:
     # A generator of its own: the run's random numbers are those of its seed.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(side, side, dtype=dtype, device=device, generator=generator) for _ in range(2))
-    product = left @ right
+    product = torch.empty_like(left)
+    return fastest_seconds(lambda: torch.matmul(left, right, out=product), SECONDS)
+
+
+def fastest_seconds(action: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest of as many rounds as fit into a time, after one that warms up."""
+    action()
     synchronize()
     fastest, began = float("inf"), time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
+    while time.perf_counter() - began < seconds:
         mark = time.perf_counter()
-        torch.matmul(left, right, out=product)
+        action()
         synchronize()
         fastest = min(fastest, time.perf_counter() - mark)
     return fastest

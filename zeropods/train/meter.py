@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.memory import Phases, Sampler
-from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement
+from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
 from zeropods.train.device import DeviceReader, counters, gpu_by_nvml, gpu_name, synchronize
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ class Meter:
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
         path = folder / "memory" / f"{measured.rank}.csv"
+        self.evaluate_seconds, self.save_seconds = list[float](), list[float]()
         self.read = DeviceReader(self._gpu)
         self.sampler = Sampler(path, interval, self.read, lambda: self.phases.phase)
         self.heartbeat = HeartbeatWriter(folder, measured.rank, lambda: self.phases.phase)
@@ -80,13 +85,16 @@ class Meter:
             self.clock.restart()
 
     def fill(self, measured: RankMeasurement) -> None:
-        """Write what was measured so far into a measurement, whole steps only."""
-        steps = self.clock.steps()
-        measured.step_seconds = [step.seconds for step in steps]
+        """Write what was measured so far into a measurement, whole steps only; `Meter.write_steps` has each of them."""
+        steps, first = self.clock.steps(), measured.warmup_steps
+        measured.warmup_seconds = float(steps["seconds"][:first].sum())
+        measured.step_seconds = Statistics.of(steps["seconds"][first:])
+        measured.evaluate_seconds = Statistics.of(self.evaluate_seconds)
+        measured.save_seconds = Statistics.of(self.save_seconds)
         measured.step = measured.first_step + len(steps)
-        measured.source_tokens = sum(int(step.tokens.source) for step in steps)
-        measured.target_tokens = sum(step.tokens.target for step in steps)
-        measured.padded_tokens = sum(step.tokens.padded for step in steps)
+        measured.source_tokens = int(steps["source_tokens"].sum())
+        measured.target_tokens = int(steps["target_tokens"].sum())
+        measured.padded_tokens = int(steps["padded_tokens"].sum())
         measured.phases, most = self.phases.measured()
         measured.peak_resident_bytes = most.resident
         measured.peak_allocated_bytes, measured.peak_reserved_bytes = most.allocated, most.reserved
@@ -95,6 +103,12 @@ class Meter:
         energy = self._gpu.energy_joules() if self._gpu else None
         if energy is not None and self._energy is not None:
             measured.energy_joules = energy - self._energy
+
+    def write_steps(self, path: Path) -> None:
+        """Write the wall time of every step, (steps,) float32 in seconds, as NumPy's `.npy`; the file appears whole."""
+        content = io.BytesIO()
+        np.save(content, self.clock.steps()["seconds"].astype(np.float32))
+        files.write_bytes(path, content.getvalue())
 
 
 # Tokens of a step, counted without waiting for the device.
@@ -171,12 +185,8 @@ class Mark:
         return earlier.event.elapsed_time(self.event) / 1_000
 
 
-@dataclass(frozen=True)
-class TimedStep:
-    """An optimizer step that is done."""
-
-    seconds: float
-    tokens: Tokens
+STEP = [(name, "f8") for name in ("seconds", "source_tokens", "target_tokens", "padded_tokens")]
+"""What is known of an optimizer step that is done."""
 
 
 class StepClock:
@@ -186,8 +196,9 @@ class StepClock:
         """`mark` makes the present moment."""
         self._mark = mark
         self._began = mark()
-        self._laps: list[tuple[Mark, Mark, Tokens] | TimedStep] = []
-        self._past = 0
+        self._laps: dict[int, tuple[Mark, Mark, Tokens]] = {}
+        self._count = 0
+        self._done = array("d")
 
     def settle(self) -> None:
         """Wait for the device, so that every step is timed."""
@@ -200,24 +211,26 @@ class StepClock:
     def lap(self, tokens: Tokens) -> None:
         """End a step here, and begin the next one."""
         now = self._mark()
-        self._laps.append((self._began, now, tokens))
+        self._laps[self._count] = self._began, now, tokens
+        self._count += 1
         self._began = now
 
-    def steps(self) -> list[TimedStep]:
-        """The steps that the device has done, in order. An interruption at any place leaves them right."""
-        for number in range(self._past, len(self._laps)):
-            lap = self._laps[number]
-            if not isinstance(lap, TimedStep):
-                began, ended, tokens = lap
-                if not ended.is_past():
-                    break
-                counted = Tokens(int(tokens.source), tokens.target, tokens.padded)
-                self._laps[number] = TimedStep(ended.seconds_since(began), counted)
-            self._past = number + 1
-        return [step for step in self._laps[: self._past] if isinstance(step, TimedStep)]
+    def steps(self, first: int = 0) -> np.ndarray:
+        """`STEP` of those that the device has done, from `first` on. An interruption at any place leaves them right."""
+        while (number := len(self._done) // len(STEP)) in self._laps:
+            began, ended, tokens = self._laps[number]
+            if not ended.is_past():
+                break
+            self._done.extend((ended.seconds_since(began), int(tokens.source), tokens.target, tokens.padded))
+            del self._laps[number]
+        return np.array(self._done[len(STEP) * first :]).view(STEP)
 
 
 # Callbacks that follow a trainer.
+
+
+MOST_LOSSES = 4_096
+"""A curve with so many points loses every second one; TensorBoard has all."""
 
 
 class Recorder(TrainerCallback):
@@ -238,7 +251,7 @@ class Recorder(TrainerCallback):
             yield
             self.meter.clock.settle()
             if phase == "save" and outermost:
-                self.measured.save_seconds.append(time.perf_counter() - began)
+                self.meter.save_seconds.append(time.perf_counter() - began)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.measured.first_step = self.measured.step = state.global_step
@@ -260,7 +273,7 @@ class Recorder(TrainerCallback):
         self.meter.heartbeat.training = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        self.measured.evaluate_seconds.append(about["metrics"]["eval_runtime"])
+        self.meter.evaluate_seconds.append(about["metrics"]["eval_runtime"])
 
     def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         step, logs = state.global_step, about["logs"]
@@ -271,6 +284,8 @@ class Recorder(TrainerCallback):
                         f"step {step}: {key} {logs[key]}; lower --learning_rate, or choose --precision fp32"
                     )
                 entries.append(Loss(step=step, loss=logs[key]))
+                if len(entries) == MOST_LOSSES:
+                    del entries[::2]
                 log.info("step %d %s %.6g", step, key, logs[key])
 
 
@@ -434,21 +449,21 @@ class Curves(TrainerCallback):
             writer.flush()
 
     def _since_last_point(self) -> dict[str, float]:
-        steps = self.meter.clock.steps()
-        fresh, self._drawn = steps[self._drawn :], len(steps)
+        fresh = self.meter.clock.steps(self._drawn)
+        self._drawn += len(fresh)
         now = {key: value for key, value in self.meter.read.memory().items() if key in MEMORY}
         now |= {key: value for key, value in self.meter.sampler.last.items() if key in USE}
         told = {key: value for key, value in now.items() if value is not None}
-        return told | (self._figures(fresh) if fresh else {})
+        return told | (self._figures(fresh) if len(fresh) else {})
 
-    def _figures(self, steps: Sequence[TimedStep]) -> dict[str, float]:
+    def _figures(self, steps: np.ndarray) -> dict[str, float]:
         """Mean seconds per step, samples of all ranks per second, share of padding among this rank's tokens."""
-        seconds = sum(step.seconds for step in steps)
-        real = sum(int(step.tokens.source) + (0 if self.joint else step.tokens.target) for step in steps)
+        seconds, source, target, padded = (float(steps[name].sum()) for name, _ in STEP)
+        real = source + (0.0 if self.joint else target)
         return {
             "step_seconds": seconds / len(steps),
             "samples_per_second": self.effective_batch_size * len(steps) / seconds,
-            "padding_share": 1 - real / sum(step.tokens.padded for step in steps),
+            "padding_share": 1 - real / padded,
         }
 
     def _add(self, run: str, values: dict[str, float], step: int) -> None:

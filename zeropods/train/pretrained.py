@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
@@ -21,6 +22,17 @@ from zeropods.train.arguments import RunArguments
 
 FAULTS = (OSError, ValueError, TypeError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
 """What loading raises."""
+NO_SIZES = {"_name_or_path", "transformers_version", "architectures", "dtype", "use_cache", "prompt"}
+"""Keys of a configuration that say nothing of the model's tensors and operations."""
+
+
+def configuration_of(model: PreTrainedModel) -> dict[str, object]:
+    """Configuration of a model, by which a plan knows it; whether its head is its table is asked of the model."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    given = {name: said for name, said in model.config.to_dict().items() if name not in NO_SIZES}
+    # Some families have bounds that are infinite, which no record holds as a number.
+    finite: dict[str, object] = json.loads(json.dumps(given, default=str), parse_constant=str)
+    return {**finite, "tie_word_embeddings": head is not None and head.weight is table.weight}
 
 
 def load_weights(model_class: Any, name: str, *, flag: str = "", dtype: str = "float32", **options: Any) -> Any:

@@ -21,6 +21,7 @@ from zeropods.launch.forks import import_for_ranks
 from zeropods.measure import environment
 from zeropods.measure.memory import resident_bytes
 from zeropods.measure.probe import MachineProbe
+from zeropods.train.device import fastest_seconds, gpu_name, matmul_rates, multiplies_bf16, synchronize
 
 SECONDS = 0.5
 """Time for one figure, after a round that warms up."""
@@ -36,7 +37,6 @@ PINNED_BYTES = 1 << 28
 def measure() -> MachineProbe | None:
     """What rank 0 found out; None on the others."""
     # What imports transformers comes after a rank's own imports, which leave out a part of it.
-    from zeropods.train.device import gpu_name
     from zeropods.train.processes import gathered, rank, world_size
 
     bare = _of_a_fork(resident_bytes)
@@ -65,7 +65,6 @@ def measure() -> MachineProbe | None:
 def _alone() -> dict[str, object]:
     """What rank 0 measures while the others wait."""
     from zeropods.plan.estimate import ADAM_BYTES
-    from zeropods.train.device import matmul_rates, multiplies_bf16
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     precisions = ["fp32", *(["bf16"] if multiplies_bf16() else []), *(["fp16"] if device == "cuda" else [])]
@@ -85,15 +84,15 @@ def _alone() -> dict[str, object]:
     found: dict[str, object] = {
         "matmul_flops_per_second": rates,
         "one_core_flops_per_second": one_core,
-        "memory_bandwidth": ADAM_BYTES * PARAMETERS / _fastest(lambda: (step(), None)[1]),
-        "python_seconds": _fastest(operations) / OPERATIONS,
+        "memory_bandwidth": ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS),
+        "python_seconds": fastest_seconds(operations, SECONDS) / OPERATIONS,
     }
     torch.set_num_threads(1)
-    found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / _fastest(lambda: (step(), None)[1])
+    found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS)
     if device == "cuda":
         host = torch.empty(PINNED_BYTES, dtype=torch.int8, pin_memory=True)
         target = torch.empty(PINNED_BYTES, dtype=torch.int8, device=device)
-        found["pcie_bandwidth"] = PINNED_BYTES / _fastest(lambda: (target.copy_(host), None)[1])
+        found["pcie_bandwidth"] = PINNED_BYTES / fastest_seconds(lambda: target.copy_(host), SECONDS)
     return found
 
 
@@ -102,30 +101,12 @@ def _reduced_seconds(size: int) -> float:
     tensor = torch.ones(size, device="cuda" if torch.cuda.is_available() else "cpu")
     rounds = 4 if size > SMALL else 200
     dist.all_reduce(tensor)
-    _synchronize()
+    synchronize()
     began = time.perf_counter()
     for _ in range(rounds):
         dist.all_reduce(tensor)
-    _synchronize()
+    synchronize()
     return (time.perf_counter() - began) / rounds
-
-
-def _fastest(action: Callable[[], None]) -> float:
-    """Seconds of the fastest of many rounds."""
-    action()
-    _synchronize()
-    fastest, began = float("inf"), time.perf_counter()
-    while time.perf_counter() - began < SECONDS:
-        mark = time.perf_counter()
-        action()
-        _synchronize()
-        fastest = min(fastest, time.perf_counter() - mark)
-    return fastest
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _of_a_fork(read: Callable[[], int]) -> int:

@@ -91,14 +91,6 @@ def on_rank_zero(action: Callable[[], Any]) -> Any:
     return on_every_rank(action if rank() == 0 else lambda: None)[0]
 
 
-def alone_on_rank_zero(measure: Callable[[], float]) -> float | None:
-    """Measure on rank 0 while the others wait, so that ranks of one machine do not share it; None on the others."""
-    measured = measure() if rank() == 0 else None
-    if dist.is_initialized():
-        dist.barrier()
-    return measured
-
-
 def leave() -> None:
     """End the process group after every rank is done.
 
@@ -174,20 +166,23 @@ class SaveSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take notice of the signal. To be entered in the main thread."""
-        if self.number is None:
-            yield
-            return
-        before = signal.signal(self.number, self._hear)
+        """Take notice of the signal; another SIGTERM ends a run as Ctrl-C does. In the main thread."""
+        handlers = {signal.SIGTERM: _interrupt} | ({self.number: self._hear} if self.number else {})
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
         finally:
-            # A process that ends because of it shall not be killed by the next one on its last steps.
-            signal.signal(self.number, signal.SIG_IGN if self.heard else before)
+            for number, former in before.items():
+                # A process that ends because of it shall not be killed by the next one on its last steps.
+                signal.signal(number, signal.SIG_IGN if self.heard and number == self.number else former)
 
     def _hear(self, number: int, frame: Any) -> None:
         # A flag and nothing else, so that a second signal disturbs no save.
         self.heard = True
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 class SaveOnSignal(TrainerCallback):

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,6 @@ from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.record import RankMeasurement, Record, compose_record, write_record
 from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
-from zeropods.pods.processes import terminable
 from zeropods.tables import GIB, counted
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
@@ -30,6 +29,7 @@ from zeropods.train.cpu import suit_cpu
 from zeropods.train.device import compile_model, matmul_flops_per_second
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
+from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
 from zeropods.train.tasks import Task
@@ -53,7 +53,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
             torch.set_float32_matmul_precision("high")
         settings = training_arguments(job)
         try:
-            with contextlib.ExitStack() as stack, terminable(saving=save_signal.number):
+            with contextlib.ExitStack() as stack:
                 processes.on_rank_zero(lambda: stack.enter_context(locked(job.folder)))
                 _opened(job.with_data(), settings, argv, began, save_signal)
         except processes.SharedError:
@@ -111,10 +111,10 @@ def attempt(
             waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
             _write(waiting, meter, job.folder)
 
-        together = False
+        together, scored = False, ""
         try:
             with meter, heard_while_waiting(write_interrupted, saving=save_signal.number):
-                _train(job, settings, opening, measured, meter, save_signal)
+                scored = _train(job, settings, opening, measured, meter, save_signal)
             measured.status, together = "ok", True
         except BaseException as error:
             measured.status, measured.reason = outcome(error, meter)
@@ -132,21 +132,18 @@ def attempt(
                 record = compose_record(job.folder)
                 write_record(job.folder, record)
                 if record.status == "ok":
-                    print(closing_line(job.folder, record))
+                    print(closing_line(job.folder, record, scored))
 
 
-def closing_line(folder: Path, record: Record) -> str:
+def closing_line(folder: Path, record: Record, scored: str) -> str:
     """What a run that ended well comes to, in one line, and what to call next."""
-    from zeropods.evaluate.score_file import TextScore, score_of
-
-    split, score = score_of(folder) or ("", None)
     run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
     said = [
         counted(record.steps, "step"),
         *(f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found),
     ]
-    if isinstance(score, TextScore):
-        said.append(f"perplexity {score.perplexity:.4g} ({split})")
+    if scored:
+        said.append(scored)
     if record.samples_per_second is not None:
         said.append(f"{record.samples_per_second:,.4g} samples/s")
     following = f"predict --model {run} --score"
@@ -197,6 +194,7 @@ def train_log(folder: Path) -> Iterator[None]:
 
 def _write(measured: RankMeasurement, meter: Meter, folder: Path) -> None:
     meter.fill(measured)
+    meter.write_steps(folder / "steps" / f"{measured.rank}.npy")
     measured.ended_unix_seconds = time.time()
     measured.write(folder)
 
@@ -208,11 +206,12 @@ def _train(
     measured: RankMeasurement,
     meter: Meter,
     save_signal: SaveSignal,
-) -> None:
-    measured.matmul_flops_per_second = processes.alone_on_rank_zero(lambda: matmul_flops_per_second(job.precision))
+) -> str:
+    """Train, evaluate, save and score; returns what the score is in words."""
+    fastest = processes.on_rank_zero(lambda: matmul_flops_per_second(job.precision))
+    measured.matmul_flops_per_second = fastest if processes.rank() == 0 else None
     trainer = make_trainer(job, settings, measured, meter)
     model: dict[str, int | str | bool | None] = {
-        **(measured.shape or {}),
         "parameters": measured.parameters,
         "precision": job.precision,
         "deepspeed": job.technique if job.deepspeed else None,
@@ -231,7 +230,7 @@ def _train(
     if dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
     trainer.save_model(str(job.folder / "model"))
-    job.task.score(trainer, job.prepared, job.folder)
+    return job.task.score(trainer, job.prepared, job.folder)
 
 
 def make_trainer(
@@ -239,14 +238,13 @@ def make_trainer(
 ) -> MeasuredTrainer:
     """The trainer of a run, with all that records it; the model's parameters and shape are written down."""
     arguments = job.arguments
-    model = job.task.model(job.prepared, job.precision)
+    model = job.task.model(job.prepared)
     if not torch.cuda.is_available():
         suit_cpu(model)
     compile_model(model, arguments.compile)
     # Tied parameters count once, and one that ZeRO-3 has divided counts whole.
     measured.parameters = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters())
-    shape = job.task.shape(model)
-    measured.shape = None if shape is None else asdict(shape)
+    measured.shape = configuration_of(model)
     masters = job.precision == "bf16" and job.deepspeed is None
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

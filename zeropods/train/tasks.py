@@ -15,7 +15,6 @@ from torch import Tensor
 
 from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.plan.shapes import CausalShape, T5Shape
 from zeropods.train.arguments import RunArguments
 from zeropods.train.sampler import Row, TokenizedSplit, load_split
 
@@ -80,18 +79,15 @@ class Task(Protocol):
     def settings(self, data: Prepared) -> dict[str, object]:
         """What must be equal for two calls to mean the same run: flags, and what the data say instead of flags."""
 
-    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
+    def model(self, data: Prepared) -> PreTrainedModel:
         """The model in FP32, checked against the data.
 
         Its `forward` returns the sum of the token losses, in nats, divided by `num_items_in_batch`: the label tokens of
         the whole optimizer step, over all ranks.
         """
 
-    def shape(self, model: PreTrainedModel) -> T5Shape | CausalShape | None:
-        """The architecture as `plan.shapes` has it; None for one that the project does not know."""
-
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """A batch of rows; `label_positions` are among it."""
 
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
-        """Score the model that is trained and saved in a run folder; every rank takes part."""
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
+        """Score the model that is trained and saved in a run folder, and say how good it is; every rank takes part."""

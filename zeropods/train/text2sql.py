@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from zeropods.data.tokenizers import load_tokenizer
-from zeropods.plan.shapes import T5Shape, t5_shape
+from zeropods.plan.models import known_config
 from zeropods.train.arguments import RunArguments, TextToSQLArguments, check_tokenizer, check_vocabulary
 from zeropods.train.device import check_compiled, check_tf32
 from zeropods.train.pretrained import check_source, load_weights, source_options
@@ -53,20 +54,17 @@ class TextToSQL:
         """The flags, with the data's content in the place of their path."""
         return {**self.arguments.comparable(), "dataset_path": data.manifest.content_key}
 
-    def model(self, data: Prepared, precision: str) -> PreTrainedModel:
+    def model(self, data: Prepared) -> PreTrainedModel:
         """A T5."""
         return load_model(self.arguments, data.tokenizer, data.manifest.prompt)
-
-    def shape(self, model: PreTrainedModel) -> T5Shape | None:
-        """The shape of a T5."""
-        return shape_of(model.config)
 
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """Sources and targets, each padded to the longest."""
         return collate(rows, multiple=self.arguments.pad_to_multiple_of)
 
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> None:
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
         """Nothing: predictions are made with constrained decoding, by `zeropods predict`."""
+        return ""
 
 
 # T5 with a loss that is right on any number of processes, projected over label positions only.
@@ -151,7 +149,7 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
     name = arguments.model_id
     if arguments.init == "random":
         rate = 0.1 if arguments.dropout is None else arguments.dropout
-        model = random_t5(t5_shape(name), arguments.seed, rate)
+        model = random_t5(known_config(name, "t5"), arguments.seed, rate)
     else:
         name = arguments.source
         options = source_options(name)
@@ -168,43 +166,12 @@ def load_model(arguments: TextToSQLArguments, tokenizer: PreTrainedTokenizerBase
     return model
 
 
-def random_t5(shape: T5Shape, seed: int, dropout: float = 0.1) -> T5ForTextToSQL:
-    """A model of the shape with T5's own initialisation; the same seed gives the same weights."""
+def random_t5(sizes: Mapping[str, Any], seed: int, dropout: float = 0.1) -> T5ForTextToSQL:
+    """A model of these sizes with T5's own initialisation; the same seed gives the same weights.
+
+    Args:
+        sizes: fields of `T5Config`, as `plan.models.known_config` gives them.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return T5ForTextToSQL(t5_config(shape, dropout))
-
-
-def t5_config(shape: T5Shape, dropout: float = 0.1) -> T5Config:
-    """transformers' configuration of a shape."""
-    return T5Config(
-        vocab_size=shape.vocabulary,
-        d_model=shape.d_model,
-        d_kv=shape.d_kv,
-        d_ff=shape.d_ff,
-        num_layers=shape.layers,
-        num_decoder_layers=shape.layers,
-        num_heads=shape.heads,
-        dropout_rate=dropout,
-        feed_forward_proj="relu",
-        decoder_start_token_id=0,
-        pad_token_id=0,
-        eos_token_id=1,
-        tie_word_embeddings=True,
-        scale_decoder_outputs=True,
-    )
-
-
-def shape_of(config: T5Config) -> T5Shape | None:
-    """The shape of a configuration; None for a variant that it does not describe (T5 v1.1, untied weights)."""
-    plain = config.feed_forward_proj == "relu" and config.tie_word_embeddings
-    if not plain or config.num_layers != config.num_decoder_layers:
-        return None
-    return T5Shape(
-        d_model=config.d_model,
-        d_kv=config.d_kv,
-        d_ff=config.d_ff,
-        layers=config.num_layers,
-        heads=config.num_heads,
-        vocabulary=config.vocab_size,
-    )
+        return T5ForTextToSQL(T5Config(**{"decoder_start_token_id": 0, **sizes, "dropout_rate": dropout}))

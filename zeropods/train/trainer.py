@@ -66,7 +66,6 @@ class MeasuredTrainer(Trainer):
         """What training goes on from."""
         self.evaluated: tuple[float, int] | None = None
         """Summed loss and label tokens of the last evaluation."""
-        self.add_callback(EpochOrder(self))
         self.tokens = TokenCount(task.joint)
         self.recorder = recorder
         if recorder is not None:
@@ -175,7 +174,13 @@ class MeasuredTrainer(Trainer):
                 self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train for an epoch, unless the checkpoint that was loaded is of the end."""
+        """Train for an epoch in its own order, unless the checkpoint that was loaded is of the end.
+
+        transformers tells the sampler its epoch too, but does not reach it on several processes once a resumed run has
+        skipped rows of its first epoch: that epoch would have the order of epoch 0.
+        """
+        if self.sampler is not None:
+            self.sampler.set_epoch(int(self.state.epoch or 0))
         if self.resumption is not None and self.resumption.has_ended(self.state):
             self.control.should_training_stop = True
         else:
@@ -251,21 +256,6 @@ class MeasuredTrainer(Trainer):
     def _masters(self) -> dict[int, Tensor] | None:
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
         return optimizer.masters_by_copy() if isinstance(optimizer, MasterAdamW) else None
-
-
-class EpochOrder(TrainerCallback):
-    """Tells the sampler its epoch.
-
-    transformers does so too, but does not reach it on several processes once a resumed run has skipped rows
-    of its first epoch: that epoch would have the order of epoch 0.
-    """
-
-    def __init__(self, trainer: MeasuredTrainer) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.trainer.sampler is not None:
-            self.trainer.sampler.set_epoch(int(state.epoch))
 
 
 class TimeLimit(TrainerCallback):

@@ -17,7 +17,7 @@ from zeropods.workshop.settings import FETCHED, ROOT, RUNS, SAMPLE, Flags, Works
 
 if TYPE_CHECKING:
     from zeropods.data.manifest import Manifest
-    from zeropods.data.prepare import CausalPreparation
+    from zeropods.data.prepare import Preparation
 
 FLAGS = {
     "steps": "max_train_steps",
@@ -142,12 +142,12 @@ class CausalWorkshop(WorkshopSettings):
         return self.model or self.basis.model
 
     @property
-    def preparation(self) -> CausalPreparation:
+    def preparation(self) -> Preparation:
         """What is asked of `prepare`."""
-        from zeropods.data.prepare import CausalPreparation
+        from zeropods.data.prepare import Preparation
 
         name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
-        return CausalPreparation(
+        return Preparation(
             task=self.task,
             data=self.data,
             tokenizer=path_or_id(name),
@@ -211,7 +211,7 @@ class CausalWorkshop(WorkshopSettings):
         names = ("model_name_or_path", "init", "dropout", "seed")
         flags = {name: self.training[name] for name in names if name in self.training}
         tokenizer = AutoTokenizer.from_pretrained(self.prepared / "tokenizer")
-        model = load_causal(CausalArguments(**flags, data=str(self.prepared)), tokenizer, precision="fp32")
+        model = load_causal(CausalArguments(**flags, data=str(self.prepared)), tokenizer)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.files import has_weights
-from zeropods.plan.shapes import T5_TINY
+from zeropods.plan.models import T5_TINY
 from zeropods.techniques import DSCONFIG, technique_named
 from zeropods.train.arguments import batch_on
 from zeropods.workshop.settings import RUNS, SAMPLE, Flags, WorkshopSettings, path_or_id, setting

@@ -1,8 +1,7 @@
 """Hosts of the user's own as pods: a hostfile instead of a number, the user's own ssh instead of a backend.
 
-`python -m zeropods.pods.backends.hosts here CONFIG HOST PROGRAM ...` stands here for a worker over there, which ends
-with it; `there PROGRAM ...` is the other side. What a worker is told, the cluster's secret included, goes by ssh's
-stdin, never on a command line.
+`python -m zeropods.pods.backends.hosts CONFIG HOST PROGRAM ...` stands here for a worker over there, which ends
+with it. What a worker is told, the cluster's secret included, goes by ssh's stdin, never on a command line.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods.agent import SECRET_VARIABLE
+from zeropods.pods.agent import BY_STDIN, SECRET_VARIABLE
 from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.hostfile import Host, address_towards, is_loopback, parse_hostfile
 from zeropods.pods.ssh import ssh_argv
@@ -34,8 +31,6 @@ TOLD = ("ZEROPODS_", "CDSW_IP_ADDRESS", "CDSW_ENGINE_ID", "CDSW_MASTER_IP")
 """How the names of the variables begin that a worker is told."""
 KEEP_ALIVE = {"ServerAliveInterval": 15, "ServerAliveCountMax": 4}
 """A host that is cut off is given up after a minute; the worker there ends with its lease."""
-THERE_SECONDS = 12.0
-"""From SIGTERM to SIGKILL of a worker there, which takes up to 10 to end."""
 SSH_FAILED = 255
 THERE = "; ".join(
     [
@@ -78,8 +73,8 @@ class OwnHosts(LocalWorkers):
 
     def command(self, address: str, argv: list[str]) -> list[str]:
         host = self._found[address].host
-        here = [sys.executable, "-m", __name__, "here", self.settings.ssh_config or "", host.address]
-        return [*here, "env", f"ZEROPODS_SLOTS={host.slots}", *argv]
+        here = [sys.executable, "-m", __name__, self.settings.ssh_config or "", host.address]
+        return ["env", f"ZEROPODS_SLOTS={host.slots}", *here, *argv, BY_STDIN]
 
     @cached_property
     def _found(self) -> dict[str, OwnHost]:
@@ -130,7 +125,7 @@ def _towards(addresses: list[str]) -> str:
         raise UserError(f"{there}: no network to this host ({error.strerror}); fix the hostfile") from None
 
 
-# The two sides of a worker on another host
+# What stands here for a worker on another host
 
 
 def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
@@ -138,10 +133,15 @@ def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
     told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
     # Not for ssh, whose configuration may start other programs.
     os.environ.pop(SECRET_VARIABLE, None)
-    there = [sys.executable, "-m", "zeropods.pods.backends.hosts", "there", *program]
-    argv = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *there], **KEEP_ALIVE)
-    last = b""
-    with _child(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as ssh:
+    argv = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *program], **KEEP_ALIVE)
+    parent, last = os.getpid(), b""
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=lambda: end_with_parent(parent, signal.SIGTERM),
+    ) as ssh:
         assert ssh.stdin is not None and ssh.stderr is not None
         stdin = ssh.stdin
         # An ssh that has ended already says on stderr why.
@@ -161,38 +161,9 @@ def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
     return status
 
 
-def run_there(program: list[str]) -> int:
-    """Run the program with what stdin says as its environment, and end it with stdin."""
-    try:
-        told = dict(json.loads(sys.stdin.buffer.readline()))
-    except (ValueError, TypeError):
-        raise UserError(f"{__spec__.name}: stdin says nothing; 'zeropods pods up --hostfile' starts it") from None
-    worker = _child(program, stdin=subprocess.DEVNULL, env={**os.environ, **told}, start_new_session=True)
-    threading.Thread(target=_end_with_stdin, args=(worker,), daemon=True).start()
-    return worker.wait()
-
-
-def _child(argv: list[str], **how: object) -> subprocess.Popen[bytes]:
-    """A process that gets SIGTERM when this one ends."""
-    parent = os.getpid()
-    return subprocess.Popen(argv, preexec_fn=lambda: end_with_parent(parent, signal.SIGTERM), **how)  # type: ignore[call-overload]
-
-
-def _end_with_stdin(worker: subprocess.Popen[bytes]) -> None:
-    """End the worker when the connection ends, however that came about."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    worker.terminate()
-    time.sleep(THERE_SECONDS)
-    worker.kill()
-
-
 def main() -> int:
-    """Be one of the two sides."""
-    side, *rest = sys.argv[1:]
-    if side == "there":
-        return run_there(rest)
-    ssh_config, host, *program = rest
+    """Stand for a worker."""
+    ssh_config, host, *program = sys.argv[1:]
     return run_here(Path(ssh_config) if ssh_config else None, host, program)
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
+import random
 import secrets
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.pods.processes import Process, deferred, end, find_process, is_alive
 from zeropods.pods.ssh import account
-from zeropods.programs import is_free
 
 ROOT = Path(__file__).resolve().parents[3]
 SSH_PORT = 2222
@@ -27,7 +26,7 @@ WORKER_SCRIPT = ROOT / "worker_p.py"
 RECORDS, LOGS = "workers", "logs"
 STOP_SECONDS = 15.0
 """Time from SIGTERM to SIGKILL: an agent takes up to 10 to end everything under it."""
-MOST = 500
+MOST, PODS_OF_A_SUBNET = 500, 250
 """Pods on one machine: each is a few processes and ports."""
 CLOCK_SECONDS = 10.0
 """By so much the start of a process moves at most when the clock is set."""
@@ -103,7 +102,6 @@ class LocalWorkers:
         self.folder = folder
         self.settings = settings
         self._popens: dict[str, subprocess.Popen[bytes]] = {}
-        self._claims: dict[str, socket.socket] = {}
 
     def master_address(self) -> str:
         """Where pods reach the process that starts them."""
@@ -114,13 +112,11 @@ class LocalWorkers:
         return account()
 
     def claim(self, n: int) -> Sequence[str]:
-        """Addresses for n pods, 127.0.1.1 and so on, that nobody else is given."""
-        candidates = map(str, ipaddress.ip_network("127.0.0.0/16").hosts())
-        usable = (a for a in candidates if not a.startswith("127.0.0.") and not a.endswith((".0", ".255")))
-        found = [address for _, address in zip(range(n), filter(self._can_claim, usable), strict=False)]
-        if len(found) < n:
-            raise UserError(f"127.0.1.1 ... 127.0.255.254: {len(found)} free addresses; {n} are needed")
-        return found
+        """Addresses for n pods, 127.A.B.1 and so on; A and B are drawn, so that other clusters have others."""
+        first = random.SystemRandom().randrange(1 << 8, 1 << 16)
+        subnets = (number % (1 << 16) for number in range(first, first + 1 + n // PODS_OF_A_SUBNET))
+        hosts = (f"127.{net >> 8}.{net & 255}.{host}" for net in subnets for host in range(1, PODS_OF_A_SUBNET + 1))
+        return list(islice(hosts, n))
 
     def command(self, address: str, argv: list[str]) -> list[str]:
         """The command as it is run at an address."""
@@ -158,27 +154,9 @@ class LocalWorkers:
         found = sorted((self.folder / RECORDS).glob("*.json"))
         return [WorkerProcess(**json.loads(path.read_text(encoding="utf-8"))) for path in found]
 
-    def _can_claim(self, address: str) -> bool:
-        """Keep others from an address until the worker there ends, or this process does without starting one.
-
-        The claim is a name in the abstract namespace (unix(7)), which leaves no file; the worker inherits it.
-        """
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0zeropods-{address}")
-        except OSError:
-            claim.close()
-            return False
-        if not is_free(address, SSH_PORT):
-            claim.close()
-            return False
-        self._claims[address] = claim
-        return True
-
     def _start(self, address: str, env: Mapping[str, str]) -> str:
         worker = secrets.token_hex(8)
         place = {"CDSW_IP_ADDRESS": address, "CDSW_ENGINE_ID": worker, "CDSW_MASTER_IP": self.master_address()}
-        claim = self._claims.pop(address, None)
         with open(self._log(worker), "ab", opener=_open_private) as log:
             popen = subprocess.Popen(
                 self.command(address, [sys.executable, str(WORKER_SCRIPT)]),
@@ -188,10 +166,7 @@ class LocalWorkers:
                 start_new_session=True,
                 cwd=ROOT,
                 env={**os.environ, **env, **place},
-                pass_fds=() if claim is None else (claim.fileno(),),
             )
-        if claim is not None:
-            claim.close()
         self._popens[worker] = popen
         # Not reaped yet, so that its number is still its own.
         record = WorkerProcess(worker, address, popen.pid, Process(popen.pid).create_time())

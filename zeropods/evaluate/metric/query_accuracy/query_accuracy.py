@@ -5,7 +5,6 @@ The rules are those of WikiSQL's official evaluator (`evaluate.py` and `lib/quer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import groupby
@@ -14,6 +13,7 @@ from typing import TypedDict
 
 import datasets
 import evaluate
+from pydantic import TypeAdapter, ValidationError
 
 from zeropods.data.wikisql import SQLTable
 from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_query
@@ -110,9 +110,10 @@ def _read(text: str, header: Sequence[str]) -> Query | None:
     if not text.startswith("{"):
         return parse_query(text, header)
     try:
-        return Query.from_json(json.loads(text), len(header))
-    except ValueError:
+        query = TypeAdapter(Query).validate_json(text)
+    except ValidationError:
         return None
+    return query if query.fits(len(header)) else None
 
 
 def _gold(reference: Reference) -> Query:
