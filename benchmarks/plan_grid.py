@@ -30,10 +30,9 @@ from zeropods.launch.probe import probe
 from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted
 from zeropods.measure.probe import MachineProbe, read_probe
 from zeropods.measure.record import read_record
-from zeropods.plan.calibrated import measured_step, sample_of
+from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively
 from zeropods.report.figures import figures as values_of
-from zeropods.report.planned import judge, probe_for
 from zeropods.techniques import technique_named
 from zeropods.train.causal_models import random_causal
 

@@ -115,8 +115,8 @@ def _fit(arguments: argparse.Namespace) -> Result:
     from zeropods.files import home
     from zeropods.measure.calibration import FILE, SHIPPED, read_calibration
     from zeropods.measure.probe import read_probe
+    from zeropods.plan.calibrated import fit_runs
     from zeropods.report.entry import find_runs
-    from zeropods.report.planned import fit_runs
 
     path = home() / FILE
     machine = None if arguments.machine is None else read_probe(arguments.machine)

@@ -6,10 +6,11 @@ import csv
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from zeropods.plan.estimate import Plan, step_time
+from zeropods.plan.estimate import Plan
 from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.memory import plan_memory
 from zeropods.plan.models import shape_named
+from zeropods.plan.step_time import step_time
 from zeropods.plan.workload import Workload
 from zeropods.tables import GIB
 from zeropods.techniques import ZeroSettings, technique_named
