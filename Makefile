@@ -8,7 +8,7 @@ SHELL_FILES := .ci/run tools/setup $(wildcard cloud/*.sh docker/*.sh slurm/*.sh 
 RUN ?= runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan bench-gpu clean
+.PHONY: help setup demo ask lab gallery test test-fast soak check hooks bench bench-plan wikisql bench-gpu clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1@\2/p' Makefile | awk -F@ '{ printf "%-16s%s\n", $$1, $$2 }'
@@ -55,6 +55,10 @@ bench: setup ## measure the figures of docs/benchmarks.md
 
 bench-plan: setup ## plans against runs of this machine, a quarter of an hour; goes on where it was interrupted
 	@$(PYTHON) -m benchmarks.plan_grid $(FLAGS)
+
+wikisql: setup ## train t5-tiny on all of WikiSQL and score it on tables that it never saw (data/wikisql; resumes)
+	@$(PYTHON) -m zeropods sweep matrices/wikisql.yaml --out runs/wikisql
+	@$(PYTHON) -m zeropods summary runs/wikisql
 
 bench-gpu: ## measure on a machine with a GPU, without a network (OUT=DIR DATA=DIR FLAGS=..., see docs/gpu.md)
 	@test -n "$(OUT)" && test -n "$(DATA)" || { echo "make bench-gpu: say OUT=DIR DATA=DIR; see docs/gpu.md" >&2; exit 2; }

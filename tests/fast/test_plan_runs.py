@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_rank, a_record, write_run
+from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import main
+from zeropods.measure.probe import MachineProbe
+from zeropods.plan.calibrated import probe_for
 from zeropods.plan.models import known_config
 from zeropods.tables import GIB
 
@@ -115,6 +117,18 @@ def test_a_plan_learns_its_error_from_finished_runs_and_a_summary_marks_what_fel
     lines = (tmp_path / "summary" / "summary.md").read_text().splitlines()
     marked = [line for line in lines if "(outside)" in line]
     assert marked
+
+
+def test_a_run_on_another_machine_is_planned_by_the_rates_that_it_measured() -> None:
+    probe = MachineProbe(**PROBE)
+    first = a_rank(matmul_flops_per_second=2e11, one_core_flops_per_second=1.5e11, python_seconds=5e-6)
+    other = {**PROBE["hardware"], "instructions": "avx512f"}
+    assert probe_for(as_record(a_record(ranks=[first])), probe) is probe
+    found = probe_for(as_record(a_record(ranks=[first], hardware=other)), probe)
+    assert (found.flops("fp32"), found.flops("fp32", 1), found.python_seconds) == (2e11, 1.5e11, 5e-6)
+    # Records of before do not have all of them.
+    older = probe_for(as_record(a_record(ranks=[a_rank(matmul_flops_per_second=2e11)], hardware=other)), probe)
+    assert (older.flops("fp32", 1), older.python_seconds) == (2e11, 1e-5)
 
 
 @pytest.mark.parametrize(

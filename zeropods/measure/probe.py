@@ -14,7 +14,7 @@ from zeropods.measure.record import STRICT
 FILE = "machine.json"
 """In the folder of all clusters."""
 REMEDY = "run zeropods probe again"
-ALIKE = ("cpu", "cores", "gpus")
+ALIKE = ("cpu", "instructions", "cores", "gpus")
 """What must be equal for two machines to be of one kind."""
 
 

@@ -173,6 +173,10 @@ class RankMeasurement:
     matmul_flops_per_second: float | None = None
     """The best matrix multiplication of this rank's machine at the run's precision, measured before training by
     rank 0; None on other ranks."""
+    one_core_flops_per_second: float | None = None
+    """The same with one core; None on a GPU too."""
+    python_seconds: float | None = None
+    """What one small operation and its gradient cost there beside their arithmetic, likewise."""
     phases: dict[str, PhasePeak] = field(default_factory=dict)
     """By name, of those in `PHASES` that were reached."""
     sampled: dict[str, Statistics] = field(default_factory=dict)

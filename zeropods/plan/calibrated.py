@@ -298,14 +298,18 @@ def judge(sample: Sample, quantity: str, measured: float, calibration: Calibrati
 
 
 def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
-    """A probe as it is of the machine of a run: where that is another one, with the rate that the run measured."""
-    rate = next((rank.matmul_flops_per_second for rank in record.ranks if rank.rank == 0), None)
-    if probe.is_of(record.hardware) or rate is None:
+    """A probe as it is of the machine of a run: where that is another one, with the rates that the run measured."""
+    first = next((rank for rank in record.ranks if rank.rank == 0), None)
+    if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
         return probe
-    factor = rate / probe.flops(record.precision) if record.precision in probe.matmul_flops_per_second else 1.0
-    one = {name: factor * value for name, value in probe.one_core_flops_per_second.items()}
-    rates = {record.precision: {"run": rate}}
-    return replace(probe, hardware=record.hardware, matmul_flops_per_second=rates, one_core_flops_per_second=one)
+    rate, of_one = first.matmul_flops_per_second, first.one_core_flops_per_second
+    return replace(
+        probe,
+        hardware=record.hardware,
+        matmul_flops_per_second={record.precision: {"run": rate}},
+        one_core_flops_per_second={} if of_one is None else {record.precision: of_one},
+        python_seconds=first.python_seconds or probe.python_seconds,
+    )
 
 
 def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> Calibration:

@@ -217,6 +217,23 @@ def _product_seconds(side: int, dtype: torch.dtype, device: str) -> float:
     return fastest_seconds(lambda: torch.matmul(left, right, out=product), SECONDS)
 
 
+OPERATIONS = 500
+"""Small operations in a row, then their gradients."""
+
+
+def python_seconds(seconds: float = SECONDS) -> float:
+    """What one small operation and its gradient cost beside their arithmetic: what a small model's step is made of."""
+    small = torch.ones(16, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+
+    def operations() -> None:
+        value = small
+        for _ in range(OPERATIONS):
+            value = value * small
+        value.sum().backward()
+
+    return fastest_seconds(operations, seconds) / OPERATIONS
+
+
 def fastest_seconds(action: Callable[[], object], seconds: float) -> float:
     """Seconds of the fastest of as many rounds as fit into a time, after one that warms up."""
     action()

@@ -21,14 +21,12 @@ from zeropods.launch.forks import import_for_ranks
 from zeropods.measure import environment
 from zeropods.measure.memory import resident_bytes
 from zeropods.measure.probe import MachineProbe
-from zeropods.train.device import fastest_seconds, gpu_name, matmul_rates, multiplies_bf16, synchronize
+from zeropods.train.device import fastest_seconds, gpu_name, matmul_rates, multiplies_bf16, python_seconds, synchronize
 
 SECONDS = 0.5
 """Time for one figure, after a round that warms up."""
 PARAMETERS = 4_000_000
 """Of the optimizer's step: more than caches hold."""
-OPERATIONS = 500
-"""Small operations in a row, then their gradients."""
 LARGE, SMALL = 1 << 24, 1
 """Elements of the all-reduces, FP32: one that shows the bandwidth, one that shows the latency."""
 PINNED_BYTES = 1 << 28
@@ -73,19 +71,11 @@ def _alone() -> dict[str, object]:
     weights = torch.nn.Parameter(torch.ones(PARAMETERS, device=device))
     weights.grad = torch.ones_like(weights)
     step = torch.optim.AdamW([weights], fused=True).step
-    small = torch.ones(16, device=device, requires_grad=True)
-
-    def operations() -> None:
-        value = small
-        for _ in range(OPERATIONS):
-            value = value * small
-        value.sum().backward()
-
     found: dict[str, object] = {
         "matmul_flops_per_second": rates,
         "one_core_flops_per_second": one_core,
         "memory_bandwidth": ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS),
-        "python_seconds": fastest_seconds(operations, SECONDS) / OPERATIONS,
+        "python_seconds": python_seconds(SECONDS),
     }
     torch.set_num_threads(1)
     found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS)

@@ -26,7 +26,7 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.cpu import suit_cpu
-from zeropods.train.device import compile_model, matmul_flops_per_second
+from zeropods.train.device import compile_model, matmul_flops_per_second, matmul_rates, python_seconds
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.pretrained import configuration_of
@@ -199,6 +199,13 @@ def _write(measured: RankMeasurement, meter: Meter, folder: Path) -> None:
     measured.write(folder)
 
 
+def _measure_machine(measured: RankMeasurement, precision: str) -> None:
+    measured.matmul_flops_per_second = matmul_flops_per_second(precision)
+    measured.python_seconds = python_seconds()
+    if not torch.cuda.is_available():
+        measured.one_core_flops_per_second = max(matmul_rates(precision, 1).values())
+
+
 def _train(
     job: TrainingJob,
     settings: TrainingArguments,
@@ -208,8 +215,7 @@ def _train(
     save_signal: SaveSignal,
 ) -> str:
     """Train, evaluate, save and score; returns what the score is in words."""
-    fastest = processes.on_rank_zero(lambda: matmul_flops_per_second(job.precision))
-    measured.matmul_flops_per_second = fastest if processes.rank() == 0 else None
+    processes.on_rank_zero(lambda: _measure_machine(measured, job.precision))
     trainer = make_trainer(job, settings, measured, meter)
     model: dict[str, int | str | bool | None] = {
         "parameters": measured.parameters,
