@@ -128,8 +128,8 @@ def _first_step_seconds(start: Callable[..., Run], data: Path, folder: Path) -> 
         outputdir=folder, model_id=TINY, init="random", dataset_path=data, max_steps=1, eval_steps=0, save_steps=0
     )
     rank = run.record.ranks[0]
-    assert rank.ended_unix_seconds and rank.wall_seconds and rank.start_seconds
-    return rank.ended_unix_seconds - rank.wall_seconds + rank.start_seconds - began
+    assert rank.began_unix_seconds and rank.start_seconds
+    return rank.began_unix_seconds + rank.start_seconds - began
 
 
 def _seconds(argv: list[str], environment: dict[str, str]) -> float:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, has_weights
-from zeropods.measure.record import read_config, read_json, read_record
-from zeropods.measure.run_folder import CONFIG, RECORD
+from zeropods.measure.record import CONFIG, RECORD, read_config, read_json, read_record
 from zeropods.train.checkpoints import (
     MANIFEST,
     STATE,

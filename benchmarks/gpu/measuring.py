@@ -22,8 +22,7 @@ from benchmarks.gpu.steady import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.memory import larger
-from zeropods.measure.record import RankMeasurement, Record, read_json
-from zeropods.measure.run_folder import CONFIG
+from zeropods.measure.record import CONFIG, RankMeasurement, Record, read_json
 
 SLACK_SECONDS = 300.0
 """For start, evaluation and saving, beyond what is asked for."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import out_folder
-from zeropods.measure.run_folder import LOCK, RECORD
+from zeropods.measure.record import LOCK, RECORD
 from zeropods.tables import not_negative, wrapped
 
 if TYPE_CHECKING:

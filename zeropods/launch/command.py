@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods import files
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
-from zeropods.measure.record import Record, read_json, read_record
-from zeropods.measure.run_folder import RECORD
+from zeropods.measure.record import RECORD, Record, read_json, read_record
 from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port

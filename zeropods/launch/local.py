@@ -33,8 +33,8 @@ from zeropods.launch.outcome import (
     record_run,
 )
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import Record, read_config
-from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, locked
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, Record, read_config
+from zeropods.measure.run_folder import locked
 from zeropods.pods.processes import ask_for_stacks, deferred, descendants, ending_in_order, oom_kills, send
 from zeropods.programs import bound_argv, child_environment
 from zeropods.train.arguments import arguments_of

@@ -35,7 +35,8 @@ from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.outcome import failure
 from zeropods.launch.restart import Restarts
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.run_folder import LAUNCH_LOCK, locked
+from zeropods.measure.record import LAUNCH_LOCK
+from zeropods.measure.run_folder import locked
 from zeropods.pods.cluster import Cluster, workers_of
 from zeropods.pods.processes import Process, descendants, ending_in_order, send
 from zeropods.programs import free_port

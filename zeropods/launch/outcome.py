@@ -18,6 +18,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from zeropods.errors import UserError
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.measure.record import (
+    CONFIG,
+    LOCK,
     RankMeasurement,
     Record,
     RunConfig,
@@ -27,7 +29,7 @@ from zeropods.measure.record import (
     read_rank,
     write_record,
 )
-from zeropods.measure.run_folder import CONFIG, LOCK, locked
+from zeropods.measure.run_folder import locked
 from zeropods.programs import is_held
 from zeropods.tables import GIB, progress
 

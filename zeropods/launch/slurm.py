@@ -18,8 +18,8 @@ from zeropods.launch.command import Launch
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.outcome import LOG, Ending, GrowingFile, Observation, Ranks, RunLog, following, judge, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
-from zeropods.measure.record import Record, read_json
-from zeropods.measure.run_folder import LAUNCH_LOCK, locked
+from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
+from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import Host
 from zeropods.programs import child_environment
 from zeropods.train.arguments import PROJECT

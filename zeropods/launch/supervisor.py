@@ -34,8 +34,8 @@ from zeropods.launch.outcome import (
     record_run,
 )
 from zeropods.launch.restart import JOURNAL, AttemptEnd, JournalEntry, Restarts, next_attempt
-from zeropods.measure.record import Record
-from zeropods.measure.run_folder import LAUNCH_LOCK, locked
+from zeropods.measure.record import LAUNCH_LOCK, Record
+from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.processes import ENDING, RUN, descendants, ending_in_order, handled, processes_with, send

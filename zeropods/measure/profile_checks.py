@@ -471,8 +471,8 @@ def _run_faults(report: Report, record: Record) -> Iterator[Fault]:
 
 def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
     """A profiled step that took another time than rank 0's timed ones, those of warm-up and the profiler left out."""
-    first = next((rank for rank in record.ranks if rank.rank == 0), None)
-    seconds = first.step_seconds.median if first is not None and first.step_seconds else None
+    rank = record.rank_0
+    seconds = rank.step_seconds.median if rank is not None and rank.step_seconds else None
     if not seconds or report.summary["iteration_seconds"] is None:
         return
     passes = record.gradient_accumulation_steps

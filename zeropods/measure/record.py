@@ -18,6 +18,15 @@ from zeropods.techniques import technique_text
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+# Files of a run folder that others look for.
+
+CONFIG = "config.json"
+RECORD = "record.json"
+LOCK = "run.lock"
+"""Held by rank 0 while the ranks run."""
+LAUNCH_LOCK = "launch.lock"
+"""Held by the supervisor, where there is one, from before the first rank until the record is written."""
+
 T = TypeVar("T")
 Count = Annotated[int, Ge(1)]
 BLOCKS: dict[str, dict[str, type]] = {
@@ -107,6 +116,11 @@ class LiveBytes:
     gradients: int
     optimizer: int
     """States, and master weights where there are any."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all three."""
+        return self.parameters + self.gradients + self.optimizer
 
 
 @dataclass(kw_only=True)
@@ -198,6 +212,12 @@ class RankMeasurement:
         return self.step - self.first_step
 
     @property
+    def began_unix_seconds(self) -> float | None:
+        """When the process of this attempt began, by this pod's clock; None where it did not come to its end."""
+        ended, seconds = self.ended_unix_seconds, self.wall_seconds
+        return None if ended is None or seconds is None else ended - seconds
+
+    @property
     def train_seconds(self) -> float:
         """Seconds of these steps."""
         return self.warmup_seconds + (self.step_seconds.total if self.step_seconds else 0.0)
@@ -283,6 +303,16 @@ class Record(RunConfig):
     eval_losses: list[Loss]
     ranks: list[RankMeasurement]
 
+    @property
+    def rank_0(self) -> RankMeasurement | None:
+        """What rank 0 measured; None where it left nothing."""
+        return next((rank for rank in self.ranks if rank.rank == 0), None)
+
+    @property
+    def matmul_flops_per_second(self) -> float | None:
+        """FLOP/s of the best matrix multiplication that rank 0 measured, on its one device."""
+        return None if self.rank_0 is None else self.rank_0.matmul_flops_per_second
+
     def to_json(self) -> dict[str, object]:
         """The document of `record.json`."""
         return asdict(self)
@@ -297,7 +327,7 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
     Raises:
         UserError: there is none, or what is wrong with it: file, key, value, remedy.
     """
-    path = Path(folder) / ("record.json" if attempt is None else f"attempts/{attempt}.json")
+    path = Path(folder) / (RECORD if attempt is None else f"attempts/{attempt}.json")
     if not path.is_file():
         raise UserError(f"{folder}: no {path.name}: no run there, or one that is running or was killed")
     return _read_as(Record, path)
@@ -305,7 +335,7 @@ def read_record(folder: Path, attempt: int | None = None) -> Record:
 
 def read_config(folder: Path) -> RunConfig:
     """What was asked for, also of a run that has no record yet; `UserError` says what is wrong with it."""
-    return _read_as(RunConfig, Path(folder) / "config.json")
+    return _read_as(RunConfig, Path(folder) / CONFIG)
 
 
 def read_rank(path: Path) -> RankMeasurement:
@@ -315,7 +345,7 @@ def read_rank(path: Path) -> RankMeasurement:
 
 def write_record(folder: Path, record: Record) -> None:
     """Write `record.json`: the last thing that a run does."""
-    files.write_json(folder / "record.json", record.to_json())
+    files.write_json(folder / RECORD, record.to_json())
 
 
 def read_json(path: Path) -> dict[str, Any]:

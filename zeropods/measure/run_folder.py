@@ -13,14 +13,16 @@ from pathlib import Path
 
 from zeropods.errors import UserError, told_differences
 from zeropods.files import folder_locked
-from zeropods.measure.record import compose_record, read_config, read_json, write_record
-
-CONFIG = "config.json"
-RECORD = "record.json"
-LOCK = "run.lock"
-"""Held by rank 0 while the ranks run."""
-LAUNCH_LOCK = "launch.lock"
-"""Held by the supervisor, where there is one, from before the first rank until the record is written."""
+from zeropods.measure.record import (
+    CONFIG,
+    LAUNCH_LOCK,
+    LOCK,
+    RECORD,
+    compose_record,
+    read_config,
+    read_json,
+    write_record,
+)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.files import home
@@ -103,15 +104,10 @@ class Calibrated(Arithmetic):
         self, work: Workload, technique: Technique, quantity: str, planned: float
     ) -> tuple[float, float] | None:
         """By runs of the same technique, device and family; of wider kinds where too few of that are known."""
+        span = self.calibration.interval(self.device, technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
-        span = self.interval_of(technique.name, work.shape.family, quantity)
-        return span and (bare + span[0] * (planned - bare), bare + span[1] * (planned - bare))
-
-    def interval_of(self, technique: str, family: str, quantity: str) -> tuple[float, float] | None:
-        """The same by names, as parts of what is planned above the bare process."""
-        span = self.calibration.interval(self.device, technique, family, quantity)
-        factor = 1.0 if self.device == CPU else self.calibration.planned(self.device, quantity, [1.0])
-        return span and (span[0] * factor, span[1] * factor)
+        above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
+        return span and (bare + span[0] * above, bare + span[1] * above)
 
 
 def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[float, ...]:
@@ -259,14 +255,8 @@ def mean_workload(record: Record, largest: Workload) -> Workload:
 
 # The plan of a finished run beside what it measured: peak memory and the time of a step.
 
-KEYS = {"memory": ("plan_peak", "bytes"), "time": ("plan_step", "seconds")}
-WHAT = ("planned", "low", "high", "measured")
-"""How the figures are called: `plan_peak_planned_bytes`."""
-PLAN_KEYS = tuple(f"{name}_{what}_{unit}" for name, unit in KEYS.values() for what in WHAT)
 
-
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """One quantity of one run: bytes of memory, or seconds of a step."""
 
     planned: float
@@ -274,6 +264,12 @@ class Judged:
     high: float | None
     """The interval's ends; None where too few runs of the kind are known."""
     measured: float
+
+
+KEYS = {"memory": ("plan_peak", "bytes"), "time": ("plan_step", "seconds")}
+WHAT = Judged._fields
+"""How the figures are called: `plan_peak_planned_bytes`."""
+PLAN_KEYS = tuple(f"{name}_{what}_{unit}" for name, unit in KEYS.values() for what in WHAT)
 
 
 def plan_figures(record: Record) -> dict[str, float | None]:
@@ -285,21 +281,22 @@ def plan_figures(record: Record) -> dict[str, float | None]:
         measured = None if sample is None else sample.measured[quantity]
         if sample is not None and measured is not None:
             one = judge(sample, quantity, measured, calibration)
-            found |= {f"{name}_{what}_{unit}": getattr(one, what) for what in WHAT}
+            found |= {f"{name}_{what}_{unit}": value for what, value in zip(WHAT, one, strict=True)}
     return found
 
 
 def judge(sample: Sample, quantity: str, measured: float, calibration: Calibration) -> Judged:
     """A sample by a calibration that it may not be part of."""
-    by, parts = Calibrated(calibration, sample.device, calibration.machine), sample.parts[quantity]
-    planned = calibration.planned(CPU, quantity, parts) if sample.device == CPU else sum(parts)
-    low, high = by.interval_of(sample.technique, sample.family, quantity) or (None, None)
-    return Judged(planned, low and low * planned, high and high * planned, measured)
+    parts = sample.parts[quantity]
+    by_runs = calibration.planned(sample.device, quantity, parts)
+    low, high = calibration.interval(sample.device, sample.technique, sample.family, quantity) or (None, None)
+    planned = by_runs if sample.device == CPU else sum(parts)
+    return Judged(planned, low and low * by_runs, high and high * by_runs, measured)
 
 
 def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
     """A probe as it is of the machine of a run: where that is another one, with the rates that the run measured."""
-    first = next((rank for rank in record.ranks if rank.rank == 0), None)
+    first = record.rank_0
     if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
         return probe
     rate, of_one = first.matmul_flops_per_second, first.one_core_flops_per_second

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, QueryScore, Score, score_of
-from zeropods.measure.record import Record, RunConfig, read_config, read_record
-from zeropods.measure.run_folder import CONFIG, LAUNCH_LOCK, LOCK, RECORD
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, LOCK, RECORD, Record, RunConfig, read_config, read_record
 from zeropods.programs import is_held
 from zeropods.report.figures import Values
 
@@ -144,18 +143,18 @@ def _read_samples(path: Path) -> tuple[DataFrame, str | None]:
     import pandas as pd
 
     content = path.read_bytes()
+    needed = ("unix_seconds", "phase", *MEMORY_COLUMNS)
+    used = {*needed, *USE_COLUMNS}.__contains__
+    # What is behind the last line end is nothing, or a line that was cut short when the run was killed.
+    lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
     try:
-        # What is behind the last line end is nothing, or a line that was cut short when the run was killed.
-        lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
         # An attempt of a later version may have written more columns: those that the header names are taken.
-        header = content.partition(b"\n")[0].decode().split(",")
-        used = [name for name in header if name in ("unix_seconds", "phase", *MEMORY_COLUMNS, *USE_COLUMNS)]
         whole = pd.read_csv(lines, usecols=used, index_col=False, quoting=csv.QUOTE_NONE, low_memory=False)
     except ValueError as error:
         raise UserError(f"{path}: damaged: {error}; run it again") from None
-    missing = [name for name in ("unix_seconds", "phase", *MEMORY_COLUMNS) if name not in used]
+    missing = [name for name in needed if name not in whole]
     if missing:
-        raise UserError(f"{path}: header {','.join(header)!r:.60}; expected a column {missing[0]}: run it again")
+        raise UserError(f"{path}: has no column {missing[0]}; run it again")
     numbers = whole.drop(columns="phase").apply(pd.to_numeric, errors="coerce")
     is_bad = numbers["unix_seconds"].isna() | whole["phase"].isna()
     is_bad |= (numbers.isna() & whole.drop(columns="phase").notna()).any(axis="columns")
@@ -178,10 +177,9 @@ def _thinned(samples: DataFrame) -> DataFrame:
 
 def _began(entry: Entry, number: int) -> float:
     """When the rank's last attempt began, by its clock; from the beginning where it did not say."""
-    rank = next((rank for rank in (entry.record.ranks if entry.record else ()) if rank.rank == number), None)
-    if rank is None or rank.ended_unix_seconds is None or rank.wall_seconds is None:
-        return 0.0
-    return rank.ended_unix_seconds - rank.wall_seconds - SLACK_SECONDS
+    ranks = entry.record.ranks if entry.record else ()
+    began = next((rank.began_unix_seconds for rank in ranks if rank.rank == number), None)
+    return 0.0 if began is None else began - SLACK_SECONDS
 
 
 def one_line(what: object, folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -72,9 +72,9 @@ def figures(
     priced = seconds is not None and price_per_hour is not None
     return {
         **values,
-        "model_flops_utilization": _ratio(values["model_flops_per_second"], values["peak_flops_per_second"]),
-        "measured_to_planned": _ratio(values["measured_bytes"], values["planned_bytes"]),
-        "energy_kwh": _ratio(values["energy_joules"], JOULES_PER_KWH),
+        "model_flops_utilization": ratio(values["model_flops_per_second"], values["peak_flops_per_second"]),
+        "measured_to_planned": ratio(values["measured_bytes"], values["planned_bytes"]),
+        "energy_kwh": ratio(values["energy_joules"], JOULES_PER_KWH),
         **plan_figures(record),
         **_goodput(record, earlier),
         "cost": record.pods * seconds / SECONDS_PER_HOUR * price_per_hour if priced else None,
@@ -178,7 +178,7 @@ def peak_flops(record: Record) -> tuple[float | None, str | None]:
     known = [peak for peak in peaks if peak is not None]
     if known and len(known) == len(peaks):
         return sum(known), PUBLISHED
-    one = own_matmul(record)
+    one = record.matmul_flops_per_second
     measured = None if one is None else _of_all_devices(record, one)
     return measured, None if measured is None else MEASURED
 
@@ -187,11 +187,6 @@ def machines(record: Record) -> int | None:
     """Number of distinct machines that the ranks ran on; pods of one machine are one."""
     found: int | None = over_ranks(record, "machine", lambda names: len(set(names)))
     return found
-
-
-def own_matmul(record: Record) -> float | None:
-    """FLOP/s of the best matrix multiplication that rank 0 measured, on its one device."""
-    return next((rank.matmul_flops_per_second for rank in record.ranks if rank.rank == 0), None)
 
 
 def matmul_key(record: Record) -> str:
@@ -225,7 +220,7 @@ def _goodput(record: Record, earlier: Sequence[Record]) -> Values:
         lost += max(0, attempt.steps - following)
         following = min(following, first)
     began = datetime.fromisoformat(attempts[0].started_at).timestamp()
-    return {"goodput": _ratio(useful, max(ended) - began), "lost_steps": lost}
+    return {"goodput": ratio(useful, max(ended) - began), "lost_steps": lost}
 
 
 # Memory, in bytes.
@@ -254,22 +249,21 @@ def pod_memory_bytes(record: Record) -> list[float] | None:
     kind = pod_memory_kind(record)
     if kind is None:
         return None
-    pods: dict[int, list[float]] = {}
-    for rank, value in zip(record.ranks, _peaks(record, kind) or (), strict=True):
-        pods.setdefault(rank.rank // record.slots, []).append(value)
-    return [sum(of_pod) if kind == RESIDENT else max(of_pod) for of_pod in pods.values()]
+    return _of_pods(record, _peaks(record, kind) or (), sum if kind == RESIDENT else max)
 
 
 def pod_state_bytes(record: Record) -> list[float] | None:
     """Live parameters, gradients and optimizer states of each pod before an optimizer step, wherever they lie."""
     live = of_ranks(record, "live_bytes")
-    if live is None:
-        return None
-    pods: dict[int, float] = {}
-    for rank, parts in zip(record.ranks, live, strict=True):
-        pod = rank.rank // record.slots
-        pods[pod] = pods.get(pod, 0) + parts.parameters + parts.gradients + parts.optimizer
-    return list(pods.values())
+    return None if live is None else _of_pods(record, [each.total for each in live], sum)
+
+
+def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[float]], float]) -> list[float]:
+    """One value for each pod, in their order, from those of its ranks."""
+    pods: dict[int, list[float]] = {}
+    for rank, value in zip(record.ranks, values, strict=True):
+        pods.setdefault(rank.rank // record.slots, []).append(value)
+    return [rule(of_pod) for of_pod in pods.values()]
 
 
 def pod_activation_bytes(record: Record) -> float | None:
@@ -312,8 +306,7 @@ def measured_bytes(record: Record) -> float | None:
     """
     if of_ranks(record, "gpu"):
         return peak_bytes(record, DEVICE_USED)
-    live = of_ranks(record, "live_bytes") or ()
-    return max((parts.parameters + parts.gradients + parts.optimizer for parts in live), default=None)
+    return max((each.total for each in of_ranks(record, "live_bytes") or ()), default=None)
 
 
 def planned_kind(record: Record) -> str:
@@ -323,23 +316,26 @@ def planned_kind(record: Record) -> str:
 
 def use(record: Record, column: str, statistic: str) -> float | None:
     """Mean over ranks of each one's mean or 95th percentile of a column of samples; None unless all have it."""
-    sampled = (of_rank.get(column) for of_rank in of_ranks(record, "sampled") or ())
-    values = [value for one in sampled if (value := getattr(one, statistic, None)) is not None]
-    return mean(values) if values and len(values) == len(record.ranks) else None
+    values = [getattr(each, statistic) for each in samples_of(record, column) or ()]
+    return mean(values) if values and None not in values else None
 
 
-def samples_of(record: Record, kind: str) -> list[Statistics] | None:
-    """Statistics of each rank's samples of one kind of memory; None unless every rank has some."""
-    column = f"{kind.replace('-', '_')}_bytes"
-    found = [of_rank.get(column) for of_rank in of_ranks(record, "sampled") or ()]
+def samples_of(record: Record, column: str) -> list[Statistics] | None:
+    """Statistics of each rank's samples of one column; None unless every rank has some."""
+    found = [sampled.get(column) for sampled in of_ranks(record, "sampled") or ()]
     known = [one for one in found if one is not None]
     return known if known and len(known) == len(found) else None
+
+
+def column_of(kind: str) -> str:
+    """The column of samples of a kind of memory."""
+    return f"{kind.replace('-', '_')}_bytes"
 
 
 def _peaks(record: Record, kind: str) -> list[float] | None:
     if kind != DEVICE_USED:
         return of_ranks(record, f"peak_{kind}_bytes")
-    sampled = samples_of(record, kind)
+    sampled = samples_of(record, column_of(kind))
     return None if sampled is None else [one.peak for one in sampled]
 
 
@@ -347,7 +343,8 @@ def _first_kind(record: Record, kinds: Sequence[str]) -> str | None:
     return next((kind for kind in kinds if peak_bytes(record, kind) is not None), None)
 
 
-def _ratio(value: float | None, base: float | None) -> float | None:
+def ratio(value: float | None, base: float | None) -> float | None:
+    """The one over the other; None where it cannot be."""
     return None if value is None or not base else value / base
 
 

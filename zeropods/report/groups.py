@@ -15,7 +15,7 @@ from typing import Any
 
 from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.report.entry import Entry, accuracy
-from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats, own_matmul
+from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
     BUCKETS,
     PREFIX,
@@ -176,26 +176,27 @@ def _row_order(runs: Sequence[SummaryRun]) -> tuple[int, ...]:
 def best_peaks(entries: Iterable[Entry]) -> dict[str, MatmulPeak]:
     """The best matrix multiplication that any run measured, by hardware and precision: others ran beside the rest."""
     best: dict[str, MatmulPeak] = {}
-    for entry in entries:
-        rate = own_matmul(entry.record) if entry.record else None
-        if entry.record is not None and rate is not None:
-            key = matmul_key(entry.record)
-            if key not in best or rate > best[key].flops_per_second:
-                best[key] = MatmulPeak(rate, entry.name)
+    for key, peak in _own_peaks(entries):
+        if key not in best or peak.flops_per_second > best[key].flops_per_second:
+            best[key] = peak
     return best
+
+
+def _own_peaks(entries: Iterable[Entry]) -> Iterator[tuple[str, MatmulPeak]]:
+    """What each run measured by itself, and on which hardware and precision."""
+    for entry in entries:
+        if entry.record is not None and entry.record.matmul_flops_per_second is not None:
+            yield matmul_key(entry.record), MatmulPeak(entry.record.matmul_flops_per_second, entry.name)
 
 
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
     """A line for each run whose own matrix multiplication was far slower than the best on the same hardware."""
     best = best_peaks(entries)
-    for entry in entries:
-        rate = own_matmul(entry.record) if entry.record else None
-        if entry.record is None or rate is None:
-            continue
-        peak = best[matmul_key(entry.record)]
-        if rate < DISTURBED * peak.flops_per_second:
+    for key, own in _own_peaks(entries):
+        peak, share = best[key], own.flops_per_second / best[key].flops_per_second
+        if share < DISTURBED:
             yield (
-                f"{entry.name}: its own matmul peak, {rate / 1e9:,.1f} GFLOP/s, is {rate / peak.flops_per_second:.0%} "
+                f"{own.run}: its own matmul peak, {own.flops_per_second / 1e9:,.1f} GFLOP/s, is {share:.0%} "
                 f"of the {peak.flops_per_second / 1e9:,.1f} of {peak.run}, on which its MFU is based: something else "
                 "was running, and its times may be too long as well"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -13,7 +13,7 @@ from zeropods.errors import UserError
 from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
 from zeropods.plan.memory import planned
 from zeropods.report.entry import read_entry
-from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, figures, samples_of
+from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import Plot, loss_plot, new_axes
 from zeropods.report.profile import ProfileReport
 from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table
@@ -81,10 +81,6 @@ def _values(run: Run) -> Values:
     return {**facts, "technique": record.technique, "world_size": record.world_size, **figures(record)}
 
 
-def _ratio(one: float | None, base: float | None) -> float | None:
-    return one / base if one and base else None
-
-
 # Techniques against a baseline: memory, speed, and whether the losses are the same.
 
 
@@ -106,7 +102,7 @@ def technique_table(runs: Sequence[Run]) -> Table:
     )
     lines, first = [_values(run) for run in runs], runs[0].record
     for line, run in zip(lines, runs, strict=True):
-        line["against_first"] = _ratio(line["samples_per_second"], first.samples_per_second)
+        line["against_first"] = ratio(line["samples_per_second"], first.samples_per_second)
         line["states"] = line["measured_bytes"] if line["planned_kind"] == LIVE_STATES else None
         line["loss_difference"] = largest_difference(run.record, first)
     return table("", columns, lines, whole=True, label=TECHNIQUE)
@@ -139,14 +135,13 @@ def pod_table(runs: Sequence[Run]) -> Table:
 
 
 def _of_rank(run: Run, rank: RankMeasurement) -> Values:
-    ended = rank.ended_unix_seconds
     return {
         **vars(rank),
         "run": run.folder.name,
-        "began": None if ended is None else ended - (rank.wall_seconds or 0),
+        "began": rank.began_unix_seconds,
         "training": rank.train_seconds or None,
         "last_loss": run.record.losses[-1].loss if run.record.losses else None,
-        "states": None if rank.live_bytes is None else sum(asdict(rank.live_bytes).values()),
+        "states": rank.live_bytes and rank.live_bytes.total,
         "peak": rank.peak_allocated_bytes or rank.peak_resident_bytes,
     }
 
@@ -172,7 +167,7 @@ def state_table(runs: Sequence[Run]) -> Table:
     )
     lines = [{**_values(run), **_states(run.record)} for run in runs]
     for line in lines:
-        line["against_first"] = _ratio(line.get("states"), lines[0].get("states"))
+        line["against_first"] = ratio(line.get("states"), lines[0].get("states"))
     return table("", columns, lines, whole=True, label=Column("technique", "technique"))
 
 
@@ -196,10 +191,10 @@ def state_plot(runs: Sequence[Run]) -> Plot:
 
 def _states(record: Record) -> Values:
     """Bytes of the rank that holds most by part, their sum `states`, and what arithmetic says of that, `planned`."""
-    held = [asdict(rank.live_bytes) for rank in record.ranks if rank.live_bytes is not None]
-    fullest = max(held, key=lambda parts: sum(parts.values()), default={})
-    plan = planned(record)
-    return {**fullest, "states": sum(fullest.values()) or None, "planned": None if plan is None else plan.state_bytes}
+    held = [rank.live_bytes for rank in record.ranks if rank.live_bytes is not None]
+    fullest, plan = max(held, key=lambda live: live.total, default=None), planned(record)
+    parts = {} if fullest is None else {**vars(fullest), "states": fullest.total}
+    return {**parts, "planned": None if plan is None else plan.state_bytes}
 
 
 # A run that lost a pod and went on, beside one that nothing has disturbed: what 07 shows.
@@ -220,12 +215,15 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
     # From the fault to the moment when the supervisor saw that the run had ended.
     until_found = found - read_json(fault)["killed_unix_seconds"] if fault.is_file() else None
     first, rank = read_record(disturbed.folder, record.attempt - 1), record.ranks[0]
+    began, start = rank.began_unix_seconds, rank.start_seconds
+    # To the first step of the last attempt, start of all processes included.
+    until_step = None if began is None or start is None else began + start - found
     flags = " ".join(f"--{name} {value}" for name, value in entry["flags"].items())
     ours, theirs = figures(record), figures(other)
     facts = {
         "ended by": (f"{entry['status']}: {entry['pod']}", "nothing"),
         "found after": (_seconds(until_found), "-"),
-        "trained again after": (_seconds(_until_first_step(rank, found)), "-"),
+        "trained again after": (_seconds(until_step), "-"),
         "steps done twice": (str(first.steps - rank.first_step), "0"),
         "pods": (f"{first.pods}, then {record.pods}: {', '.join(entry['pods'])}", str(other.pods)),
         "told otherwise": (flags or "nothing", "-"),
@@ -236,13 +234,6 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
         "largest difference of a step's loss": (_shown(largest_difference(record, other), "{:.1e}"), "-"),
     }
     return Table.of({"": name, "went on": ours, "undisturbed": theirs} for name, (ours, theirs) in facts.items())
-
-
-def _until_first_step(rank: RankMeasurement, found: float) -> float | None:
-    """Seconds from a moment to the first step of the last attempt, start of all processes included."""
-    if rank.wall_seconds is None or rank.start_seconds is None or rank.ended_unix_seconds is None:
-        return None
-    return rank.ended_unix_seconds - rank.wall_seconds + rank.start_seconds - found
 
 
 def _seconds(value: float | None) -> str:
@@ -293,7 +284,7 @@ def memory_table(runs: Sequence[Run]) -> Table:
     columns = (TECHNIQUE, Column("kind", "kind of memory"), *(Column(name, name, "MiB", mib) for name in rules))
     lines = []
     for run in runs:
-        sampled = {kind: samples_of(run.record, kind) or [] for kind in (DEVICE_USED, RESIDENT)}
+        sampled = {kind: samples_of(run.record, column_of(kind)) or [] for kind in (DEVICE_USED, RESIDENT)}
         kind = next((kind for kind, found in sampled.items() if found), None)
         statistics = {name: rule(getattr(one, name) for one in sampled[kind]) for name, rule in rules.items() if kind}
         lines.append({**_values(run), "kind": kind, **statistics})

@@ -26,8 +26,7 @@ from zeropods.launch.command import Launch, find_script, flag_values, runner_arg
 from zeropods.launch.local import run_one
 from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.supervisor import Supervision, run_launch
-from zeropods.measure.record import read_record
-from zeropods.measure.run_folder import RECORD
+from zeropods.measure.record import RECORD, read_record
 from zeropods.plan.models import CAUSAL_TINY
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order

@@ -19,8 +19,8 @@ from transformers.trainer_callback import PrinterCallback
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.record import RankMeasurement, Record, compose_record, write_record
-from zeropods.measure.run_folder import CONFIG, Opening, locked, open_run
+from zeropods.measure.record import CONFIG, RankMeasurement, Record, compose_record, write_record
+from zeropods.measure.run_folder import Opening, locked, open_run
 from zeropods.tables import GIB, counted
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
