@@ -118,6 +118,9 @@ def test_queries_are_scored_as_by_hand(wikisql: Path, tmp_path: Path) -> None:
     assert (known.examples, known.logical_form_accuracy) == (4, 2 / 4)
     assert (unseen.examples, unseen.logical_form_accuracy, unseen.executable) == (1, 1.0, 0)
     assert unseen.execution_accuracy is unseen.intervals["execution_accuracy"] is None
+    kinds = {name: (part.examples, part.logical_form_accuracy) for name, part in (found.kinds or {}).items()}
+    counts = {"no aggregate": (3, 2 / 3), "COUNT": (2, 1 / 2)}
+    assert kinds == {**counts, "0 conditions": (1, 0.0), "1 condition": (3, 2 / 3), "2 conditions": (1, 1.0)}
 
 
 def test_a_part_in_any_order_is_scored_by_index_and_has_groups_where_there_are_both(

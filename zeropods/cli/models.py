@@ -147,7 +147,7 @@ def predict_text(result: Result) -> str:
 
 
 def score_text(score: Result) -> str:
-    """A score in a sentence, and one for each group of tables: measures with their 95 % intervals."""
+    """A score in a sentence, and one for each group of tables and kind of query: measures with their 95 % intervals."""
     measures = {name.removesuffix("_accuracy"): score[name] for name in MEASURES if score.get(name) is not None}
     spans = {name.removesuffix("_accuracy"): span for name, span in score.get("intervals", {}).items() if span}
     measures |= {**(score.get("rouge") or {}), **score.get("own_metrics", {})}
@@ -156,7 +156,7 @@ def score_text(score: Result) -> str:
     if score.get("unparseable"):
         said.append(f"no query in {score['unparseable']:,}")
     number = f"{score['tokens']:,} tokens" if "tokens" in score else counted(score["examples"], "answer")
-    parts = (score.get("groups") or {}).items()
+    parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}.items()
     groups = [f"{name.replace('_', ' ')}: {score_text(group)}" for name, group in parts if group]
     return "\n".join([f"{number}: {', '.join(said)}", *groups])
 

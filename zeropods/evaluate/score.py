@@ -21,7 +21,8 @@ from zeropods.data.wikisql import Example, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import Interval, QueryScore, SquadScore
 from zeropods.files import validated_lines, write_text
-from zeropods.sql.query import Query, format_query
+from zeropods.sql.query import AGGREGATES, Query, format_query
+from zeropods.tables import counted
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
@@ -123,6 +124,14 @@ def _query_score(
         "known_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id in known],
         "unseen_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id not in known],
     }
+    queries = [example.query for _, example in pairs]
+    kinds = {
+        AGGREGATES[agg] or "no aggregate": [i for i, query in enumerate(queries) if query.agg == agg]
+        for agg in sorted({query.agg for query in queries})
+    } | {
+        counted(number, "condition"): [i for i, query in enumerate(queries) if len(query.conds) == number]
+        for number in sorted({len(query.conds) for query in queries})
+    }
     whole = _accuracies(graded, range(len(pairs)))
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
     means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
@@ -131,6 +140,7 @@ def _query_score(
         intervals={**whole.intervals, **intervals},
         own_metrics=means,
         groups={name: _accuracies(graded, rows) for name, rows in groups.items()} if all(groups.values()) else None,
+        kinds={name: _accuracies(graded, rows) for name, rows in kinds.items()},
     )
 
 

@@ -61,6 +61,8 @@ class QueryScore(TaskScore):
     """Mean F1 of rouge1, rouge2, rougeL and rougeLsum."""
     groups: dict[str, QueryScore] | None = None
     """`known_tables` and `unseen_tables`: examples whose table is in train.tables.jsonl, and the others."""
+    kinds: dict[str, QueryScore] | None = None
+    """By the gold query's aggregate, and by its number of conditions: where a model fails."""
     own_metrics: dict[str, float] = field(default_factory=dict)
     """Means of custom metrics by name, over all examples; groups have none."""
 

@@ -172,9 +172,11 @@ def _run_label(run: Path) -> str:
 def accuracy_table(score: Score, split: str) -> Table:
     """The measures of a score of any task, with their 95 % intervals where they have one.
 
-    Of text-to-SQL a line for all tables, and one each for known and unseen ones.
+    Of text-to-SQL a line for all tables, one each for known and unseen ones, and one for each kind of query.
     """
     lines = list(score_lines(split, [score]))
+    for kind, part in (getattr(score, "kinds", None) or {}).items():
+        lines += [{**line, "tables": kind} for line in score_lines(split, [part])]
     columns = accuracy_columns([score.task], lines)
     return Table(tuple(c.heading for c in columns), tuple(tuple(c.show(one) for c in columns) for one in lines))
 
