@@ -41,6 +41,7 @@ from zeropods.pods.leases import HAS_ENDED
 from zeropods.pods.processes import ENDING, RUN, descendants, ending_in_order, handled, processes_with, send
 from zeropods.pods.wire import Message, WireError, ask_all
 from zeropods.programs import bound_argv, child_environment
+from zeropods.train.arguments import arguments_of
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -130,7 +131,9 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> Att
         run = secrets.token_hex(8)
         marked = replace(planned, exported={**planned.exported, RUN: run})
         pods = cluster.pods[: len(planned.hosts)]
-        with locked(planned.folder, LAUNCH_LOCK), RunLease(pods, cluster.secret, run) as lease:
+        # A script of somebody else's starts its ranks by itself: no pod has to import torch for it.
+        opened = RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None)
+        with locked(planned.folder, LAUNCH_LOCK), opened as lease:
             command.remember(planned)
             attempt = Attempt(marked, supervision, lease, share_machine=cluster.backend == "local")
             return attempt.to_its_end()
@@ -274,9 +277,11 @@ class RunLease:
     A supervisor that is killed renews nothing: the agents (`pods/leases.py`) then end the run by themselves.
     """
 
-    def __init__(self, pods: Sequence[Pod], secret: bytes, run: str) -> None:
+    def __init__(self, pods: Sequence[Pod], secret: bytes, run: str, *, forks: bool = False) -> None:
+        """`forks`: whether each pod is to have a server that forks the ranks."""
         self.pods = tuple(pods)
         self.run = run
+        self._forks = forks
         self._secret = secret
         self._answers: dict[str, tuple[float, Message]] = {}
         self._errors: dict[str, str] = {}
@@ -284,7 +289,7 @@ class RunLease:
         self._closed = threading.Event()
 
     def __enter__(self) -> RunLease:
-        self._renew(OPEN_SECONDS)
+        self._renew(OPEN_SECONDS, forks=self._forks)
         silent = [pod for pod in self.pods if pod.name not in self._answers]
         if silent:
             told = "; ".join(f"{pod.name} ({pod.address}): {self._errors[pod.name]}" for pod in silent)
@@ -332,8 +337,8 @@ class RunLease:
         while not self._closed.wait(RENEW_SECONDS):
             self._renew(ANSWER_SECONDS)
 
-    def _renew(self, seconds: float) -> None:
-        self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS}, seconds)
+    def _renew(self, seconds: float, *, forks: bool = False) -> None:
+        self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS, "forks": forks}, seconds)
 
     def _ask(self, pods: Sequence[Pod], request: Message, seconds: float) -> dict[str, str]:
         """Ask agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""

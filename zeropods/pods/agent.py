@@ -216,12 +216,16 @@ class _Agent:
         return answer
 
     async def _answer(
-        self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0
+        self, do: str, run: str | None = None, seconds: float = 0.0, grace_seconds: float = 0.0, forks: bool = False
     ) -> Message:
-        """`renew` and `end` are for a run where the request names one, else for the pod."""
+        """`renew` and `end` are for a run where the request names one, else for the pod.
+
+        Args:
+            forks: whether the ranks of a run can be forked here.
+        """
         match do:
             case "renew" if run:
-                if self._leases.is_new(run):
+                if forks:
                     # Without it ranks start by themselves.
                     with suppress(OSError):
                         self._serve_forks()

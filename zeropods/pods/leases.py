@@ -81,10 +81,6 @@ class Leases:
         if self._kind == IDLE:
             self.renew()
 
-    def is_new(self, name: str) -> bool:
-        """Whether nothing was seen of a run, or asked for it, until now."""
-        return name not in self._runs
-
     def renew_run(self, name: str, seconds: float) -> dict[str, object]:
         """Open or prolong a run and tell what is seen of it; once it has ended, that.
 
