@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.chromium import opened_chromium
 from tests.order import FilesTogether, dearest_first
 from tests.watch import Watch
 from zeropods.programs import use_own_cache, wait_passively
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 wait_passively()
 use_own_cache()
@@ -57,3 +63,10 @@ def shared_data() -> Path:
     if not (folder / "wikisql" / "train.jsonl").is_file():
         pytest.skip(f"no real data at {folder}; set ZEROPODS_TEST_DATA")
     return folder
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A real browser, as a person has it; of a module, so that those of other modules may run an event loop."""
+    with opened_chromium() as browser:
+        yield browser

@@ -19,14 +19,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.chromium import opened_chromium
 from tests.full.conftest import ROOT
 from tests.full.demo_page import SECONDS, Served, start, untrained_runs
 from zeropods.errors import UserError
 from zeropods.programs import free_port
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 ATTACK = "<img src=x onerror=document.title='stolen'><script>document.title='stolen'</script> how many?"
 WAIT = 90_000
@@ -72,15 +71,9 @@ def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[object]:
-    with opened_chromium() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def page(browser: object, verb: Served) -> Iterator[Page]:
+def page(chromium: Browser, verb: Served) -> Iterator[Page]:
     """A visitor's page, which the tests use one after the other."""
-    context = browser.new_context()  # type: ignore[attr-defined]
+    context = chromium.new_context()
     context.set_default_timeout(WAIT)
     context.on("request", lambda request: verb.requests.append(request.url))
     yield opened(context, verb)
@@ -214,13 +207,13 @@ def test_any_question_gets_an_answer_or_a_line(page: Page, question: str, said: 
     assert said in shown and "Traceback" not in shown
 
 
-def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, browser: object, verb: Served) -> None:
+def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, chromium: Browser, verb: Served) -> None:
     shown = upload(page, CATS.encode())
     assert "3 rows" in shown and "<b>Mia</b>" in shown and "Age (number)" in shown
     ask(page, "How old is Kit?")
     assert re.search(r"SELECT .*(Name|Age) FROM table", page.inner_text(".zp-card .zp-sql"))
     assert page.locator(".zp-expected").count() == 0
-    other = browser.new_context()  # type: ignore[attr-defined]
+    other = chromium.new_context()
     try:
         second = opened(other, verb)
         assert "cats.csv" not in second.inner_text("#zp-preview")

@@ -14,7 +14,6 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from tests.chromium import opened_chromium
 from zeropods.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,16 +60,10 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return index.parent
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with opened_chromium() as browser:
-        yield browser
-
-
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
+def page(chromium: Any) -> Iterator[Any]:
     """A tab of a wide window."""
-    opened = browser.new_page(viewport={"width": 1280, "height": 800})
+    opened = chromium.new_page(viewport={"width": 1280, "height": 800})
     yield opened
     opened.close()
 
