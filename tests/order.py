@@ -12,6 +12,7 @@ DEAREST = (
     "full/test_train", "full/test_same_numbers", "full/test_other_ranks", "full/test_agent", "full/test_sweep",
     "full/test_notebooks", "full/test_hangs", "full/test_restarts", "full/test_deepspeed_launcher",
     "full/test_checkpoint_training", "full/test_cluster", "full/test_sbatch_files", "full/test_slurm",
+    "full/test_sweep_questions", "full/test_bench_gpu", "full/test_forks", "full/test_killed_kernel",
 )  # fmt: skip
 """Files that take longest: whoever got one of them last would be waited for."""
 

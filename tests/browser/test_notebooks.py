@@ -28,7 +28,7 @@ from zeropods.workshop import Workshop
 from zeropods.workshop.text2sql import STATES_EXAMPLES
 
 SMALL = {
-    "ZEROPODS_STEPS": "10", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "12", "ZEROPODS_REPEATS": "1",
+    "ZEROPODS_STEPS": "4", "ZEROPODS_LIMIT": "96", "ZEROPODS_QUESTIONS": "12", "ZEROPODS_REPEATS": "1",
     "ZEROPODS_PODS": "2", "ZEROPODS_STATES_MODEL": "t5-tiny",
 }  # fmt: skip
 LIMIT_SECONDS = 600

@@ -62,8 +62,9 @@ def called(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Called:
     first = [path.stem for path in (out / "cells").iterdir()]
     # A port that was free may be taken a moment later by another test: such a cell is measured again.
     call(*flags, may_fail=True)
-    call(*flags, "--retry")
-    again = call(*flags)
+    again = call(*flags, "--retry")
+    if " ...\n" in again:
+        again = call(*flags)
     return Called(out, first, again, json.loads((out / "summary.json").read_text(encoding="utf-8")))
 
 
