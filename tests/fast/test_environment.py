@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from zeropods import __version__
-from zeropods.measure import environment
+from zeropods.measure import environment, memory
 
 SOURCE = """
 #include <string.h>
@@ -45,7 +45,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
 """
 ASK = """
 import json, sys
-from zeropods.measure.environment import find_gpu
+from zeropods.measure.memory import find_gpu
 gpu = find_gpu(sys.argv[1:])
 print(json.dumps(None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()}))
 """
@@ -111,7 +111,7 @@ def test_a_process_knows_its_age() -> None:
 
 
 def test_without_a_gpu_the_share_of_the_cores_is_read() -> None:
-    cpu, ends = environment.Cpu(), time.process_time() + 0.2
+    cpu, ends = memory.Cpu(), time.process_time() + 0.2
     while time.process_time() < ends:
         pass
     read = cpu.read()
@@ -119,6 +119,6 @@ def test_without_a_gpu_the_share_of_the_cores_is_read() -> None:
 
 
 def test_a_moment_too_short_for_the_kernel_s_clock_has_no_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "SHORTEST_SECONDS", 3600.0)
-    cpu = environment.Cpu()
+    monkeypatch.setattr(memory, "SHORTEST_SECONDS", 3600.0)
+    cpu = memory.Cpu()
     assert cpu.read() == {}

@@ -1,4 +1,4 @@
-"""A rank's memory: over time in `memory/N.csv` of a run folder, this process's resident bytes, and peaks by phase."""
+"""A rank's memory, and how busy GPU and cores are: over time in `memory/N.csv` of a run folder; peaks by phase."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from zeropods.measure.record import PHASES, PhasePeak, Statistics
 from zeropods.tables import MIB
@@ -117,6 +117,93 @@ def _beginning(file: TextIO) -> str:
         return HEADER + "\n"
     file.seek(file.tell() - 1)
     return "" if file.read() == "\n" else "\n"
+
+
+# What else is sampled: a GPU, by NVIDIA's management library, and the cores.
+
+
+class Gpu:
+    """One GPU, read through NVML as `nvidia-smi` does, all processes together; None where it does not tell."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        """`nvml`: the module `pynvml`, initialised; `handle`: the device's."""
+        self._nvml = nvml
+        self._handle = handle
+
+    def read(self) -> dict[str, float | None]:
+        """Used memory (bytes), utilisation of the GPU and of its memory (percent of the driver's last period) and
+        power (watts) now."""
+        nvml, handle = self._nvml, self._handle
+        return {
+            # Version 2 leaves out what the driver keeps for itself, as `nvidia-smi` does.
+            "device_used_bytes": self._told(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used),
+            "utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memory_utilization_percent": self._told(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory),
+            "power_watts": self._told(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1_000),
+        }
+
+    def energy_joules(self) -> float | None:
+        """Energy since the driver was loaded, by the GPU's own counter (Volta and later)."""
+        return self._told(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1_000)
+
+    def _told(self, ask: Callable[[], float]) -> float | None:
+        try:
+            return ask()
+        except self._nvml.NVMLError:
+            return None
+
+
+SHORTEST_SECONDS = 0.1
+"""Ten ticks of the clock by which the kernel counts a process's time."""
+
+
+class Cpu:
+    """The cores that this process may use, since they were last read."""
+
+    def __init__(self) -> None:
+        import psutil
+
+        self._process, self._cores = psutil.Process(), len(os.sched_getaffinity(0))
+        self._machine_times = psutil.cpu_times_percent
+        # The first call of each begins the time that the next one is about.
+        self._process.cpu_percent()
+        self._machine_times()
+        self._since = time.monotonic()
+
+    def read(self) -> dict[str, float | None]:
+        """The process's share of its cores, and what of the machine's time went into waiting for disks (percent).
+
+        Nothing where too little time has passed for the kernel's clock ticks to tell a share.
+        """
+        if time.monotonic() - self._since < SHORTEST_SECONDS:
+            return {}
+        self._since = time.monotonic()
+        used = min(100.0, self._process.cpu_percent() / self._cores)
+        return {"cpu_percent": used, "io_wait_percent": getattr(self._machine_times(), "iowait", None)}
+
+
+def find_gpu(names: Iterable[str]) -> Gpu | None:
+    """The GPU of the first UUID (`GPU-...`) or PCI bus id (`00000000:3B:00.0`) that NVML knows.
+
+    CUDA numbers devices in its own order, and `CUDA_VISIBLE_DEVICES` hides some: a number would name another one.
+
+    Returns:
+        None where there is no NVML, or none of the names is known to it.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    for name in names:
+        by_uuid = name.startswith(("GPU-", "MIG-"))
+        find = pynvml.nvmlDeviceGetHandleByUUID if by_uuid else pynvml.nvmlDeviceGetHandleByPciBusId
+        try:
+            return Gpu(pynvml, find(name))
+        except pynvml.NVMLError:
+            continue
+    return None
 
 
 # Resident memory of this process: now, and the kernel's own peak of it, which can be reset.

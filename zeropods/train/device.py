@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from zeropods.errors import UserError
-from zeropods.measure.environment import Cpu, Gpu, find_gpu
-from zeropods.measure.memory import Counters, Peaks, resident_bytes
+from zeropods.measure.memory import Counters, Cpu, Gpu, Peaks, find_gpu, resident_bytes
 from zeropods.train.arguments import NO_FP16
 from zeropods.train.deepspeed import read_config
 
