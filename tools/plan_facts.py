@@ -15,7 +15,7 @@ from zeropods.plan.shapes import EAGER, FUSED, MASKED, PLAIN
 
 
 def fresh(name: str) -> dict[str, Any]:
-    """What is found of a known name, as `models._known_facts` has it."""
+    """What is found of a known name, as `facts.json` has it."""
     config = json.dumps(known_models()[name])
     found = facts(config, None)
     for way in sorted(ways(found["facts"]) - found["saved"].keys()):

@@ -11,7 +11,6 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.predicted import job, predicted_seconds
 from zeropods.plan.estimate import largest
 from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
-from zeropods.techniques import technique_named
 
 UNIT = 32
 NEARLY = 0.97
@@ -46,11 +45,7 @@ def planned(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> lis
     """Memory at each of an epoch's longest batches."""
     precision = cell.precision if cell.precision in ("fp32", "bf16") else "fp32"
     context = CONTEXT_BYTES if machine.device == "cuda" else 0
-    technique = technique_named(cell.technique)
-    return [
-        plan_memory(job(cell, batch, source, target, precision), technique, 1, context_bytes=context)
-        for source, target in _worst(shapes)
-    ]
+    return [plan_memory(job(cell, batch, source, target, precision), context) for source, target in _worst(shapes)]
 
 
 def _fits(cell: Cell, batch: int, shapes: Shapes, rows: int, machine: Machine) -> bool:

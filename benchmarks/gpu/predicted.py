@@ -14,7 +14,7 @@ from zeropods.plan.machines import ACHIEVED, Machines
 from zeropods.plan.models import shape_named
 from zeropods.plan.step_time import step_time
 from zeropods.plan.workload import Workload
-from zeropods.techniques import ZeroSettings, technique_named
+from zeropods.techniques import technique_named
 
 OUTSIDE_LAYERS, PER_LAYER = 177, 375
 """Launches of a step: embeddings, masks, head and loss; an encoder layer and a decoder layer together."""
@@ -48,6 +48,7 @@ def job(cell: Cell, rows: int, source: int, target: int, precision: str) -> Work
         labels=target,
         precision=precision,
         dropout=dropout,
+        technique=technique_named(cell.technique),
     )
 
 
@@ -58,7 +59,7 @@ def predicted_seconds(cell: Cell, rows: int, shapes: np.ndarray, machine: Machin
     flops = machine.unknown_flops if peak is None else ACHIEVED[precision] * peak
     machines = Machines(pods=1, slots=1, gpu=machine.gpu or "", flops=flops)
     work = job(cell, rows, *mean_shape(shapes), precision)
-    step = step_time(work, technique_named(cell.technique), machines, ZeroSettings())
+    step = step_time(work, machines)
     waits = step.offload_seconds + step.processor_seconds
     return max(step.compute_seconds, _host_seconds(cell)) + waits + _optimizer_seconds(cell, precision, machine)
 

@@ -73,24 +73,32 @@ def test_parameters_are_the_published_ones(name: str, parameters: int) -> None:
 )
 def test_flops_of_a_smallest_model_by_hand(shape: Shape, products: int, head: int) -> None:
     assert shape.training_flops(3, 2) == 6 * (products + head)
-    assert shape.recomputed_flops(3, 2) == 2 * products
+    assert shape.layer_products(3, 2) == products
 
 
 @pytest.mark.parametrize(
-    "recorded",
+    ("name", "recorded"),
     [
-        known_config("t5-tiny") | {"dropout_rate": 0.0, "is_gated_act": False},
-        {"d_model": 128, "d_kv": 32, "d_ff": 512, "layers": 2, "heads": 4, "vocabulary": 1_024},
+        ("t5-tiny", known_config("t5-tiny") | {"dropout_rate": 0.0, "is_gated_act": False}),
+        # The numbers of earlier records.
+        ("t5-tiny", {"d_model": 128, "d_kv": 32, "d_ff": 512, "layers": 2, "heads": 4, "vocabulary": 1_024}),
+        ("t5-3b-tiny", {"d_model": 256, "d_kv": 64, "d_ff": 2_048, "layers": 4, "heads": 8, "vocabulary": 1_024}),
+        (
+            "bloom-tiny",
+            {
+                "family": "bloom", "hidden": 64, "layers": 2, "heads": 2, "kv_heads": 2, "head_size": 32, "ffn": 256,
+                "vocabulary": 1_024, "positions": 1_024, "tied": True,
+            },
+        ),
     ],
-    ids=["its configuration", "the numbers of earlier records"],
-)
-def test_what_a_record_says_of_a_model_leads_to_what_is_known_of_it(recorded: dict[str, Any]) -> None:
-    assert shape_recorded(json.dumps(recorded)) is shape_named("t5-tiny")
+)  # fmt: skip
+def test_what_a_record_says_of_a_model_leads_to_what_is_known_of_it(name: str, recorded: dict[str, Any]) -> None:
+    assert shape_recorded(json.dumps(recorded)) is shape_named(name)
 
 
 def test_a_padded_sample_of_t5_large_with_recomputation_is_as_the_published_times_have_it() -> None:
     shape = shape_named("t5-large")
-    assert shape.training_flops(96, 96) + shape.recomputed_flops(96, 96) == pytest.approx(566e9, rel=0.03)
+    assert shape.training_flops(96, 96) + 2 * shape.layer_products(96, 96) == pytest.approx(566e9, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,8 @@ def test_a_padded_sample_of_t5_large_with_recomputation_is_as_the_published_time
 def test_what_attention_really_runs(
     model: str, attention: str, tokens: int, precision: str, before_ampere: bool, kernel: str
 ) -> None:
-    assert shape_named(model).kernel(attention, tokens, precision, before_ampere) == kernel
+    way = {"attention": attention, "precision": precision, "before_ampere": before_ampere}
+    assert Workload(shape=shape_named(model), rows=1, tokens=tokens, labels=1, **way).kernel == kernel
 
 
 @pytest.mark.parametrize(
@@ -126,8 +135,8 @@ def test_what_attention_really_runs(
     ],
 )
 def test_activations_of_a_smallest_model_by_hand(work: Workload, in_loss: int, backward: tuple[int, int]) -> None:
-    moments = Activations(work).moments()
-    assert (moments.loss, moments.backward[0]) == (in_loss, backward)
+    made = Activations(work)
+    assert (made.in_loss(), made.backward()[0]) == (in_loss, backward)
 
 
 @pytest.mark.parametrize(

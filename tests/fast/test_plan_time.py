@@ -10,7 +10,8 @@ import pytest
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
 from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.published import Published, published
-from zeropods.plan.step_time import compute_seconds, step_time, traffic
+from zeropods.plan.step_time import step_time, traffic
+from zeropods.plan.workload import Workload
 from zeropods.report.plan import plan_report
 from zeropods.techniques import ZeroSettings, technique_named
 
@@ -18,11 +19,16 @@ P = 224
 LINKED = Machines(pods=2, bandwidth=100.0, latency_seconds=0.0, flops=1e12, pcie_bandwidth=64.0, host_bandwidth=28.0)
 
 
+def under(technique: str, work: Workload = T5_WORK, **values: Any) -> Workload:
+    """The same as two processes train it."""
+    return replace(work, technique=technique_named(technique), **{"ranks": 2, **values})
+
+
 @pytest.mark.parametrize(
     ("technique", "machines", "zero", "seconds"),
     [
         # Half of 4 B x 224 over 100 B/s each pass: 4.48 s. What stage 3 may keep gathered is next to nothing here.
-        ("none", {}, {}, (0, 0, 0)),
+        ("none", {"pods": 1}, {}, (0, 0, 0)),
         ("ddp", {}, {}, (0, 2 * 4.48, 0)),
         ("zero1", {}, {}, (0, 2 * 4.48, 4.48)),
         ("zero2", {}, {}, (0, 2 * 4.48, 4.48)),
@@ -46,16 +52,16 @@ def test_seconds_on_the_network(
     technique: str, machines: dict[str, Any], zero: dict[str, Any], seconds: tuple[float, ...]
 ) -> None:
     settings = ZeroSettings(**{"live_elements": 0, **zero})
-    found = traffic(T5_WORK, technique_named(technique), replace(LINKED, **machines), settings)
+    linked = replace(LINKED, **machines)
+    found = traffic(under(technique, zero=settings, ranks=linked.pods * linked.slots), linked)
     # Hops within a pod take some millionths of a second.
-    assert (found.forward_seconds, found.backward_seconds, found.step_seconds) == pytest.approx(seconds, rel=1e-4)
+    assert found == pytest.approx(seconds, rel=1e-4)
 
 
 def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -> None:
     machines = replace(LINKED, flops=1.0)
-    forward, backward = compute_seconds(T5_WORK, machines)
-    time = step_time(T5_WORK, technique_named("ddp"), machines, ZeroSettings())
-    assert backward > 8.96 and time.seconds == pytest.approx(forward + backward)
+    time = step_time(under("ddp"), machines)
+    assert time.compute_seconds > 3 / 2 * 8.96 and time.seconds == pytest.approx(time.compute_seconds)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +76,15 @@ def test_overlapping_communication_is_waited_for_only_as_far_as_it_is_longer() -
 def test_offloading_sends_gradients_down_and_weights_up(
     technique: str, passes: int, offload: float, processor: float
 ) -> None:
-    time = step_time(T5_WORK, technique_named(technique), LINKED, ZeroSettings(), passes)
+    time = step_time(under(technique, passes=passes), LINKED)
     assert (time.offload_seconds, time.processor_seconds) == pytest.approx((offload, processor))
 
 
 def test_passes_of_a_step_send_what_their_technique_cannot_keep() -> None:
     # Half of 2 B x 136 over 100 B/s is 1.36 s; stage 2 reduces in two passes round the ring, after each of four.
+    settings = ZeroSettings(live_elements=0)
     seconds = [
-        step_time(LLAMA_WORK, technique_named(name), LINKED, ZeroSettings(live_elements=0), 4).communication_seconds
+        step_time(under(name, LLAMA_WORK, zero=settings, passes=4), LINKED).communication_seconds
         for name in ("ddp", "zero1", "zero2", "zero3")
     ]
     assert seconds == pytest.approx([2 * 1.36, 3 * 1.36, (4 * 2 + 1) * 1.36, 4 * 3 * 1.36])

@@ -138,7 +138,7 @@ def test_attention_and_checkpointing_are_axes_of_the_table() -> None:
 )
 def test_all_attentions_are_those_that_can_run(model: str, gpu: str, precision: str, ways: list[str]) -> None:
     request = request_for(model, precision=precision, attention="all", machines=Machines(gpu=gpu))
-    assert [labels["attention"] for _, labels in request.variants()] == ways
+    assert request.attentions == ways
 
 
 def test_a_length_beyond_the_trained_one_is_planned_with_a_note() -> None:

@@ -67,7 +67,7 @@ def test_activations_are_what_autograd_saves(
     planned = Activations(job)
     # The head's gradients come with the backward pass. A checkpoint holds its arguments, of which some are no tensors
     # that autograd saves.
-    held = value(job.shape.saved(job).held, ROWS, TOKENS, LABELS) if checkpointing and job.shape.family != "gpt2" else 0
+    held = value(job.saved().held, ROWS, TOKENS, LABELS) if checkpointing and job.shape.family != "gpt2" else 0
     expected = planned.in_loss() - 2 * planned.head - held
     model = as_asked(on_meta(known_config(name), attention), job)
     assert saved_bytes(model, lambda: loss_of(model, job)) == pytest.approx(expected, rel=0.03)
@@ -138,8 +138,8 @@ def t5_on_meta(name: str) -> T5ForTextToSQL:
 
 
 def planned_most(job: Workload) -> int:
-    moments = Activations(job).moments()
-    return max(moments.loss, *(saved + made for saved, made in moments.backward))
+    made = Activations(job)
+    return max(made.in_loss(), *map(sum, made.backward()))
 
 
 def work(shape: Shape, attention: str, precision: str, checkpointing: bool) -> Workload:

@@ -153,13 +153,14 @@ def _saving(arguments: argparse.Namespace, best: Estimate | None) -> Result | No
     if mtbf is None or save is None:
         given, missing = ("--mtbf", "--save-seconds S") if save is None else ("--save-seconds", "--mtbf HOURS")
         raise UserError(f"{given} {mtbf or save:g}: needs {missing} too")
-    found = saving_plan(mtbf * SECONDS_PER_HOUR, save)
+    interval, goodput = saving_plan(mtbf * SECONDS_PER_HOUR, save)
     return {
         "mtbf_seconds": mtbf * SECONDS_PER_HOUR,
         "save_seconds": save,
-        **asdict(found),
+        "interval_seconds": interval,
+        "goodput": goodput,
         "technique": best and best.technique.name,
-        "steps": best and max(1, round(found.interval_seconds / best.time.seconds)),
+        "steps": best and max(1, round(interval / best.time.seconds)),
     }
 
 

@@ -51,16 +51,8 @@ MOST_PADDED = 0.02
 BUILDING = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
             ValueError)  # fmt: skip
 """What transformers raises of a configuration that makes no model."""
-HALF_BY_AUTOCAST = {
-    "linear",
-    "matmul",
-    "__matmul__",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "einsum",
-    "scaled_dot_product_attention",
-}
+HALF_BY_AUTOCAST = {"linear", "matmul", "__matmul__", "addmm", "bmm", "baddbmm", "einsum",
+                    "scaled_dot_product_attention"}  # fmt: skip
 FLOAT_BY_AUTOCAST = {"pow", "__pow__", "rsqrt", "exp", "softmax", "log_softmax", "layer_norm", "norm", "cumsum", "sum"}
 """Operations that autocast runs in FP16, and in FP32, of those that models use (PyTorch 2.13, `autocast_mode.h`)."""
 
@@ -80,7 +72,7 @@ def facts(config: str, folder: str | None) -> dict[str, Any]:
 
 
 def saved(config: str, folder: str | None, way: str) -> dict[str, Any]:
-    """The fields of `Saved` of a way, as `Shape.saved` names it."""
+    """The fields of `Saved` of a way, as `Workload.saved` names it."""
     model = _built(config, folder)
     with _loading(f"{model.config.model_type}: what it saves cannot be traced"):
         return _Pass(model, _window(model)[0], way).run()
@@ -228,7 +220,7 @@ class _Pass:
     """One forward pass of a model as it runs on a GPU in training, rows padded on the right; sizes by power.
 
     Args:
-        way: as `Shape.saved` names it: precision, kernel, dropout.
+        way: as `Workload.saved` names it: precision, kernel, dropout.
         active: share of the experts that a token meets.
     """
 

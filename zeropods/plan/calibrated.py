@@ -22,26 +22,19 @@ from zeropods.measure.probe import FILE as PROBE
 from zeropods.measure.probe import MachineProbe, kept_probe
 from zeropods.measure.record import Record, read_record
 from zeropods.plan.machines import Machines
-from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory, recorded_job
+from zeropods.plan.memory import LOADING, MASTER, PlannedMemory, plan_memory, recorded_work
 from zeropods.plan.step_time import ADAM_BYTES, Arithmetic, StepTime, step_time, traffic
 from zeropods.plan.workload import Activations, Term, Workload, share, total
 from zeropods.tables import MIB
-from zeropods.techniques import Technique, ZeroSettings
 
 CPU = "cpu"
 STATES = ("parameters", "gradients", "optimizer")
 LARGE = ("log-softmax", "gradients of the embedding")
 USED = "device_used_bytes"
-UNIT = 100.0 * MIB
+UNIT = 100 * MIB
 """Of parts that are constant."""
-STEP_PARTS = (
-    "arithmetic of a T5", "of a causal model", "activations", "weights", "Python for each tensor", "of a step",
-    "what ZeRO adds for each tensor", "ZeRO-3", "ZeRO for a step", "optimizer", "what ZeRO adds to it",
-    "volume of DDP's collectives", "of ZeRO's", "their messages",
-)  # fmt: skip
-"""The parts of a step's time. Memory is read and written for activations, weights and the optimizer."""
-COMPUTED, STEPPED = range(9), range(9, 11)
-"""Places of those that are arithmetic and Python, and of the optimizer; the others are the network's."""
+STEPPED = slice(9, 11)
+"""Places of the optimizer's parts of a step; before it are those of arithmetic and Python, after it the network's."""
 STEP_OPERATIONS = 1_000
 """Small operations that are one unit of what a step costs whatever its model is."""
 WEIGHT_PASSES = 4
@@ -57,108 +50,80 @@ class Calibrated(Arithmetic):
     """`cpu`, or a GPU's name, whose plans are arithmetic still: runs say only how far off they are."""
     probe: MachineProbe
 
-    def memory(self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> PlannedMemory:
+    def memory(self, work: Workload) -> PlannedMemory:
         """Without a GPU resident memory: the plan's terms, and what comes to them by the runs."""
         if self.device != CPU:
-            return super().memory(work, technique, machines, zero)
-        ranks = machines.pods * machines.slots
-        plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
-        parts = resident_parts(work, technique, ranks, zero)
-        name = "the loss, or gradients of the embedding"
-        large = Term(name, _largest(work, technique), "the larger of both", "activations")
-        terms = [self._as_run(term, 0) for term in (*_states(plan), *_layers(plan), large)]
-        terms += [self._as_run(term, 1 if parts[1] else 2) for term in _touched(plan, work)]
-        rest = round(self.calibration.planned(CPU, "memory", parts)) - total(terms)
-        beside = Term("libraries, process group, what a load leaves", rest, "by runs")
+            return super().memory(work)
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
-        return replace(plan, terms=(*terms, beside, bare), host_terms=())
+        terms = (
+            replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} by runs x {term.formula}")
+            for factor, part in zip(self.calibration.factors[CPU]["memory"], resident_parts(work), strict=True)
+            for term in part
+        )
+        return replace(plan_memory(work, 0), terms=(*terms, bare), host_terms=())
 
-    def _as_run(self, term: Term, place: int) -> Term:
-        """A term times the factor of its part."""
-        factor = self.calibration.factors[CPU]["memory"][place]
-        return replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} by runs x {term.formula}")
-
-    def time(
-        self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int
-    ) -> StepTime:
+    def time(self, work: Workload, machines: Machines) -> StepTime:
         """Without a GPU nothing hides behind anything: all of it takes the same cores."""
         if self.device != CPU:
-            return super().time(work, technique, machines, zero, passes)
-        parts = step_parts(work, technique, machines, zero, passes, self.probe)
-
-        network = range(STEPPED.stop, len(parts))
-
-        def of(*places: int) -> float:
-            chosen = [part if place in places else 0.0 for place, part in enumerate(parts)]
-            return self.calibration.planned(CPU, "time", chosen)
-
+            return super().time(work, machines)
+        factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
+        seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
+        network = sum(seconds[STEPPED.stop :])
         return StepTime(
-            compute_seconds=of(*COMPUTED),
-            communication_seconds=of(*network),
-            exposed_communication_seconds=of(*network),
+            compute_seconds=sum(seconds[: STEPPED.start]),
+            communication_seconds=network,
+            exposed_communication_seconds=network,
             offload_seconds=0.0,
-            processor_seconds=of(*STEPPED),
+            processor_seconds=sum(seconds[STEPPED]),
         )
 
-    def interval(
-        self, work: Workload, technique: Technique, quantity: str, planned: float
-    ) -> tuple[float, float] | None:
+    def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
         """By runs of the same technique, device and family; of wider kinds where too few of that are known."""
-        span = self.calibration.interval(self.device, technique.name, work.shape.family, quantity)
+        span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
         above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
         return span and (bare + span[0] * above, bare + span[1] * above)
 
 
-def resident_parts(work: Workload, technique: Technique, ranks: int, zero: ZeroSettings) -> tuple[float, ...]:
-    """Bytes above the bare process: what a factor is fitted for, and constants of DeepSpeed and of a process group.
+def resident_parts(work: Workload) -> list[list[Term]]:
+    """Terms above the bare process by what a factor is fitted for; last are constants.
 
     Small blocks stay in the C library's heap once they were needed, so that states and layers add up; large ones are
     given back: the loss and the embedding's gradients come one after the other.
     """
-    plan = plan_memory(work, technique, ranks, zero, context_bytes=0)
-    buffers, together = total(_touched(plan, work)), ranks > 1 and not technique.is_alone
+    plan, shape, technique, together = plan_memory(work, 0), work.shape, work.technique, work.ranks > 1
+    size = MASTER * shape.embedding * shape.tied
+    tied = 2 * size if technique.stage == 0 and shape.joint else size
+    most = max(12 * work.rows * work.labels * shape.vocabulary, tied)
+    large = Term("the loss, or gradients of the embedding", most, "the larger of both", "activations")
+    kept = [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and term.name != LOADING]
+    layers = [term for term in plan.terms if term.part == "activations" and not term.name.startswith(LARGE)]
+    # No more of a buffer is resident than is written to: a model's gradients may leave most of it empty.
+    whole = MASTER * shape.parameters
+    buffers = [replace(term, bytes=min(term.bytes, whole)) for term in plan.terms if term.part == "buffers"]
     sends = together and technique.stage != 3
-    return (
-        total((*_states(plan), *_layers(plan))) + _largest(work, technique),
-        buffers * sends,
-        buffers * (not sends),
-        UNIT,
-        UNIT / 2 * (technique.stage > 0),
-        UNIT / 2 * together,
-        # Each rank draws or loads the whole model first; what is large of it is given back.
-        MASTER * (work.shape.parameters - work.shape.embedding) * (technique.stage == 3),
-    )
+    # Each rank draws or loads the whole model first; what is large of it is given back.
+    loaded = Term.of("what a load leaves, FP32", MASTER, shape.parameters - shape.embedding)
+    return [
+        [*kept, *layers, large],
+        buffers if sends else [],
+        [] if sends else buffers,
+        [Term("libraries that work has touched", UNIT, "a constant")],
+        [Term("DeepSpeed", UNIT // 2, "a constant")] if technique.stage else [],
+        [Term("process group", UNIT // 2, "a constant")] if together else [],
+        [loaded] if technique.stage == 3 else [],
+    ]
 
 
-def _states(plan: PlannedMemory) -> list[Term]:
-    """Terms of parameters, gradients and optimizer, wherever they are kept."""
-    return [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and "loaded" not in term.name]
+def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple[float, ...]:
+    """Seconds at the machine's own rates, of processes that share its cores.
 
-
-def _touched(plan: PlannedMemory, work: Workload) -> list[Term]:
-    """Terms of buffers, of which no more is resident than is written to: a model's gradients may leave most empty."""
-    most = MASTER * work.shape.parameters
-    return [replace(term, bytes=min(term.bytes, most)) for term in plan.terms if term.part == "buffers"]
-
-
-def _layers(plan: PlannedMemory) -> list[Term]:
-    """Terms of what layers save, without the loss and the gradients of a tied embedding."""
-    return [term for term in plan.terms if term.part == "activations" and not term.name.startswith(LARGE)]
-
-
-def _largest(work: Workload, technique: Technique) -> int:
-    """Bytes of the loss's logits and their gradients, or of what there is of a tied embedding's gradient beside it."""
-    copies = 2 if technique.stage == 0 and work.shape.joint else 1
-    tied = copies * MASTER * work.shape.embedding * work.shape.tied
-    return max(12 * work.rows * work.labels * work.shape.vocabulary, tied)
-
-
-def step_parts(
-    work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int, probe: MachineProbe
-) -> tuple[float, ...]:
-    """Seconds at the machine's own rates, of processes that share its cores, by `STEP_PARTS`."""
-    ranks, cores = 1 if technique.is_alone else machines.pods * machines.slots, probe.cores
+    Returns:
+        Arithmetic of a T5; of a causal model; activations; weights; Python for each tensor; of a step; what ZeRO adds
+        for each tensor; ZeRO-3; ZeRO for a step; the optimizer; what ZeRO adds to it; volume of DDP's collectives; of
+        ZeRO's; their messages. Memory is read and written for activations, weights and the optimizer.
+    """
+    ranks, cores, passes, technique = work.ranks, probe.cores, work.passes, work.technique
     sharing = math.ceil(ranks / machines.hosts)
     busy = min(cores, sharing * (machines.threads or cores))
     rate, bandwidth = probe.flops(work.precision, busy) / sharing, probe.bandwidth_of(busy) / sharing
@@ -168,11 +133,9 @@ def step_parts(
     tensors, step = len(work.shape.weights) * operation, STEP_OPERATIONS * operation
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
-    network = [traffic(work, technique, replace(one_each, latency_seconds=each), zero) for each in latencies]
+    network = [traffic(work, replace(one_each, latency_seconds=each)) for each in latencies]
     reducing = passes if technique.stage in (2, 3) else 1
-    volume, both = (
-        passes * each.forward_seconds + reducing * each.backward_seconds + each.step_seconds for each in network
-    )
+    volume, both = (passes * forward + reducing * backward + after for forward, backward, after in network)
     arithmetic = passes * sum(work.flops()) / rate
     has_encoder = not work.shape.joint
     return (
@@ -202,40 +165,36 @@ def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
     Args:
         probe: that of its machine, for a run without a GPU.
     """
-    job = recorded_job(record)
-    if job is None or record.status != "ok":
+    largest = recorded_work(record)
+    if largest is None or record.status != "ok":
         return None
-    largest, technique, zero = job
     gpu, mean = record.ranks[0].gpu, mean_workload(record, largest)
-    ranks, passes = record.world_size, record.gradient_accumulation_steps
     if gpu is None:
         hosts = len({rank.machine for rank in record.ranks})
-        machines = Machines(pods=ranks, hosts=hosts, threads=record.identity.get("threads") or None)
-        memory = resident_parts(largest, technique, ranks, zero)
-        time = step_parts(mean, technique, machines, zero, passes, probe)
+        machines = Machines(pods=record.world_size, hosts=hosts, threads=record.identity.get("threads") or None)
+        memory = tuple(map(total, resident_parts(largest)))
+        time = step_parts(mean, machines, probe)
     else:
         machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
-        memory = (plan_memory(largest, technique, ranks, zero).device_bytes,)
-        time = (step_time(mean, technique, machines, zero, passes).seconds,)
+        memory = (plan_memory(largest).device_bytes,)
+        time = (step_time(mean, machines).seconds,)
     return Sample(
-        technique=technique.name,
+        technique=largest.technique.name,
         device=gpu or CPU,
         family=largest.shape.family,
         parts={"memory": memory, "time": time},
-        measured={"memory": resident_above(record) if gpu is None else used(record), "time": measured_step(record)},
+        measured={"memory": measured_memory(record), "time": measured_step(record)},
     )
 
 
-def resident_above(record: Record) -> float | None:
-    """Peak resident memory of the rank that needed most, above what it had when its process had loaded libraries."""
+def measured_memory(record: Record) -> float | None:
+    """Peak of what a GPU had in use, of the fullest; without a GPU of resident memory, of the rank that needed most,
+    above what it had when its process had loaded libraries."""
+    if record.ranks[0].gpu is not None:
+        return max((rank.sampled[USED].peak for rank in record.ranks if USED in rank.sampled), default=None)
     sampled = [(rank.peak_resident_bytes, rank.sampled.get("resident_bytes")) for rank in record.ranks]
     above = [peak - found.minimum for peak, found in sampled if peak is not None and found is not None]
     return max(above) if above and len(above) == len(sampled) else None
-
-
-def used(record: Record) -> float | None:
-    """Peak of the GPU's memory that was in use, of the fullest."""
-    return max((rank.sampled[USED].peak for rank in record.ranks if USED in rank.sampled), default=None)
 
 
 def measured_step(record: Record) -> float | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.plan.machines import PEAKS, Machines, is_before_ampere, memory_bytes
+from zeropods.plan.machines import Machines, is_before_ampere, known_gpus, memory_bytes
 from zeropods.plan.memory import PlannedMemory
 from zeropods.plan.models import shape_for
 from zeropods.plan.shapes import ATTENTIONS, Shape
@@ -25,13 +26,6 @@ DEFAULTS: dict[bool, dict[str, int | None]] = {
 }
 """Fields that differ between models, and their defaults, by whether source and target are one row: a field that
 is missing here is refused for such a model."""
-
-
-class Way(TypedDict, total=False):
-    """A way of training, of a model that can be trained in several."""
-
-    attention: str
-    gradient_checkpointing: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,29 +99,17 @@ class Request:
     def remark(self) -> str | None:
         """What a reader has to know about what was asked, in one line."""
         shape = self.shape
-        if not shape.joint or shape.positions is None or self.tokens <= shape.positions:
-            return shape.remark
-        return f"{self.model} was trained at {shape.positions} tokens; planned as if it were at {self.tokens}"
+        if shape.joint and shape.positions is not None and self.tokens > shape.positions:
+            return f"{self.model} was trained at {shape.positions} tokens; planned as if it were at {self.tokens}"
+        some = f"each token meets {shape.experts} experts: memory is planned with all, time with those"
+        return some if shape.experts else None
 
     def to_json(self) -> dict[str, object]:
         """Plain values, without the fields of other models."""
         return {name: value for name, value in asdict(self).items() if name not in _foreign(self.shape)}
 
-    def chosen(self) -> tuple[Technique, ...]:
-        """The techniques to plan, in their own order."""
-        asked = {technique_named(name).name for name in self.techniques}
-        return tuple(technique for technique in TECHNIQUES if not asked or technique.name in asked)
-
-    def variants(self) -> list[tuple[Workload, Way]]:
-        """The ways of training to compare: each attention with each checkpointing; and what tells them apart.
-
-        Raises:
-            UserError: a way that the model cannot be trained in.
-        """
-        again = (False, True) if self.gradient_checkpointing == BOTH else (self.gradient_checkpointing is True,)
-        return [self._variant(attention, each) for attention in self._attentions() for each in again]
-
-    def _variant(self, attention: str, checkpointing: bool) -> tuple[Workload, Way]:
+    def variants(self) -> list[Workload]:
+        """What to plan: each attention with each checkpointing, under each technique in their own order."""
         tokens, labels = self.lengths
         work = Workload(
             shape=self.shape,
@@ -135,23 +117,42 @@ class Request:
             tokens=tokens,
             labels=labels,
             precision=self.precision,
-            checkpointing=checkpointing,
-            accumulates=self.gradient_accumulation > 1,
-            attention=attention,
+            zero=self.zero,
+            passes=self.gradient_accumulation,
             before_ampere=is_before_ampere(self.machines.gpu),
             dropout=self.dropout,
         )
-        labelled = "attention" in DEFAULTS[self.shape.joint]
-        return work, {"attention": attention, "gradient_checkpointing": checkpointing} if labelled else {}
+        again = (False, True) if self.gradient_checkpointing == BOTH else (self.gradient_checkpointing is True,)
+        asked = {technique_named(name).name for name in self.techniques}
+        return [
+            replace(work, attention=attention, checkpointing=each, technique=technique)
+            for attention in self.attentions
+            for each in again
+            for technique in TECHNIQUES
+            if not asked or technique.name in asked
+        ]
 
-    def _attentions(self) -> list[str]:
-        known, before_ampere = self.shape.attentions, is_before_ampere(self.machines.gpu)
+    @property
+    def attentions(self) -> list[str]:
+        """The ways of attention to compare."""
+        known = self.shape.attentions
         if self.attention == ALL:
-            return [name for name in known if not attention_fault(self.shape, name, self.precision, before_ampere)]
-        name = self.attention or ("sdpa" if "sdpa" in known else "eager")
-        if fault := attention_fault(self.shape, name, self.precision, before_ampere):
-            raise UserError(fault)
-        return [name]
+            return [name for name in known if not self._attention_fault(name)]
+        return [self.attention or ("sdpa" if "sdpa" in known else "eager")]
+
+    def _attention_fault(self, name: str) -> str | None:
+        """Why a way of attention cannot run: another name, one that the family lacks, or FlashAttention-2 in FP32 or on
+        an older GPU; None where it can."""
+        known = self.shape.attentions
+        if name not in ATTENTIONS:
+            return f"--attention {name}; expected {', '.join(ATTENTIONS)} or all"
+        if name not in known:
+            return f"--attention {name}: {self.shape.family} has {known[0]} only; give --attention {known[0]}"
+        if name == "flash_attention_2" and self.precision == "fp32":
+            return "--attention flash_attention_2: it takes no fp32; give --precision bf16 or --attention sdpa"
+        if name == "flash_attention_2" and is_before_ampere(self.machines.gpu):
+            return "--attention flash_attention_2: it needs an Ampere GPU or a later one; give --attention sdpa"
+        return None
 
     def _faults(self) -> Iterator[str]:
         shape, precisions = self.shape, self.shape.precisions
@@ -167,19 +168,20 @@ class Request:
             yield f"--steps {self.steps} and --samples {self.samples}; give one of them"
         if self.gradient_checkpointing not in (True, False, BOTH):
             yield f"--gradient-checkpointing {self.gradient_checkpointing}; expected True, False or {BOTH}"
-        if shape.joint:
-            yield from self._causal_faults(shape)
-        elif self.gradient_checkpointing == BOTH:
-            yield f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False"
+        yield from self._faults_of(shape)
 
-    def _causal_faults(self, shape: Shape) -> Iterator[str]:
+    def _faults_of(self, shape: Shape) -> Iterator[str]:
+        """What this model cannot be asked."""
+        if self.gradient_checkpointing == BOTH and not shape.joint:
+            yield f"--gradient-checkpointing both: {self.model} is {shape.kind}; give True or False"
         tokens, labels = self.lengths
-        if labels > tokens:
+        if shape.joint and labels > tokens:
             yield f"--label-length {labels}; expected at most --seq-length {tokens}"
         if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
             yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
-        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
+        if shape.joint and self.precision == "bf16" and is_before_ampere(self.machines.gpu):
             yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision fp16"
+        yield from filter(None, map(self._attention_fault, self.attentions))
 
 
 def request_for(model: str, **asked: Any) -> Request:
@@ -196,27 +198,11 @@ def request_for(model: str, **asked: Any) -> Request:
         gpu = asked.get("machines", Machines()).gpu
         memory = asked.get("gpu_memory_bytes", memory_bytes(gpu))
         if memory is None:
-            those = ", ".join(peak.words.upper() for peak in PEAKS)
-            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {those}")
+            raise UserError(f"--gpu {gpu}: is not known here; give --gpu-memory and --flops, or one of {known_gpus()}")
         return Request(model=model, **{**own, **asked, "gpu_memory_bytes": memory})
     lengths = " and ".join(f"--{name.replace('_', '-')}" for name in own if name.endswith("_length"))
     remedy = f"give {lengths}" if wrong in foreign and wrong.endswith("_length") else "leave it out"
     raise UserError(f"--{wrong.replace('_', '-')} {asked[wrong]}: {model} is {shape.kind}; {remedy}")
-
-
-def attention_fault(shape: Shape, attention: str, precision: str, before_ampere: bool) -> str | None:
-    """Why a way of attention cannot run: another name, one that the family lacks, or FlashAttention-2 in FP32 or on an
-    older GPU; None where it can."""
-    if attention not in ATTENTIONS:
-        return f"--attention {attention}; expected {', '.join(ATTENTIONS)} or all"
-    if attention not in shape.attentions:
-        only = shape.attentions[0]
-        return f"--attention {attention}: {shape.family} has {only} only; give --attention {only}"
-    if attention == "flash_attention_2" and precision == "fp32":
-        return "--attention flash_attention_2: it takes no fp32; give --precision bf16 or --attention sdpa"
-    if attention == "flash_attention_2" and before_ampere:
-        return "--attention flash_attention_2: it needs an Ampere GPU or a later one; give --attention sdpa"
-    return None
 
 
 def _foreign(shape: Shape) -> set[str]:
@@ -226,14 +212,12 @@ def _foreign(shape: Shape) -> set[str]:
 
 # The plan of a request.
 
-MILLION = 1_000_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """One technique, in one way of training, on the machines of a request."""
 
-    technique: Technique
+    work: Workload
     pods: int
     """Pods that it uses: `none` is one process on one pod, however many there are."""
     slots: int
@@ -250,10 +234,19 @@ class Estimate:
     cost_per_million_samples: float | None
     tokens_per_second: float
     """Padding included."""
-    labels: Way = field(default_factory=Way)
-    """What tells this way of training from others of the request."""
     intervals: dict[str, tuple[float, float] | None] = field(default_factory=dict)
     """Of `memory`, in bytes, and `time`, in seconds of a step: where runs of the kind lie, by those that are known."""
+
+    @property
+    def technique(self) -> Technique:
+        """The technique."""
+        return self.work.technique
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What tells this way of training from others of the request, of a model that has several."""
+        way = {"attention": self.work.attention, "gradient_checkpointing": self.work.checkpointing}
+        return way if self.work.shape.joint else {}
 
     @property
     def host_bytes(self) -> int:
@@ -309,34 +302,36 @@ def plan(request: Request, by: Arithmetic | None = None) -> Plan:
     Raises:
         UserError: unknown technique or GPU; a way of training that the model does not have.
     """
-    variants, chosen, how = request.variants(), request.chosen(), by or Arithmetic()
-    return Plan(request, tuple(_estimate(request, each, *variant, how) for variant in variants for each in chosen))
+    return Plan(request, tuple(_estimate(request, work, by or Arithmetic()) for work in request.variants()))
 
 
-def _estimate(request: Request, technique: Technique, work: Workload, labels: Way, by: Arithmetic) -> Estimate:
+def _estimate(request: Request, work: Workload, by: Arithmetic) -> Estimate:
     machines = request.machines
-    pods, slots = (1, 1) if technique.is_alone else (machines.pods, machines.slots)
+    pods, slots = (1, 1) if work.technique.is_alone else (machines.pods, machines.slots)
+    work = replace(work, ranks=pods * slots)
     room = request.gpu_memory_bytes
     if machines.machine_bytes is not None:
-        room = machines.machine_bytes // -(-pods * slots // machines.hosts)
+        room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
     def fits(rows: int) -> bool:
         fewer, host = replace(work, rows=rows), request.host_memory_bytes
-        memory = by.memory(fewer, technique, machines, request.zero)
+        memory = by.memory(fewer)
         # Where an interval is known, all of it has to fit.
-        _, most = by.interval(fewer, technique, "memory", memory.device_bytes) or (0, memory.device_bytes)
+        _, most = by.interval(fewer, "memory", memory.device_bytes) or (0, memory.device_bytes)
         return most <= room and (host is None or slots * memory.host_bytes <= host)
 
-    memory = by.memory(work, technique, machines, request.zero)
-    time = by.time(work, technique, machines, request.zero, request.gradient_accumulation)
+    memory, time = by.memory(work), by.time(work, machines)
     planned = {"memory": memory.device_bytes, "time": time.seconds}
-    spans = {quantity: by.interval(work, technique, quantity, value) for quantity, value in planned.items()}
-    a_step = request.gradient_accumulation * request.batch_size * pods * slots
-    seconds = _total_seconds(request, a_step, time.seconds)
+    spans = {quantity: by.interval(work, quantity, value) for quantity, value in planned.items()}
+    a_step = work.passes * work.rows * work.ranks
+    samples = request.samples
+    if request.steps is not None:
+        samples = request.steps * work.passes * work.rows * machines.pods * machines.slots
+    seconds = None if samples is None else request.epochs * math.ceil(samples / a_step) * time.seconds
     hourly = None if request.price_per_hour is None else pods * request.price_per_hour / 3600
     rate = a_step / time.seconds
     return Estimate(
-        technique=technique,
+        work=work,
         pods=pods,
         slots=slots,
         memory=memory,
@@ -346,19 +341,10 @@ def _estimate(request: Request, technique: Technique, work: Workload, labels: Wa
         samples_per_second=rate,
         total_seconds=seconds,
         cost=None if hourly is None or seconds is None else hourly * seconds,
-        cost_per_million_samples=None if hourly is None else hourly * MILLION / rate,
+        cost_per_million_samples=None if hourly is None else hourly * 1_000_000 / rate,
         tokens_per_second=rate * request.tokens,
-        labels=labels,
         intervals=spans,
     )
-
-
-def _total_seconds(request: Request, samples_per_step: int, step_seconds: float) -> float | None:
-    samples = request.samples
-    if request.steps is not None:
-        rows = request.gradient_accumulation * request.batch_size
-        samples = request.steps * rows * request.machines.pods * request.machines.slots
-    return None if samples is None else request.epochs * math.ceil(samples / samples_per_step) * step_seconds
 
 
 def largest(fits: Callable[[int], bool]) -> int | None:
@@ -366,40 +352,32 @@ def largest(fits: Callable[[int], bool]) -> int | None:
 
     `fits` must hold for every number below one for which it holds, and not for all.
     """
-    if not fits(1):
-        return None
-    low, high = 1, 2
+    high = 1
     while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        high *= 2
+    low = high // 2
+    return low + bisect_left(range(low + 1, high), True, key=lambda number: not fits(number)) or None
 
 
 # How often to save a checkpoint on machines that fail now and then.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavingPlan:
-    """The time between two checkpoints that leaves most of the wall time for steps that count."""
+def saving_plan(mtbf_seconds: float, save_seconds: float) -> tuple[float, float]:
+    """The time between two checkpoints that leaves most of the wall time for steps that count.
 
-    interval_seconds: float
-    """Training between the end of one save and the begin of the next."""
-    goodput: float
-    """Share of the wall time that is left: without saves, and without what is lost to failures and done again."""
-
-
-def saving_plan(mtbf_seconds: float, save_seconds: float) -> SavingPlan:
-    """Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
+    Daly's interval: sqrt(2 S M) x (1 + sqrt(S / 2M) / 3 + S / 18M) - S, for saves of S seconds and failures that are
     M seconds apart in the mean; M itself where S is at least 2M.
 
     Daly 2006, doi:10.1016/j.future.2004.11.016, equation 37; its first term is Young's, doi:10.1145/361147.361115. Each
     interval loses its save, each failure half an interval; the time of a restart is not counted.
+
+    Returns:
+        Seconds of training between the end of one save and the begin of the next; and the goodput, the share of the
+        wall time that is left: without saves, and without what is lost to failures and done again.
     """
     part = save_seconds / (2 * mtbf_seconds)
     interval = mtbf_seconds
     if part < 1:
         interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
     whole = interval + save_seconds
-    return SavingPlan(interval_seconds=interval, goodput=max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds)))
+    return interval, max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))

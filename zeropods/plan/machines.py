@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.tables import GIB
@@ -12,55 +16,35 @@ from zeropods.tables import GIB
 # Arithmetic peaks that GPUs are published with.
 
 GIGA, TERA = 1e9, 1e12
+FILE = Path(__file__).with_name("gpus.csv")
 OTHER = frozenset({"mig", "laptop", "d", "ti", "super", "fhhl"})
 """Words in a name that mark another card, or less than a whole one: a MIG slice, a mobile or a cut-down variant."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """Dense TFLOP/s of one GPU, without sparsity; None where it has no such arithmetic."""
+class Peak(NamedTuple):
+    """One GPU, as published."""
 
     words: str
     """Words that its name holds; the first entry all of whose words are there counts."""
-    fp32: float
-    """FP32 outside the tensor cores: what PyTorch does by default, without TF32."""
-    half: float
-    """FP16 tensor cores with FP32 accumulation."""
     gib: float
     """Memory of the usual card, as nvidia-smi shows it; a name may say another size."""
-    has_bf16: bool = True
+    tera: dict[str, float]
+    """Dense TFLOP/s by precision, of those that it has. FP32 outside the tensor cores: what PyTorch does by default,
+    without TF32; FP16 and BF16 in tensor cores with FP32 accumulation."""
 
 
-PEAKS = (
-    Peak(words="h100 pcie", fp32=51.2, half=756.0, gib=80),
-    Peak(words="h100 nvl", fp32=60.0, half=835.0, gib=94),
-    Peak(words="h100", fp32=66.9, half=989.4, gib=80),
-    Peak(words="h800 pcie", fp32=51.2, half=756.0, gib=80),
-    Peak(words="h800", fp32=66.9, half=989.4, gib=80),
-    Peak(words="h200 nvl", fp32=60.0, half=835.0, gib=140),
-    Peak(words="h200", fp32=66.9, half=989.4, gib=140),
-    Peak(words="gh200", fp32=66.9, half=989.4, gib=96),
-    Peak(words="h20", fp32=44.0, half=148.0, gib=96),
-    Peak(words="a100", fp32=19.5, half=312.0, gib=40),
-    Peak(words="a800", fp32=19.5, half=312.0, gib=80),
-    Peak(words="a30", fp32=10.3, half=165.0, gib=24),
-    Peak(words="a40", fp32=37.4, half=149.7, gib=45),
-    Peak(words="a10", fp32=31.2, half=125.0, gib=22.5),
-    Peak(words="a10g", fp32=35.0, half=70.0, gib=22.5),
-    Peak(words="l4", fp32=30.3, half=121.0, gib=22.5),
-    Peak(words="l40", fp32=90.5, half=181.0, gib=45),
-    Peak(words="l40s", fp32=91.6, half=362.0, gib=45),
-    Peak(words="rtx a6000", fp32=38.7, half=154.8, gib=48),
-    Peak(words="rtx 6000 ada", fp32=91.1, half=364.2, gib=48),
-    Peak(words="rtx 4090", fp32=82.6, half=165.2, gib=24),
-    Peak(words="rtx 3090", fp32=35.6, half=71.0, gib=24),
-    Peak(words="v100 pcie", fp32=14.0, half=112.0, gib=16, has_bf16=False),
-    Peak(words="v100", fp32=15.7, half=125.0, gib=16, has_bf16=False),
-    Peak(words="t4", fp32=8.1, half=65.0, gib=15, has_bf16=False),
-    Peak(words="p100 pcie", fp32=9.3, half=18.7, gib=16, has_bf16=False),
-    Peak(words="p100", fp32=10.6, half=21.2, gib=16, has_bf16=False),
-)
-"""From NVIDIA's data sheets and architecture papers of each GPU (A10G: AWS's); figures "with sparsity" are halved."""
+@cache
+def peaks() -> tuple[Peak, ...]:
+    """GPUs, by NVIDIA's data sheets and architecture papers (A10G: AWS's); figures "with sparsity" are halved."""
+    with FILE.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    tera = [{each: float(line[each]) for each in ("fp32", "fp16", "bf16") if line[each]} for line in lines]
+    return tuple(Peak(line["words"], float(line["gib"]), of) for line, of in zip(lines, tera, strict=True))
+
+
+def known_gpus() -> str:
+    """Their names, for people."""
+    return ", ".join(peak.words.upper() for peak in peaks())
 
 
 def published_flops(gpu: str, precision: str) -> float | None:
@@ -71,9 +55,7 @@ def published_flops(gpu: str, precision: str) -> float | None:
         precision: `fp32` (what a run uses: without TF32), `bf16` or `fp16`.
     """
     peak = _peak(gpu)
-    if peak is None or (precision == "bf16" and not peak.has_bf16):
-        return None
-    return TERA * {"fp32": peak.fp32, "bf16": peak.half, "fp16": peak.half}[precision]
+    return None if peak is None or precision not in peak.tera else TERA * peak.tera[precision]
 
 
 def memory_bytes(gpu: str) -> int | None:
@@ -86,7 +68,7 @@ def memory_bytes(gpu: str) -> int | None:
 def is_before_ampere(gpu: str) -> bool:
     """Whether a GPU is known to be older than Ampere: it has no BF16 arithmetic and no FlashAttention."""
     peak = _peak(gpu)
-    return peak is not None and not peak.has_bf16
+    return peak is not None and "bf16" not in peak.tera
 
 
 def words(gpu: str) -> frozenset[str]:
@@ -96,7 +78,7 @@ def words(gpu: str) -> frozenset[str]:
 
 def _peak(gpu: str) -> Peak | None:
     said = words(gpu)
-    peak = next((peak for peak in PEAKS if said.issuperset(peak.words.split())), None)
+    peak = next((peak for peak in peaks() if said.issuperset(peak.words.split())), None)
     return None if said & OTHER else peak
 
 
@@ -174,6 +156,5 @@ class Machines:
             return self.flops
         peak = published_flops(self.gpu, precision)
         if peak is None:
-            known = ", ".join(peak.words.upper() for peak in PEAKS)
-            raise UserError(f"GPU {self.gpu!r}: no {precision} peak known; give --flops, or one of {known}")
+            raise UserError(f"GPU {self.gpu!r}: no {precision} peak known; give --flops, or one of {known_gpus()}")
         return ACHIEVED[precision] * peak

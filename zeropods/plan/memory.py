@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from zeropods.errors import UserError
 from zeropods.plan.machines import is_before_ampere
 from zeropods.plan.models import shape_recorded
-from zeropods.plan.workload import PARTS, Activations, Term, Workload, total
+from zeropods.plan.workload import PARTS, Activations, Term, Workload, total, touched
 from zeropods.tables import GIB
-from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, keys_beyond, read_zero_settings
+from zeropods.techniques import TECHNIQUES, ZeroSettings, keys_beyond, read_zero_settings
 
 if TYPE_CHECKING:
-    from zeropods.measure.record import BatchShape, RankMeasurement, Record
+    from zeropods.measure.record import BatchShape, Record
 
 CONTEXT_BYTES = 500_000_000
 """What CUDA, cuBLAS and NCCL take of a GPU before the first tensor: what is left of the published figures of an A100
@@ -61,35 +61,24 @@ class PlannedMemory:
 
 
 @lru_cache(maxsize=1024)
-def plan_memory(
-    work: Workload,
-    technique: Technique,
-    ranks: int,
-    zero: ZeroSettings | None = None,
-    *,
-    context_bytes: int = CONTEXT_BYTES,
-) -> PlannedMemory:
-    """The memory of one of `ranks` processes; `none` is one process whatever `ranks` says.
+def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMemory:
+    """The memory of one process.
 
     Args:
-        zero: keys of the DeepSpeed configuration; those of `dsconfig/` if not given.
         context_bytes: bytes of CUDA and its libraries; 0 without a GPU.
     """
-    ranks = 1 if technique.is_alone else ranks
-    process = _Process(work.under(technique), technique, ranks, zero or ZeroSettings())
-    reduced = replace(process, work=replace(process.work, accumulates=False))
-    saved = Activations(process.work).terms()
+    process, saved = _Process(work), Activations(work).terms()
     context = Term("CUDA and its libraries", context_bytes, f"{context_bytes / GIB:.2g} GiB, a constant", "context")
     return PlannedMemory(
         terms=(
-            *process.device_states(),
+            *process.states()[0],
             *process.buffers(),
             *process.beyond(total(saved)),
             *saved,
             *((context,) if context_bytes else ()),
         ),
         host_terms=process.host_terms(),
-        state_bytes=total(reduced.device_states()) + total(reduced.host_states()),
+        state_bytes=sum(map(total, _Process(replace(work, passes=1)).states())),
         peak_allocated_bytes=process.peak_allocated(),
     )
 
@@ -99,35 +88,57 @@ def planned(record: Record) -> PlannedMemory | None:
 
     None where it cannot be planned. Without a GPU nothing is counted for CUDA.
     """
-    job = recorded_job(record)
-    if job is None:
-        return None
-    work, technique, zero = job
+    work = recorded_work(record)
     context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
-    return plan_memory(work, technique, record.world_size, zero, context_bytes=context)
+    return None if work is None else plan_memory(work, context)
 
 
-def recorded_job(record: Record) -> tuple[Workload, Technique, ZeroSettings] | None:
+def recorded_work(record: Record) -> Workload | None:
     """The largest batch of a recorded run, and how it was divided.
 
-    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
-    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that measured
-    a batch.
+    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision, a batch or a shape
+    that is not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
+    measured a batch.
     """
     technique = next((each for each in TECHNIQUES if each.name == record.technique), None)
     with_shape = [rank for rank in record.ranks if rank.shape]
     rank = max(with_shape, key=lambda rank: _positions(rank.largest_batch), default=None)
-    work = None if rank is None else _recorded_workload(record, rank)
-    if technique is None or work is None:
+    shape = None if rank is None else shape_recorded(json.dumps(rank.shape))
+    # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
+    if rank is None or shape is None or technique is None or keys_beyond(record.deepspeed or {}):
         return None
+    batch, dropout = rank.largest_batch, record.identity.get("dropout")
+    if batch is None or not _positions(batch) or record.precision not in shape.precisions:
+        return None
+    tokens, labels = batch.source_tokens, batch.target_tokens
+    if shape.joint:
+        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
+        of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
+        labels = max(1, round(of_all * tokens))
+    if labels < 1:
+        return None
+    attention = record.identity.get("attn_implementation")
     try:
-        zero = read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings()
-        # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
-        is_plain = not keys_beyond(record.deepspeed or {})
-        work.shape.saved(work)
+        work = Workload(
+            shape=shape,
+            rows=batch.rows,
+            tokens=tokens,
+            labels=labels,
+            precision=record.precision,
+            checkpointing=record.gradient_checkpointing,
+            own_rates=bool(record.identity.get("scaled_rates")) and not shape.joint,
+            technique=technique,
+            ranks=record.world_size,
+            zero=read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings(),
+            passes=record.gradient_accumulation_steps,
+            attention=attention if attention in shape.attentions else shape.attentions[0],
+            before_ampere=is_before_ampere(rank.gpu or ""),
+            dropout=dropout > 0 if isinstance(dropout, int | float) else None,
+        )
+        work.saved()
     except UserError:
         return None
-    return (work, technique, zero) if is_plain else None
+    return work
 
 
 def _positions(batch: BatchShape | None) -> int:
@@ -137,43 +148,11 @@ def _positions(batch: BatchShape | None) -> int:
     return batch.rows * (batch.source_tokens + batch.target_tokens)
 
 
-def _recorded_workload(record: Record, rank: RankMeasurement) -> Workload | None:
-    """What that rank's largest batch was; None for a precision or a batch that such a model cannot have."""
-    batch = rank.largest_batch
-    shape = None if rank.shape is None else shape_recorded(json.dumps(rank.shape))
-    if shape is None or batch is None or not _positions(batch):
-        return None
-    tokens, labels, dropout = batch.source_tokens, batch.target_tokens, record.identity.get("dropout")
-    if shape.joint:
-        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
-        of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
-        labels = max(1, round(of_all * tokens))
-    if record.precision not in shape.precisions or labels < 1:
-        return None
-    attention = record.identity.get("attn_implementation")
-    return Workload(
-        shape=shape,
-        rows=batch.rows,
-        tokens=tokens,
-        labels=labels,
-        precision=record.precision,
-        checkpointing=record.gradient_checkpointing,
-        own_rates=bool(record.identity.get("scaled_rates")) and not shape.joint,
-        accumulates=record.gradient_accumulation_steps > 1,
-        attention=attention if attention in shape.attentions else shape.attentions[0],
-        before_ampere=is_before_ampere(rank.gpu or ""),
-        dropout=dropout > 0 if isinstance(dropout, int | float) else None,
-    )
-
-
-@dataclass(frozen=True)
 class _Process:
-    """One of `ranks` processes, and what its memory follows from."""
+    """One of the processes of a workload, and what its memory follows from."""
 
-    work: Workload
-    technique: Technique
-    ranks: int
-    zero: ZeroSettings
+    def __init__(self, work: Workload) -> None:
+        self.work, self.technique, self.ranks, self.zero = work, work.technique, work.ranks, work.zero
 
     # Parameters, gradients and optimizer states, between a backward pass and the optimizer's step.
     #
@@ -182,23 +161,27 @@ class _Process:
     # weights, also where these are FP32 themselves (stage_1_and_2.py, `single_partition_of_fp32_groups`; stage3.py,
     # `_create_fp32_partitions`, whose test for "the same device" compares a device with a string and so never holds).
 
-    def device_states(self) -> tuple[Term, ...]:
-        """States in the memory of the GPU."""
-        small = self.kept_whole()
-        size, shards = self.work.element_bytes, self.technique.stage == 3
-        gathered = (Term.of("small weights, kept whole", size, small, part="parameters"),) if small else ()
+    def states(self) -> tuple[list[Term], list[Term]]:
+        """States in the memory of the GPU, and in that of the host."""
+        work, size, stage = self.work, self.work.element_bytes, self.technique.stage
+        weights = Term.of("weights", size, work.shape.parameters, self.ranks if stage == 3 else 1, "parameters")
+        whole, small = self.gradients_are_whole(), self.kept_whole()
+        gathered = [Term.of("small weights, kept whole", size, small, part="parameters")] if small else []
+        gradients = Term.of("gradients", size, work.shape.parameters, 1 if whole else self.ranks, "gradients")
+        if not whole and stage != 3:
+            some = Term.of("gradients", size, touched(work.shape, work.own_rates, self.ranks), part="gradients")
+            formula = f"{some.formula}: tensors that a share of 1 / {self.ranks} touches, whole"
+            gradients = replace(some, formula=formula)
+        if stage or work.is_half:
+            optimizer = self._shared("master and Adam's moments, FP32", MASTER + MOMENTS, "optimizer")
+        else:
+            optimizer = self._shared("Adam's moments, FP32", MOMENTS, "optimizer")
         if not self.technique.offloads:
-            return (self._weights(), *gathered, self._gradients(), self._optimizer())
-        if shards:
-            return gathered
-        return (self._weights(), *((self._gradients(),) if self.gradients_are_whole() else ()))
-
-    def host_states(self) -> tuple[Term, ...]:
-        """States in the memory of the host."""
-        if not self.technique.offloads:
-            return ()
-        own = (self._weights(), self._gradients()) if self.technique.stage == 3 else ()
-        return (*own, self._shared("gradients of the master, FP32", MASTER, "gradients"), self._optimizer())
+            return [weights, *gathered, gradients, optimizer], []
+        master = self._shared("gradients of the master, FP32", MASTER, "gradients")
+        if stage == 3:
+            return gathered, [weights, gradients, master, optimizer]
+        return [weights, gradients] if whole else [weights], [master, optimizer]
 
     def gradients_are_whole(self) -> bool:
         """Whether a process holds a gradient for every parameter at the end of its backward pass.
@@ -207,28 +190,12 @@ class _Process:
         (`process_gradients`, `copy_grads_in_partition`); else, and while gradients add up, it keeps all.
         """
         stage = self.technique.stage
-        return stage == 0 or (stage == 1 and (self.work.accumulates or not self.zero.overlap))
+        return stage == 0 or (stage == 1 and (self.work.passes > 1 or not self.zero.overlap))
 
     def kept_whole(self) -> int:
         """Elements that stage 3 gathers after each step and keeps, beside each rank's share of them."""
         is_shared = self.technique.stage == 3 and self.ranks > 1
-        return self.work.shape.in_small_tensors(self.zero.persistent_elements) if is_shared else 0
-
-    def _weights(self) -> Term:
-        ranks = self.ranks if self.technique.stage == 3 else 1
-        return Term.of("weights", self.work.element_bytes, self.work.shape.parameters, ranks, "parameters")
-
-    def _gradients(self) -> Term:
-        size, parameters, whole = self.work.element_bytes, self.work.shape.parameters, self.gradients_are_whole()
-        if whole or self.technique.stage == 3:
-            return Term.of("gradients", size, parameters, 1 if whole else self.ranks, "gradients")
-        touched = Term.of("gradients", size, self.work.touched(self.ranks), part="gradients")
-        return replace(touched, formula=f"{touched.formula}: tensors that a share of 1 / {self.ranks} touches, whole")
-
-    def _optimizer(self) -> Term:
-        if self.technique.stage or self.work.is_half:
-            return self._shared("master and Adam's moments, FP32", MASTER + MOMENTS, "optimizer")
-        return self._shared("Adam's moments, FP32", MOMENTS, "optimizer")
+        return sum(size for size, _ in self.work.shape.weights if is_shared and size <= self.zero.persistent_elements)
 
     def _shared(self, name: str, size: int, part: str = "buffers") -> Term:
         """Something of each parameter, which the ranks of a ZeRO stage share."""
@@ -296,18 +263,18 @@ class _Process:
 
     def peak_allocated(self) -> int:
         """Bytes of tensors at the worst moment, on the worst-off rank: in the loss, the backward pass or the step."""
-        held, buffers = self.device_states(), total(self.buffers())
+        held, buffers = self.states()[0], total(self.buffers())
         gradients = total(held, "gradients")
-        stage, accumulates = self.technique.stage, self.work.accumulates
+        stage, accumulates = self.technique.stage, self.work.passes > 1
         # Buckets of stages 1 and 2 are made when the first gradient is there, and given back before the step.
         early = 0 if stage in (1, 2) else buffers
         before = gradients if accumulates or stage == 3 else 0
         # Gradients are made as the backward pass comes to them; a partition is there from the first one on.
         grows = self.gradients_are_whole() and not accumulates
-        moments = Activations(self.work).moments()
-        backward = [buffers + saved + (made if grows else gradients) for saved, made in moments.backward]
+        pass_ = Activations(self.work)
+        backward = [buffers + saved + (made if grows else gradients) for saved, made in pass_.backward()]
         step = early + gradients + self.step_temporaries().bytes
-        return total(held) - gradients + max(early + before + moments.loss, step, *backward)
+        return total(held) - gradients + max(early + before + pass_.in_loss(), step, *backward)
 
     # Memory of the host: what is offloaded, how pinning rounds it up, and the model while it is loaded.
     #
@@ -319,16 +286,16 @@ class _Process:
         """All of the host's memory, the states that lie there included."""
         process = Term("interpreter and libraries", PROCESS_BYTES, "2 GiB, an allowance", "context")
         shape, size, technique = self.work.shape, self.work.element_bytes, self.technique
-        lasting = self.host_states()
+        lasting = self.states()[1]
         if technique.offloads and technique.stage != 3:
             gradient = Term.of("gradient on its way", size, shape.largest_tensor)
-            lasting = (*lasting, self._shared("weights on their way to the GPU", size), gradient)
+            lasting += [self._shared("weights on their way to the GPU", size), gradient]
         # Adam's moments are not pinned: PyTorch makes them like its parameters, but not where these lie.
         pinned = [term for term in lasting if self.zero.pins and term.part != "optimizer"]
         rounded = sum((1 << max(0, term.bytes - 1).bit_length()) - term.bytes for term in pinned)
         if rounded:
             names = f"{len(pinned)} pinned buffers, each rounded up to a power of two"
-            lasting = (*lasting, Term("rounding of pinned memory", rounded, names))
+            lasting.append(Term("rounding of pinned memory", rounded, names))
         loaded = Term.of(LOADING, MASTER, shape.parameters, part="parameters")
         missing = max(0, loaded.bytes - total(lasting))
         loading = replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it")

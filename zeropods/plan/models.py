@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,14 @@ EARLIER = {
 
 
 @cache
+def _shipped(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def known_models() -> dict[str, dict[str, Any]]:
     """The configurations of the known names, as their `config.json` has them."""
-    found: dict[str, dict[str, Any]] = json.loads(MODELS.read_text(encoding="utf-8"))
-    return found
-
-
-@cache
-def _known_facts() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8"))
-    return found
+    return _shipped(MODELS)
 
 
 def known_names(kind: str | None = None) -> list[str]:
@@ -97,8 +95,7 @@ def shape_named(model: str) -> Shape:
 
 @cache
 def _known_shape(name: str) -> Shape:
-    found, config = _known_facts()[name], json.dumps(known_models()[name])
-    return shape_of(found["facts"], partial(_saved, config, None, found))
+    return _found_shape(json.dumps(known_models()[name]), None, _shipped(FACTS)[name])
 
 
 # Other models: by their configuration.
@@ -129,11 +126,14 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
     if given.get("quantization_config"):
         raise UserError(f"--model {model}: its weights are quantised and cannot be trained; name the original model")
     has_code = "AutoConfig" in (given.get("auto_map") or ())
-    if has_code and not trust_remote_code and not _knows(kind):
-        raise UserError(
-            f"--model {model}: {kind} is code of its own, which is not run unasked; give --trust-remote-code if you "
-            "have read it"
-        )
+    if has_code and not trust_remote_code:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        if kind not in CONFIG_MAPPING_NAMES:
+            raise UserError(
+                f"--model {model}: {kind} is code of its own, which is not run unasked; give --trust-remote-code if "
+                "you have read it"
+            )
     try:
         return _shape(text, source if has_code and trust_remote_code else None)
     except UserError as error:
@@ -142,25 +142,25 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
 
 @cache
 def shape_recorded(config: str) -> Shape | None:
-    """The shape of a recorded model, whose configuration is given as JSON; None where it cannot be had here.
-
-    A known name is told by the sizes and switches of its configuration: rates and scales change no tensor.
-    """
+    """The shape of a recorded model, whose configuration is given as JSON; None where it cannot be had here."""
     given = json.loads(config)
-    if "model_type" not in given:
-        given = _of_earlier(given)
-    for name, known in known_models().items():
-        if all(given.get(key) == wanted for key, wanted in known.items() if not isinstance(wanted, float | dict)):
-            return _known_shape(name)
+    known = next((name for name in known_models() if _is_recorded(given, name)), None)
+    if known is not None:
+        return _known_shape(known)
     with contextlib.suppress(UserError, ImportError):
-        return _shape(json.dumps(given), None)
+        return _shape(json.dumps(given if "model_type" in given else _of_earlier(given)), None)
     return None
 
 
-def _knows(kind: str) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return kind in CONFIG_MAPPING_NAMES
+def _is_recorded(given: dict[str, Any], name: str) -> bool:
+    """Whether a recorded model is the known one: by the sizes and switches of its configuration, for rates and scales
+    change no tensor; in a record of before by those sizes that are shipped."""
+    if "model_type" in given:
+        wanted = known_models()[name].items()
+        return all(given.get(key) == size for key, size in wanted if not isinstance(size, float | dict))
+    facts, others = _shipped(FACTS)[name]["facts"], {"ffn": "inner", "d_ff": "inner", "d_kv": "head_size"}
+    sizes = {others.get(key, key): size for key, size in {"family": "t5", **given}.items()}
+    return all(facts.get(key, size) in (size, [size], [size, size]) for key, size in sizes.items())
 
 
 def _from_hub(model: str) -> Path:
@@ -208,25 +208,27 @@ def _of_earlier(sizes: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _shape(config: str, folder: str | None) -> Shape:
-    path = _cache_file(config, folder)
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return shape_of(found["facts"], partial(_saved, config, folder, found))
+        return _found_shape(config, folder, json.loads(_cache_file(config, folder).read_text(encoding="utf-8")))
     from zeropods.plan import built
 
     found = built.facts(config, folder)
-    _keep(path, found)
-    return shape_of(found["facts"], partial(_saved, config, folder, found))
+    _keep(config, folder, found)
+    return _found_shape(config, folder, found)
 
 
-def _saved(config: str, folder: str | None, found: dict[str, Any], way: str) -> Saved:
-    """What a pass saves, known already or traced now."""
-    if way not in found["saved"]:
-        from zeropods.plan import built
+def _found_shape(config: str, folder: str | None, found: dict[str, Any]) -> Shape:
+    """The shape of what was found of a model; a pass in a way that is not there yet is traced when it is asked for."""
 
-        found["saved"][way] = built.saved(config, folder, way)
-        _keep(_cache_file(config, folder), found)
-    return Saved(**found["saved"][way])
+    def saved(way: str) -> Saved:
+        if way not in found["saved"]:
+            from zeropods.plan import built
+
+            found["saved"][way] = built.saved(config, folder, way)
+            _keep(config, folder, found)
+        return Saved(**found["saved"][way])
+
+    return shape_of(found["facts"], saved)
 
 
 def _cache_file(config: str, folder: str | None) -> Path:
@@ -235,7 +237,7 @@ def _cache_file(config: str, folder: str | None) -> Path:
     return root / "zeropods" / "plan" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _keep(path: Path, found: dict[str, Any]) -> None:
+def _keep(config: str, folder: str | None, found: dict[str, Any]) -> None:
     """Write it down; where no cache can be written it is traced each time."""
     with contextlib.suppress(OSError):
-        write_json(path, found)
+        write_json(_cache_file(config, folder), found)

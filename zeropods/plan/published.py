@@ -6,14 +6,10 @@ import csv
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from zeropods.plan.estimate import Plan
+from zeropods.plan.estimate import Plan, plan, request_for
 from zeropods.plan.machines import GIGA, Machines
-from zeropods.plan.memory import plan_memory
-from zeropods.plan.models import shape_named
-from zeropods.plan.step_time import step_time
-from zeropods.plan.workload import Workload
 from zeropods.tables import GIB
-from zeropods.techniques import ZeroSettings, technique_named
+from zeropods.techniques import ZeroSettings
 
 # The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
 
@@ -53,12 +49,18 @@ class Published:
 
     def planned(self) -> tuple[int, float]:
         """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
-        technique, checkpointing = technique_named(self.technique), self.gradient_checkpointing
-        shape, machines = shape_named(self.model), Machines(pods=self.pods)
-        work = Workload(shape=shape, rows=ROWS, tokens=TOKENS, labels=TOKENS, checkpointing=checkpointing)
-        zero = STAGE_3 if technique.stage == 3 else STAGE_1
-        memory = plan_memory(work, technique, self.pods, zero).device_bytes
-        return memory, step_time(work, technique, machines, zero).seconds
+        request = request_for(
+            self.model,
+            machines=Machines(pods=self.pods),
+            techniques=(self.technique,),
+            zero=STAGE_3 if self.technique.startswith("zero3") else STAGE_1,
+            gradient_checkpointing=self.gradient_checkpointing,
+            batch_size=ROWS,
+            source_length=TOKENS,
+            target_length=TOKENS,
+        )
+        (found,) = plan(request).estimates
+        return found.memory.device_bytes, found.time.seconds
 
     def to_json(self) -> dict[str, object]:
         """The row, what is planned, and how the memory differs, and why."""
@@ -92,8 +94,8 @@ def published(model: str | None = None) -> tuple[Published, ...]:
     return tuple(TypeAdapter(list[Published]).validate_python(values))
 
 
-def beside(plan: Plan) -> tuple[Published, ...]:
+def beside(made: Plan) -> tuple[Published, ...]:
     """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
-    keys = {(estimate.technique.name, estimate.pods) for estimate in plan.estimates}
-    rows = published(plan.request.model.rsplit("/", 1)[-1])
+    keys = {(estimate.technique.name, estimate.pods) for estimate in made.estimates}
+    rows = published(made.request.model.rsplit("/", 1)[-1])
     return tuple(row for row in rows if (row.technique, row.pods) in keys)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from zeropods.plan.workload import Workload
+from typing import Any, NamedTuple
 
 FORWARD, BACKWARD = 2, 4
 """FLOPs per matmul parameter and token: one product forward, two backward (Kaplan et al. 2020, arXiv:2001.08361)."""
@@ -93,7 +90,7 @@ class Shape:
     products: Polynomial
     """Multiply-adds of the layers' matrices."""
     trace: Callable[[str], Saved]
-    """What a pass saves in a way of training that `saved` names."""
+    """What a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel, and ` dropout`."""
 
     @property
     def kind(self) -> str:
@@ -130,10 +127,6 @@ class Shape:
         """How many matrices a forward pass meets."""
         return sum(weight.is_matrix for weight in self.weights)
 
-    def in_small_tensors(self, threshold: int) -> int:
-        """Parameters in tensors of at most `threshold` elements."""
-        return sum(weight.size for weight in self.weights if weight.size <= threshold)
-
     def groups(self, own_rates: bool = False) -> list[list[int]]:
         """Elements of each tensor by parameter group of the optimizer, in the model's order.
 
@@ -146,76 +139,35 @@ class Shape:
             found.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
         return list(found.values())
 
-    def layer_products(self, tokens: float, labels: float) -> float:
+    def layer_products(self, tokens: float, labels: float, *, whole: bool = False) -> float:
         """Multiply-adds of all layers in a forward pass over one row: matrices by token, and attention's products.
 
         Chowdhery et al. 2022 (arXiv:2204.02311, appendix B) count the whole square of attention; behind a mask of
-        causality half of it is needed, and only that is counted here. Of mean lengths the result is a lower bound where
-        lengths differ.
+        causality half of it is needed, and only that is counted here: each token of a causal row meets itself and those
+        before it, 2 x layers x heads x head size x tokens^2 / 2; behind a window's end only those within it. An encoder
+        needs the whole square, its decoder half of one, and cross-attention source x target. Of mean lengths the result
+        is a lower bound where lengths differ.
 
         Args:
             tokens: of the source; of a causal model all of the row.
             labels: of the target; of a causal model those with a loss.
+            whole: of a causal model, whether its kernel computes the whole square.
         """
-        return value(self.products, 1, tokens, labels) + self.attention_products(tokens, labels)
-
-    def attention_products(self, tokens: float, labels: float) -> float:
-        """Multiply-adds of queries with keys, and of probabilities with values, in a forward pass over one row.
-
-        Each token of a causal row meets itself and those before it, half of the square: 2 x layers x heads x head size
-        x tokens^2 / 2; behind a window's end only those within it. An encoder needs the whole square, its decoder half
-        of one, and cross-attention source x target.
-        """
-        each = self.heads * self.head_size
         if not self.joint:
             encoder, decoder = self.layers
-            return each * (2 * encoder * tokens**2 + decoder * (labels**2 + 2 * tokens * labels))
-        beyond = max(0.0, tokens - (self.window or tokens))
-        return each * (self.layers[0] * tokens**2 - self.windowed * beyond**2)
+            square = 2 * encoder * tokens**2 + decoder * (labels**2 + 2 * tokens * labels)
+        elif whole:
+            square = 2 * self.layers[0] * tokens**2
+        else:
+            square = self.layers[0] * tokens**2 - self.windowed * max(0.0, tokens - (self.window or tokens)) ** 2
+        return value(self.products, 1, tokens, labels) + self.heads * self.head_size * square
 
-    def unneeded_products(self, tokens: float) -> float:
-        """Multiply-adds that a kernel which looks at the whole square of attention does beyond what is needed."""
-        whole = 2.0 * self.layers[0] * self.heads * self.head_size * tokens**2
-        return whole - self.attention_products(tokens, 0) if self.joint else 0.0
-
-    def training_flops(self, tokens: float, labels: float) -> float:
+    def training_flops(self, tokens: float, labels: float, *, whole: bool = False) -> float:
         """FLOPs to train on one row, forward and backward, without recomputation: 6 x (products of layers and head).
 
         The loss makes logits where there is a label and nowhere else. The arguments are those of `layer_products`.
         """
-        return (FORWARD + BACKWARD) * (self.layer_products(tokens, labels) + self.embedding * labels)
-
-    def recomputed_flops(self, tokens: float, labels: float) -> float:
-        """FLOPs that gradient checkpointing adds to a row: a second forward pass of all layers, not of the head."""
-        return FORWARD * self.layer_products(tokens, labels)
-
-    def kernel(self, attention: str, tokens: int, precision: str, before_ampere: bool) -> str:
-        """What runs over rows of so many tokens.
-
-        Source: transformers 5.23 (`integrations/sdpa_attention.py`, `masking_utils.py`); PyTorch 2.13's choice
-        (`sdp_utils.cpp`): FlashAttention takes FP16 and BF16 on GPUs from Ampere on, without a mask; the
-        memory-efficient kernel takes FP32, older GPUs and a mask too, but no keys that several heads share, and then
-        the plain formula runs, in FP32. Behind a mask transformers repeats the keys itself.
-        """
-        if attention == "eager":
-            return EAGER
-        if not self.joint:
-            return FUSED
-        if attention == "sdpa" and tokens >= (self.window or tokens + 1):
-            return MASKED
-        return PLAIN if self.kv_heads < self.heads and (precision == "fp32" or before_ampere) else FUSED
-
-    @property
-    def remark(self) -> str | None:
-        """What a reader of its plan has to know, in one line."""
-        if self.experts is None:
-            return None
-        return f"each token meets {self.experts} experts: memory is planned with all, time with those"
-
-    def saved(self, work: Workload) -> Saved:
-        """What a pass of this workload saves."""
-        precision = "autocast" if work.autocast else "bf16" if work.is_half else "fp32"
-        return self.trace(f"{precision} {work.kernel}{' dropout' * (work.drops and self.drops)}")
+        return (FORWARD + BACKWARD) * (self.layer_products(tokens, labels, whole=whole) + self.embedding * labels)
 
 
 def shape_of(facts: Mapping[str, Any], trace: Callable[[str], Saved]) -> Shape:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from zeropods.plan.machines import TREE_SHARE, Machines
 from zeropods.plan.memory import MASTER, PlannedMemory, plan_memory
 from zeropods.plan.workload import Workload, share
-from zeropods.techniques import Technique, ZeroSettings
 
 ADAM_BYTES = 28
 """Bytes per parameter: weight, gradient and both moments are read, all but the gradient written, each FP32."""
@@ -36,54 +35,38 @@ class StepTime:
         return self.compute_seconds + self.exposed_communication_seconds + self.offload_seconds + self.processor_seconds
 
 
-def step_time(
-    work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int = 1
-) -> StepTime:
-    """Seconds of one step of so many forward and backward passes.
+def step_time(work: Workload, machines: Machines) -> StepTime:
+    """Seconds of one step.
 
     Where communication overlaps (DDP; ZeRO with `overlap_comm`) a pass takes the longer of its arithmetic and its
     traffic; else both. The all-gather after the optimizer's step of stages 1 and 2 overlaps with nothing. While
     gradients add up, DDP and stage 1 send none until the last pass; stage 2 sends them in each, and stage 3 gathers
     parameters in each too.
     """
-    work = work.under(technique)
-    forward, backward = compute_seconds(work, machines)
-    network = traffic(work, technique, machines, zero)
-    hides = zero.overlap or technique.stage == 0
-    waits = [
-        max(0.0, sent - computed) if hides else sent
-        for sent, computed in ((network.forward_seconds, forward), (network.backward_seconds, backward))
-    ]
+    technique, passes = work.technique, work.passes
+    rate = machines.achieved_flops(work.precision)
+    both, again = work.flops()
+    computed = both / 3 / rate, (2 * both / 3 + again) / rate
+    *sent, after = traffic(work, machines)
+    hides = work.zero.overlap or technique.stage == 0
+    waits = [max(0.0, each - behind) if hides else each for each, behind in zip(sent, computed, strict=True)]
     reducing = passes if technique.stage in (2, 3) else 1
-    sending = passes * network.forward_seconds + reducing * network.backward_seconds + network.step_seconds
-    offload, processor = _offload_seconds(work, technique, machines, passes)
+    offload = processor = 0.0
+    if technique.offloads:
+        # Gradients go to the host and weights back: those of stage 3 for each pass, of 1 and 2 once after the step.
+        own = share(work.shape.parameters, work.ranks)
+        down = MASTER * own * (1 if technique.stage == 1 else passes)
+        up = work.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
+        offload = (down + up) / machines.pcie_bandwidth
+        # Adam steps there, where the slots of a pod share the processor.
+        processor = machines.slots * ADAM_BYTES * own / machines.host_bandwidth
     return StepTime(
-        compute_seconds=passes * (forward + backward),
-        communication_seconds=sending,
-        exposed_communication_seconds=passes * waits[0] + reducing * waits[1] + network.step_seconds,
+        compute_seconds=passes * sum(computed),
+        communication_seconds=passes * sent[0] + reducing * sent[1] + after,
+        exposed_communication_seconds=passes * waits[0] + reducing * waits[1] + after,
         offload_seconds=offload,
         processor_seconds=processor,
     )
-
-
-def compute_seconds(work: Workload, machines: Machines) -> tuple[float, float]:
-    """Seconds of the forward and of the backward pass, recomputation in the latter; padding is computed too."""
-    rate = machines.achieved_flops(work.precision)
-    both, again = work.flops()
-    return both / 3 / rate, (2 * both / 3 + again) / rate
-
-
-def _offload_seconds(work: Workload, technique: Technique, machines: Machines, passes: int) -> tuple[float, float]:
-    """Gradients to the host and weights back; Adam there, where the slots of a pod share the processor.
-
-    Stage 3 fetches its weights from the host for each pass, stages 1 and 2 once after the step.
-    """
-    if not technique.offloads:
-        return 0.0, 0.0
-    own = share(work.shape.parameters, machines.pods * machines.slots)
-    down = MASTER * own * (1 if technique.stage == 1 else passes)
-    up = work.element_bytes * own * (2 * passes if technique.stage == 3 else 1)
-    return (down + up) / machines.pcie_bandwidth, machines.slots * ADAM_BYTES * own / machines.host_bandwidth
 
 
 # Seconds on the network, by the collectives that NCCL chooses.
@@ -94,23 +77,16 @@ def _offload_seconds(work: Workload, technique: Technique, machines: Machines, p
 # the pods where its fewer hops outweigh the volume, which is the tensor twice (NCCL 2.7, src/graph/tuning.cc).
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """Seconds of communication in one step, by what can go on at the same time."""
+def traffic(work: Workload, machines: Machines) -> tuple[float, float, float]:
+    """Seconds of communication in one step of one pass, by what can go on at the same time; none of one process.
 
-    forward_seconds: float = 0.0
-    """Gathering parameters for the forward pass."""
-    backward_seconds: float = 0.0
-    """Gathering them for the backward pass, and reducing gradients."""
-    step_seconds: float = 0.0
-    """Gathering parameters after the optimizer's step: nothing else goes on then."""
-
-
-def traffic(work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> Traffic:
-    """Seconds of one optimizer step of one pass; none where there is one process."""
-    ranks, parameters = machines.pods * machines.slots, work.shape.parameters
-    if technique.is_alone or ranks == 1:
-        return Traffic()
+    Returns:
+        Gathering parameters for the forward pass; for the backward pass, with reducing gradients; after the
+        optimizer's step, when nothing else goes on.
+    """
+    ranks, parameters, zero = work.ranks, work.shape.parameters, work.zero
+    if ranks == 1:
+        return 0.0, 0.0, 0.0
     size = work.element_bytes * parameters
 
     def around(messages: int) -> float:
@@ -121,16 +97,16 @@ def traffic(work: Workload, technique: Technique, machines: Machines, zero: Zero
         """Seconds for all gradients to be summed on every process."""
         return min(2 * around(messages), 2 * (size / machines.link / TREE_SHARE + messages * machines.tree_latency))
 
-    if technique.stage == 0:
-        return Traffic(backward_seconds=reduced_everywhere(math.ceil(size / DDP_BUCKET_BYTES)))
+    if work.technique.stage == 0:
+        return 0.0, reduced_everywhere(math.ceil(size / DDP_BUCKET_BYTES)), 0.0
     buckets = math.ceil(parameters / zero.reduce_elements)
-    if technique.stage in (1, 2):
+    if work.technique.stage in (1, 2):
         reduce = reduced_everywhere if zero.multi_rank_all_reduce else around
-        return Traffic(backward_seconds=reduce(buckets), step_seconds=around(1))
+        return 0.0, reduce(buckets), around(1)
     gather = around(work.shape.matrices)
     # What the forward pass has left gathered need not be fetched again.
     again = max(0.0, 1 - zero.live_elements / parameters)
-    return Traffic(forward_seconds=gather, backward_seconds=again * gather + around(buckets))
+    return gather, again * gather + around(buckets), 0.0
 
 
 # What a plan is made by.
@@ -139,18 +115,14 @@ def traffic(work: Workload, technique: Technique, machines: Machines, zero: Zero
 class Arithmetic:
     """Memory and time of a process by arithmetic alone; of how far off they are nothing is known."""
 
-    def memory(self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings) -> PlannedMemory:
+    def memory(self, work: Workload) -> PlannedMemory:
         """Of one process."""
-        return plan_memory(work, technique, machines.pods * machines.slots, zero)
+        return plan_memory(work)
 
-    def time(
-        self, work: Workload, technique: Technique, machines: Machines, zero: ZeroSettings, passes: int
-    ) -> StepTime:
-        """Of a step of so many passes."""
-        return step_time(work, technique, machines, zero, passes)
+    def time(self, work: Workload, machines: Machines) -> StepTime:
+        """Of a step."""
+        return step_time(work, machines)
 
-    def interval(
-        self, work: Workload, technique: Technique, quantity: str, planned: float
-    ) -> tuple[float, float] | None:
+    def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
         """Where runs lie of which so much `memory` or `time` is planned; None where it is not known."""
         return None

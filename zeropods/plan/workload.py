@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
-from typing import Self
 
-from zeropods.plan.shapes import BACKWARD, EAGER, FORWARD, FUSED, PLAIN, Shape, value
-from zeropods.techniques import Technique
+from zeropods.plan.shapes import EAGER, FORWARD, FUSED, MASKED, PLAIN, Saved, Shape, value
+from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
@@ -24,7 +23,7 @@ PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model and the batch of one forward pass of one process, padding included."""
+    """A model and the batch of one forward pass of one process, padding included; and how its states are divided."""
 
     shape: Shape
     rows: int
@@ -38,20 +37,24 @@ class Workload:
     """Whether each layer's activations are computed again in the backward pass."""
     own_rates: bool = False
     """Whether the optimizer's parameter groups are those of `train.trainer`, not Trainer's."""
-    accumulates: bool = False
-    """Whether gradients of several passes are added up before a step."""
+    technique: Technique = TECHNIQUES[0]
+    ranks: int = 1
+    """Processes that it is divided among."""
+    zero: ZeroSettings = field(default_factory=ZeroSettings)
+    passes: int = 1
+    """Forward and backward passes of a step, whose gradients are added up."""
     attention: str = "sdpa"
     """One of `plan.shapes.ATTENTIONS`."""
     before_ampere: bool = False
     """Whether the GPU is older than FlashAttention takes: a T4, a V100."""
     dropout: bool | None = None
     """Whether there is dropout; as the model was published if not given."""
-    autocast: bool = False
-    """Whether weights and gradients are FP32 and products alone FP16, of copies made in each pass."""
 
-    def under(self, technique: Technique) -> Self:
-        """The same as a technique trains it: without DeepSpeed FP16 is transformers' autocast."""
-        return replace(self, autocast=self.precision == "fp16" and technique.stage == 0)
+    @property
+    def autocast(self) -> bool:
+        """Whether weights and gradients are FP32 and products alone FP16, of copies made in each pass: transformers'
+        way of FP16 without DeepSpeed."""
+        return self.precision == "fp16" and self.technique.stage == 0
 
     @property
     def element_bytes(self) -> int:
@@ -69,18 +72,29 @@ class Workload:
         return self.precision != "fp32" and not self.autocast
 
     @property
-    def drops(self) -> bool:
-        """Whether there is dropout."""
-        return self.shape.drops if self.dropout is None else self.dropout
-
-    @property
     def kernel(self) -> str:
-        """What attention really runs: `FUSED`, `MASKED`, `PLAIN` or `EAGER`."""
-        return self.shape.kernel(self.attention, self.tokens, self.precision, self.before_ampere)
+        """What attention really runs: `FUSED`, `MASKED`, `PLAIN` or `EAGER`.
 
-    def touched(self, ranks: int) -> int:
-        """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, where they are most."""
-        return _touched(self.shape, self.own_rates, ranks)
+        Source: transformers 5.23 (`integrations/sdpa_attention.py`, `masking_utils.py`); PyTorch 2.13's choice
+        (`sdp_utils.cpp`): FlashAttention takes FP16 and BF16 on GPUs from Ampere on, without a mask; the
+        memory-efficient kernel takes FP32, older GPUs and a mask too, but no keys that several heads share, and then
+        the plain formula runs, in FP32. Behind a mask transformers repeats the keys itself.
+        """
+        shape = self.shape
+        if self.attention == "eager":
+            return EAGER
+        if not shape.joint:
+            return FUSED
+        if self.attention == "sdpa" and self.tokens >= (shape.window or self.tokens + 1):
+            return MASKED
+        is_plain = self.precision == "fp32" or self.before_ampere
+        return PLAIN if shape.kv_heads < shape.heads and is_plain else FUSED
+
+    def saved(self) -> Saved:
+        """What a pass saves."""
+        precision = "autocast" if self.autocast else "bf16" if self.is_half else "fp32"
+        drops = self.shape.drops and self.dropout is not False
+        return self.shape.trace(f"{precision} {self.kernel}{' dropout' * drops}")
 
     def flops(self) -> tuple[float, float]:
         """FLOPs of a pass forward and backward, a third of them forward; and of what checkpointing computes again.
@@ -88,16 +102,14 @@ class Workload:
         Padding is computed too. Behind a mask, and where scores are kept, the whole square of attention is computed, at
         least twice what is needed.
         """
-        shape = self.shape
-        beyond = 0.0 if self.kernel == FUSED else shape.unneeded_products(self.tokens)
-        both = shape.training_flops(self.tokens, self.labels) + (FORWARD + BACKWARD) * beyond
-        again = shape.recomputed_flops(self.tokens, self.labels) + FORWARD * beyond if self.checkpointing else 0.0
-        return self.rows * both, self.rows * again
+        sizes, whole = (self.tokens, self.labels), self.kernel != FUSED
+        again = FORWARD * self.shape.layer_products(*sizes, whole=whole) if self.checkpointing else 0.0
+        return self.rows * self.shape.training_flops(*sizes, whole=whole), self.rows * again
 
 
 @cache
-def _touched(shape: Shape, own_rates: bool, ranks: int) -> int:
-    """Those of a shape.
+def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
+    """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, where they are most.
 
     Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
     parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
@@ -164,26 +176,10 @@ class Stack:
     layers: int
     parameters: int
     """Of all layers."""
-    layer: int
-    """What one layer saves."""
-    layer_input: int
-    """What one layer keeps with gradient checkpointing."""
-    transient: int
-    """Gradients in the backward pass of a layer: of the feed-forward part, or of the scores."""
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Bytes of activations and gradients at the moments of a pass at which there can be most of both.
-
-    Gradients appear as activations go. Both change in a straight line over like layers, so the most is at an end of
-    them.
-    """
-
-    loss: int
-    """All that was saved, and the head's own gradients; there is no gradient of a parameter yet."""
-    backward: tuple[tuple[int, int], ...]
-    """In the order of the pass: what is saved and at work, and the gradients of parameters made by then."""
+    kept: int
+    """What each layer keeps until its backward pass: with gradient checkpointing its input, else all that it saves."""
+    working: int
+    """What the layer at work adds: gradients of the feed-forward part or of the scores, and what is computed again."""
 
 
 class Activations:
@@ -195,7 +191,7 @@ class Activations:
 
     def __init__(self, work: Workload) -> None:
         self.work, shape, size = work, work.shape, work.activation_bytes
-        saved, sizes = shape.saved(work), (work.rows, work.tokens, work.labels)
+        saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
         self.head = FLOAT * work.rows * work.labels * shape.vocabulary
         """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
         self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
@@ -209,37 +205,46 @@ class Activations:
             self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
         scores = 2 * saved.scores * work.rows if work.kernel in (EAGER, PLAIN) else 0
         sides = (("", work.tokens),) if shape.joint else (("encoder ", work.tokens), ("decoder ", work.labels))
-        self.stacks = [
-            Stack(
-                prefix=prefix,
-                tokens=tokens,
-                layers=shape.layers[side],
-                parameters=shape.layer_parameters[side],
-                layer=round(value(saved.layers[side], *sizes) / shape.layers[side]),
-                layer_input=round(value(saved.inputs[side], *sizes)),
-                transient=max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2),
+        self.stacks = list[Stack]()
+        for side, (prefix, tokens) in enumerate(sides):
+            layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
+            gradients = max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2)
+            kept, again = (round(value(saved.inputs[side], *sizes)), layer) if work.checkpointing else (layer, 0)
+            self.stacks.append(
+                Stack(
+                    prefix=prefix,
+                    tokens=tokens,
+                    layers=shape.layers[side],
+                    parameters=shape.layer_parameters[side],
+                    kept=kept,
+                    working=gradients + again,
+                )
             )
-            for side, (prefix, tokens) in enumerate(sides)
-        ]
 
-    def moments(self) -> Moments:
-        """In the loss, at the last and the first layer of each side from the last to the first, and at the embedding.
+    def in_loss(self) -> int:
+        """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""
+        return sum(stack.layers * stack.kept for stack in self.stacks) + self.ends + self.copies + 3 * self.head
 
-        Where both sides share a tied embedding, its gradient as a table is there beside that of the head after each.
+    def backward(self) -> list[tuple[int, int]]:
+        """Bytes saved and at work, and those of gradients of parameters made by then, where there can be most of both.
+
+        Gradients appear as activations go. Both change in a straight line over like layers, so the most is at the last
+        or the first layer of each side, or at the embedding. Where both sides share a tied embedding, its gradient as a
+        table is there beside that of the head after each.
         """
         size, has_sides = self.work.element_bytes, len(self.stacks) > 1
         matrix = self.work.shape.largest_matrix
-        made, backward = size * self.work.shape.embedding, []
-        below = [stack.layers * self.kept(stack) for stack in self.stacks]
-        for number in reversed(range(len(self.stacks))):
-            stack, before = self.stacks[number], self.ends + sum(below[:number]) + self.working(self.stacks[number])
-            backward.append((before + below[number], made))
+        made, found = size * self.work.shape.embedding, list[tuple[int, int]]()
+        below = sum(stack.layers * stack.kept for stack in self.stacks)
+        for stack in reversed(self.stacks):
+            found.append((self.ends + below + stack.working, made))
+            below -= stack.layers * stack.kept
             # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
             others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
             table = self.tied_gradients // 2 if has_sides else 0
-            backward.append((before - self.ends + self.kept(stack) + table, made + others))
+            found.append((below + stack.working + stack.kept + table, made + others))
             made += size * stack.parameters
-        return Moments(self.in_loss(), (*backward, (self.tied_gradients, made)))
+        return [*found, (self.tied_gradients, made)]
 
     def terms(self) -> tuple[Term, ...]:
         """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
@@ -254,35 +259,22 @@ class Activations:
         name = "gradients of the embedding, as head and as table, where activations were"
         return *terms, _term(name, beyond, f"{short(self.tied_gradients)}B, less those")
 
-    def kept(self, stack: Stack) -> int:
-        """Bytes that each layer keeps until its backward pass."""
-        return stack.layer_input if self.work.checkpointing else stack.layer
-
-    def working(self, stack: Stack) -> int:
-        """What the layer at work adds: its gradients, and with checkpointing its own activations."""
-        return stack.transient + (stack.layer if self.work.checkpointing else 0)
-
-    def in_loss(self) -> int:
-        """Bytes saved when the loss is computed, its own gradients included."""
-        return sum(stack.layers * self.kept(stack) for stack in self.stacks) + self.ends + self.copies + 3 * self.head
-
     def _kept_term(self, stack: Stack) -> Term:
         name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
-        each = self.kept(stack) / (self.work.rows * stack.tokens) / 1e3
+        each = stack.kept / (self.work.rows * stack.tokens) / 1e3
         by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
         formula = f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
-        return _term(name, stack.layers * self.kept(stack), formula)
+        return _term(name, stack.layers * stack.kept, formula)
 
     def _most_term(self) -> Term:
         """What the loss takes, or, where that is more, one layer that is computed again, or its gradients."""
-        work, again = self.work, max(map(self.working, self.stacks))
-        if work.checkpointing and 3 * self.head < again:
+        work, most = self.work, max(stack.working for stack in self.stacks)
+        if work.checkpointing and 3 * self.head < most:
             by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
-            return _term("one layer, computed again", again, f"{short(again)}B, {by}")
-        transient = self.stacks[0].transient
-        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < transient:
-            formula = f"{short(self.head)}B + {short(transient)}B"
-            return _term("log-softmax, and gradients within a layer", self.head + transient, formula)
+            return _term("one layer, computed again", most, f"{short(most)}B, {by}")
+        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < most:
+            formula = f"{short(self.head)}B + {short(most)}B"
+            return _term("log-softmax, and gradients within a layer", self.head + most, formula)
         formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
         return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
 

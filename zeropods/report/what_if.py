@@ -13,12 +13,12 @@ from typing import Any
 from zeropods.errors import UserError
 from zeropods.plan.calibrated import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
-from zeropods.plan.machines import GIGA, PEAKS, TERA, Machines, memory_bytes
+from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
 from zeropods.plan.memory import LOADING, MASTER, MOMENTS
 from zeropods.plan.workload import PARTS, Term, Workload, total
 from zeropods.report.plan import TIMES, gib, rate
 from zeropods.tables import GIB, Table, counted
-from zeropods.techniques import TECHNIQUES, Technique
+from zeropods.techniques import TECHNIQUES
 
 MOST_PODS = 1 << 14
 UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dict.fromkeys(
@@ -206,7 +206,7 @@ class _Questions:
         def of(gpu: str) -> Request:
             return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
 
-        for peak in sorted(PEAKS, key=lambda peak: (peak.gib, peak.half)):
+        for peak in sorted(peaks(), key=lambda peak: (peak.gib, peak.tera["fp16"])):
             gpu = peak.words.upper()
             new = self.tried(partial(of, gpu))
             if new is not None and of(gpu).machines.achieved_flops(precision) < now:
@@ -284,16 +284,15 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
         save_seconds: of one checkpoint, where it is known.
     """
     found, request = recommended(made), made.request
-    work = replace(request, **found.labels).variants()[0][0].under(found.technique)
-    weights = Term.of("weights, FP32", MASTER, work.shape.parameters)
+    weights = Term.of("weights, FP32", MASTER, found.work.shape.parameters)
     # Without a GPU all of a process is in the host's memory.
     terms = found.memory.terms if request.machines.device == CPU else found.memory.host_terms
     kept = [term for term in terms if term.name != LOADING]
     bare = total(kept, "context")
-    host, times, saved = found.slots * total(kept), math.ceil(request.epochs), checkpoint(work, found.technique)
+    host, times, saved = found.slots * total(kept), math.ceil(request.epochs), checkpoint(found.work)
     saving = total(saved) / DISK if save_seconds is None else save_seconds
     epoch = None if found.total_seconds is None else found.total_seconds / request.epochs
-    evaluation = None if epoch is None else times * EVALUATED * epoch * _forward_share(found, work)
+    evaluation = None if epoch is None else times * EVALUATED * epoch * _forward_share(found)
     parts = " + ".join(f"{term.name} {term.formula}" for term in saved)
     phases = [
         LifePhase(
@@ -333,18 +332,18 @@ def life(made: Plan, save_seconds: float | None = None) -> tuple[LifePhase, ...]
     return (*phases, whole)
 
 
-def _forward_share(found: Estimate, work: Workload) -> float:
+def _forward_share(found: Estimate) -> float:
     """Part of a step that a forward pass alone takes; stage 3 waits in it for parameters."""
-    both, again = work.flops()
+    both, again = found.work.flops()
     waits = found.time.exposed_communication_seconds if found.technique.stage == 3 else 0.0
     return both / 3 / (both + again) * (found.time.compute_seconds + waits) / found.time.seconds
 
 
-def checkpoint(work: Workload, technique: Technique) -> tuple[Term, ...]:
+def checkpoint(work: Workload) -> tuple[Term, ...]:
     """What one checkpoint holds, of all ranks together."""
-    parameters, has_master = work.shape.parameters, technique.stage > 0 or work.is_half
-    copies = (Term.of("weights of ZeRO", work.element_bytes, parameters),) if technique.stage in (1, 2) else ()
-    optimizer = Term.of("optimizer", MOMENTS + MASTER * has_master, parameters)
+    parameters, stage = work.shape.parameters, work.technique.stage
+    copies = (Term.of("weights of ZeRO", work.element_bytes, parameters),) if stage in (1, 2) else ()
+    optimizer = Term.of("optimizer", MOMENTS + MASTER * (stage > 0 or work.is_half), parameters)
     return (Term.of("model", MASTER, parameters), optimizer, *copies)
 
 
