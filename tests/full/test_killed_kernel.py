@@ -42,9 +42,13 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
     monkeypatch.setenv("ZEROPODS_HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
+    forking: list[str] = []
+
     def kill_kernel() -> None:
         until(lambda: all((folder / f"pid.{rank}").is_file() for rank in range(2)), 150)
-        (kernel,) = [pid for pid in processes_of(home) if "ipykernel_launcher" in command(pid)]
+        commands = {pid: command(pid) for pid in processes_of(home)}
+        forking.extend(words for words in commands.values() if "zeropods.launch.forks" in words)
+        (kernel,) = [pid for pid, words in commands.items() if "ipykernel_launcher" in words]
         os.kill(kernel, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_kernel)
@@ -52,6 +56,8 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
     with pytest.raises(DeadKernelError):
         execute(folder, 600)
     killer.join()
+    # The script is none of ours: no pod has imported torch for it.
+    assert not forking
     # The leases of the run (10 s) and of the pods (30 s) run out.
     until(lambda: not processes(RANK, folder))
     until(lambda: not processes_of(home))
