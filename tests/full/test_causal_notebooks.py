@@ -22,7 +22,7 @@ NOTEBOOKS = (
     "15_plan_8b",
 )
 STEPS = 2
-SMALL = {"STEPS": str(STEPS), "SUBSET": "40", "QUESTIONS": "4", "SLOTS": "2", "PODS": "2"}
+SMALL = {"STEPS": str(STEPS), "SUBSET": "16", "QUESTIONS": "4", "SLOTS": "2", "PODS": "2"}
 LIMIT_SECONDS = 600
 TECHNIQUES = ["none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 
@@ -109,5 +109,6 @@ def test_no_pod_outlives_its_notebook(folder: Path) -> None:
 def test_a_second_call_trains_nothing(folder: Path, squad: Path) -> None:
     records = sorted((folder / "runs").rglob("record.json"))
     before = [path.stat().st_mtime_ns for path in records]
-    executed(folder, *NOTEBOOKS[1:3])
+    # Its cells train here, on two processes and on pods.
+    executed(folder, NOTEBOOKS[2])
     assert len(records) == 10 and before == [path.stat().st_mtime_ns for path in records]
