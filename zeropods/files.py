@@ -173,8 +173,9 @@ def validated_lines(kind: type[T], path: Path, remedy: str = MEND) -> Iterator[t
                 blank = blank or number
                 continue
             is_empty = False
-            place = f"{path}:{blank or number}"
-            yield place, validated(kind, place, b"" if blank else line, remedy)
+            if blank:
+                raise UserError(f"{path}:{blank}: the line is empty; remove it")
+            yield f"{path}:{number}", validated(kind, f"{path}:{number}", line, remedy)
     if is_empty:
         raise UserError(f"{path}: the file is empty; expected one JSON object per line")
 
@@ -290,7 +291,7 @@ def check_digests(folder: Path) -> None:
     sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
     for path in folder.glob(f"*{SUFFIX}"):
         if sha256(path) not in sums:
-            remedy = f"copy it again or export a checkpoint; where that was meant, remove {SUMS}"
+            remedy = f"copy it again or export a checkpoint; if you changed it on purpose, remove {SUMS}"
             raise UserError(f"{path}: its bytes have changed since it was saved; {remedy}")
 
 

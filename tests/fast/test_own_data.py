@@ -10,7 +10,7 @@ import pytest
 
 from zeropods.cli import main
 from zeropods.data.wikisql import read_split
-from zeropods.sql.query import format_query
+from zeropods.sql.query import execute, format_query
 
 TABLES = {
     "people": "Name;Home town;Weight (kg)\nAnn;Oslo;61,5\nBo;;72,25\n",
@@ -72,13 +72,13 @@ BEYOND = {
     "SELECT COUNT(DISTINCT River) FROM rivers": "is selected",
     "SELECT River, River FROM rivers": "2 columns are selected",
     "SELECT Depth FROM rivers": "'Depth' is no column of rivers, which has River, Length (km)",
-    "SELECT a FROM seas": "no table 'seas'; there are",
+    "SELECT a FROM seas": "no table 'seas'; the tables: Rivers, broken, lakes, people",
     "SELECT a FROM broken": "the file broken.csv: line 2: 3 cells, the first line has 2",
     "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': out of reach; in reach: one column",
     "SELECT River FROM rivers WHERE River >= 'a'": "WHERE COLUMN =, > or < VALUE, joined by AND",
     "SELECT River FROM rivers WHERE River IN ('a')": "River IN ('a'): out of reach",
     "SELECT River FROM rivers WHERE 3 < River": "expected a column, one of =, >, <",
-    'SELECT River FROM rivers WHERE River = "Nile"': "text stands in 'single quotes'",
+    'SELECT River FROM rivers WHERE River = "Nile"': "put text in 'single quotes'",
     "SELECT River FROM rivers WHERE River = ' '": "an empty value",
     "SELECT River FROM rivers WHERE River = 'a AND River = b'": "can be read as another query",
     "": "its sql is empty; write one, or remove the row",
@@ -121,7 +121,7 @@ def test_what_is_odd_about_a_question_is_remarked_upon(tmp_path: Path, capsys: p
     assert made(tmp_path, rows, people=TABLES["people"]) == 0
     err = capsys.readouterr().err
     assert "questions.csv:2: no row of people has Name = Tim\n" in err
-    assert "questions.csv:3: 'Ann' is not in the question, where the model copies it from\n" in err
+    assert "questions.csv:3: 'Ann' is not in the question; a model copies its values from there\n" in err
     assert "questions.csv:4: MAX of Name, which is text: a cell is no number\n" in err
     assert err.count("\n") == 4
 
@@ -148,7 +148,7 @@ def test_tables_are_divided_where_there_are_enough_else_questions(tmp_path: Path
         ),
         ({"--questions": "own.csv"}, "own.csv: is empty; expected a line question,sql, then a row for each question"),
         ({"--questions": "tables/lakes.csv"}, "lakes.csv: columns lake, depth; expected question, sql"),
-        ({"--out": "tables"}, "tables: is there already; remove it, or name a new folder"),
+        ({"--out": "tables"}, "tables: already exists; remove it, or name a new folder"),
         ({}, "questions.csv: no question can be taken ("),
     ],
 )
@@ -166,3 +166,24 @@ def test_what_is_wrong_with_a_place_is_a_line(
     )
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_a_decimal_comma_is_one_in_a_condition_and_its_question_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        ("Who is heavier than 61,6 kg?", "SELECT Name FROM people WHERE [Weight (kg)] > '61,6'"),
+        ("Who is heavier than 10k?", "SELECT Name FROM people WHERE [Weight (kg)] > '10k'"),
+        ("Whose town is after 102?", "SELECT Name FROM people WHERE [Home town] > 102"),
+    ]
+    assert made(tmp_path, rows, people=TABLES["people"]) == 0
+    first = next(each for each in read_split(tmp_path / "own", "train") if "heavier than 61" in each.question)
+    assert (first.question, execute(first.query, first.table)) == ("Who is heavier than 61.6 kg?", ["bo"])
+    err = capsys.readouterr().err
+    assert "questions.csv:3: Weight (kg) > 10k: expected numbers; text has no order\n" in err
+    assert "questions.csv:4: Home town > 102: expected numbers; text has no order\n" in err
+
+
+def test_tables_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made(tmp_path, [WHERE_IS_ANN], people=TABLES["people"], PEOPLE=TABLES["people"]) == 1
+    assert "PEOPLE.csv and people.csv are one table without letter case; rename one" in capsys.readouterr().err

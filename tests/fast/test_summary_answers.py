@@ -38,7 +38,7 @@ def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> No
     fits, techniques, time, accuracy = compared.answers().texts
     assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1 GiB resident. ")
     assert "2 MiB (D zero3_offload x3) to 8 MiB (A none x1 and B ddp x3) of each process." in fits
-    assert fits.endswith("Not set against these: E none x1.")
+    assert fits.endswith("Not compared with these: E none x1.")
     assert techniques.startswith("Fastest is B ddp x3, with 2.00 [1.")
     assert "times the samples/s of A none x1. It cannot be told apart from C zero1 x3. " in techniques
     smallest = "Smallest is D zero3_offload x3: 25% of the parameters, gradients and optimizer states of A none x1"
@@ -123,7 +123,7 @@ def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytes
     assert len(read_runs([tmp_path / "runs"]).to_json()["answers"]) == 4
     write_run(tmp_path / "runs" / "c", a_record())
     fits, techniques, _, accuracy = read_runs([tmp_path / "runs"]).answers().texts
-    assert "1 way" in fits and "none is called faster" in techniques and "No run was scored" in accuracy
+    assert "1 way" in fits and "none is called faster" in techniques and "No score can be shown" in accuracy
 
 
 def test_each_model_has_an_answer_of_its_own(tmp_path: Path) -> None:

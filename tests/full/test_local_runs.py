@@ -197,7 +197,7 @@ def test_a_run_that_takes_too_long_is_recorded_with_what_it_measured(
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [
-        ("print('bad flag'); sys.exit(3)", "failed", "ended with status 3; its last word: bad flag"),
+        ("print('bad flag'); sys.exit(3)", "failed", "ended with status 3; its last message: bad flag"),
         ("time.sleep(60)", "timeout", "took longer than 1.5 s"),
     ],
 )

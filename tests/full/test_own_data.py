@@ -24,7 +24,7 @@ def test_the_page_s_csv_files_become_a_model_that_is_asked(
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "people.csv").write_text(table)
     (tmp_path / "questions.csv").write_text(questions)
-    from_csv, prepare, train, predict, demo = map(shlex.split, commands.splitlines())
+    from_csv, prepare, train, predict, demo = map(shlex.split, commands.replace("\\\n", "").splitlines())
     assert train[:2] == ["python", "textsql_train.py"]
     monkeypatch.chdir(tmp_path)
     assert main(from_csv[1:]) == main(prepare[1:]) == 0

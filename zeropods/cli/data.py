@@ -129,7 +129,10 @@ def readable_prepare(result: Result) -> str:
             found, cut = split[side], split[side]["truncated_rows"]
             said.append(f"{side} {found['mean']:.1f} tokens on average, {found['max']:,} at most")
             said += [f"{cut:,} were cut"] if cut else []
-        lost = {"with unknown characters": split["source"]["rows_with_unknown"], "lost": split["targets_lost"]}
+        lost = {
+            "with unknown characters": split["source"]["rows_with_unknown"],
+            "whose target the tokenizer cannot write": split["targets_lost"],
+        }
         lines.append(
             "; ".join([*said, *(f"{counted(number, 'row')} {what}" for what, number in lost.items() if number)])
         )

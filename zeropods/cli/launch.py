@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LAUNCHERS = ("pdsh", "slurm", "none")
 OF_SLURM = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 OF_CLUSTER = ("hostfile", "ssh_config", "name")
-MAIN_FIGURES = ("status", "technique", "pods", "world_size", "steps", "train_seconds", "samples_per_second")
+MAIN_FIGURES = {"technique": "technique", "pods": "pods", "world_size": "processes", "train_seconds": "training (s)"}
 INTERRUPTED = 130
 """As a shell has it of a command that Ctrl-C has ended."""
 
@@ -39,7 +39,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there")
     flag("--ssh-config", type=Path, metavar="C", help="ssh configuration for them (default: yours)")
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: here, without ssh")
-    flag("--slots", type=int, metavar="K", help="processes per node (default: 1; none: GPUs)")
+    flag("--slots", type=int, metavar="K", help="processes per pod (default: 1; none: GPUs)")
     job = verb.add_argument_group("--launcher slurm, a job of --num-pods nodes").add_argument
     job("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
     job("--time-limit", metavar="T", help="as for sbatch (default: SLURM's own)")
@@ -132,11 +132,15 @@ def readable(result: Result) -> str:
 
         lines = [f"{name}={value}" for name, value in result["exported"].items()]
         return "\n".join([*lines, result.get("shell") or shell_line(result["argv"])])
-    values = {key: result.get(key) for key in MAIN_FIGURES}
+    from zeropods.measure.record import closing_line, read_record
+
+    values = {shown: result[key] for key, shown in MAIN_FIGURES.items() if result.get(key) is not None}
     if "score" in result:
         values |= {name: value for name, value in result["score"].items() if isinstance(value, int | float)}
     shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
-    return "\n".join(f"{key:24} {text}" for key, text in {**shown, "run folder": result["folder"]}.items())
+    folder = Path(result["folder"])
+    last = closing_line(folder, read_record(folder)) if result["status"] == "ok" else f"run folder: {folder}"
+    return "\n".join([*(f"{key:24} {text}" for key, text in shown.items()), last])
 
 
 def exit_status(result: Result) -> int:

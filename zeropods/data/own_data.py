@@ -143,7 +143,7 @@ REACH = (
     "in reach: one column, or MAX, MIN, COUNT, SUM or AVG of it, FROM one table "
     "WHERE COLUMN =, > or < VALUE, joined by AND"
 )
-QUOTES = "text stands in 'single quotes', a name with blanks in \"double quotes\" or [brackets]"
+QUOTES = "put text in 'single quotes', a name with blanks in \"double quotes\" or [brackets]"
 
 
 def parsed(sql: str) -> tuple[exp.Select, str]:
@@ -223,7 +223,10 @@ def _condition(node: exp.Expr, table: SQLTable) -> Condition:
     text = " ".join(literal.name.split())
     if not text:
         raise ValueError(f"{shown(node.sql('sqlite'))}: an empty value; give one")
-    return Condition(_column(node.this, table), operators.index(type(node)), text if literal is value else f"-{text}")
+    column = _column(node.this, table)
+    if table.types[column] == "real":
+        text = decimal_points(text)
+    return Condition(column, operators.index(type(node)), text if literal is value else f"-{text}")
 
 
 def _column(node: exp.Column, table: SQLTable) -> int:
@@ -261,10 +264,14 @@ class Asked:
             yield f"{self.place}: {agg} of {self.table.header[sel]}, which is text: a cell is no number"
         for condition in self.query.conds:
             name, operator = self.table.header[condition.column], OPERATORS[condition.operator]
-            if not execution.execute(Query(0, 0, (condition,))):
+            if condition.operator and (
+                self.table.types[condition.column] == "text" or not NUMBER.fullmatch(condition.value)
+            ):
+                yield f"{self.place}: {name} {operator} {condition.value}: expected numbers; text has no order"
+            elif not execution.execute(Query(0, 0, (condition,))):
                 yield f"{self.place}: no row of {self.table.id} has {name} {operator} {condition.value}"
             if folded(condition.value).casefold() not in folded(self.question).casefold():
-                yield f"{self.place}: {condition.value!r} is not in the question, where the model copies it from"
+                yield f"{self.place}: {condition.value!r} is not in the question; a model copies its values from there"
 
 
 @dataclass(frozen=True)
@@ -290,7 +297,7 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
         UserError: a place that cannot be read or written, or no question that can be taken.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: is there already; remove it, or name a new folder")
+        raise UserError(f"{out}: already exists; remove it, or name a new folder")
     files = _files(tables)
     taken, left_out = _taken(files, questions)
     if not taken:
@@ -319,7 +326,11 @@ def _files(folder: Path) -> dict[str, Path]:
     """The CSV files of a folder by their names in lower case, without `.csv`."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; expected one with a CSV file for each table")
-    files = {path.stem.casefold(): path for path in sorted(folder.iterdir()) if path.suffix.lower() == ".csv"}
+    files: dict[str, Path] = {}
+    for path in sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv"):
+        other = files.setdefault(path.stem.casefold(), path)
+        if other != path:
+            raise UserError(f"{folder}: {other.name} and {path.name} are one table without letter case; rename one")
     if not files:
         raise UserError(f"{folder}: no .csv file there; expected one for each table")
     return files
@@ -347,9 +358,11 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
                 raise ValueError(f"its {header[cells.index('')]} is empty; write one, or remove the row")
             statement, name = parsed(row["sql"])
             if name.casefold() not in files:
-                raise ValueError(f"no table {name!r}; there are {shown(', '.join(files), 200)}")
+                raise ValueError(
+                    f"no table {name!r}; the tables: {shown(', '.join(path.stem for path in files.values()), 200)}"
+                )
             table = read(files[name.casefold()], name.casefold())
-            taken.append(Asked(place, row["question"], table, query_of(statement, table)))
+            taken.append(Asked(place, decimal_points(row["question"]), table, query_of(statement, table)))
         except (ValueError, UserError) as error:
             left_out.append(f"{place}: {error}")
     return taken, left_out

@@ -222,6 +222,7 @@ class Site:
                 tables = self.tables(label)
                 table = tables.table(id_)
                 example = tables.expected(table, line)
+                line = line if example else decimal_points(line)
         except UserError as error:
             return message_html(str(error))
         labels = dict.fromkeys(filter(None, (label, other)))
@@ -326,7 +327,7 @@ def serve(
         count = _warmed(site, announce)
         page = _opened(site, number, names)
         try:
-            announce(f"{page.local_url} asks {counted(count, 'trained model')}; Ctrl-C ends it")
+            announce(f"{page.local_url}: {counted(count, 'trained model')} to ask; Ctrl-C ends it")
             Event().wait()
         finally:
             page.close(verbose=False)

@@ -116,7 +116,7 @@ def plan_launch(
     """
     hosts = cluster.hosts[:pods]
     if pods is not None and len(hosts) != pods:
-        raise UserError(f"--num-pods {pods}: {cluster.name} has {len(cluster.hosts)}; bring up as many")
+        raise UserError(f"--num-pods {pods}: {cluster.name} has {len(cluster.hosts)} pods; start as many")
     check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
     fixed = dict(cluster.environment)

@@ -193,7 +193,7 @@ def to_end(run: Callable[[IO[bytes], Watch], int], folder: Path, step_timeout: f
     if status is not None and status < 0:
         verdict = Ending(None, f"killed by {signal.Signals(-status).name}")
     elif status is not None:
-        said = f"; its last word: {log.tail()[-1]}" if log.tail() else ""
+        said = f"; its last message: {log.tail()[-1]}" if log.tail() else ""
         verdict = Ending(None, f"ended with status {status}{said}")
     record = None
     if ranks.have_opened_the_run():

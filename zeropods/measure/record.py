@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +14,7 @@ from annotated_types import Ge
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.tables import counted
 from zeropods.techniques import technique_text
 
 if TYPE_CHECKING:
@@ -341,6 +343,23 @@ def read_config(folder: Path) -> RunConfig:
 def read_rank(path: Path) -> RankMeasurement:
     """What a rank has written into `ranks/N.json`; `UserError` says what is wrong with it."""
     return _read_as(RankMeasurement, path)
+
+
+def closing_line(folder: Path, record: Record, scored: str = "") -> str:
+    """What a run that ended well comes to, in one line, and what to call next."""
+    run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
+    said = [
+        counted(record.steps, "step"),
+        *(f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found),
+    ]
+    if scored:
+        said.append(scored)
+    if record.samples_per_second is not None:
+        said.append(f"{record.samples_per_second:,.4g} samples/s")
+    following = f"predict --model {run} --score"
+    if record.task == "lm":
+        following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
+    return f"{record.status}: {', '.join(said)}; {folder}; next: zeropods {following}"
 
 
 def write_record(folder: Path, record: Record) -> None:

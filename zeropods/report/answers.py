@@ -18,7 +18,7 @@ LINES = "white-space: pre-line"
 ONE_BELOW = "float: none; width: auto;"
 """Notebooks would set the questions into a column of a fifth of the page, wider than which a word may be."""
 UNKNOWN = "No run left a record, so nothing is known yet."
-NO_PRICE = "A price per pod and hour adds the cost."
+NO_PRICE = "zeropods summary --price-per-hour adds the cost."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
 """Share of a size below which a difference is not worth a word."""
@@ -151,7 +151,7 @@ class Subject:
         """What fits, where, and how much memory it took."""
         full = [row for row in self.about if "oom" in row["status"]]
         lacking = [f"{_names(full)} ran out of memory."] if full else []
-        alone = [f"Not set against {'these' if len(self.about) > 1 else 'it'}: {_names(self.alone)}."]
+        alone = [f"Not compared with {'these' if len(self.about) > 1 else 'it'}: {_names(self.alone)}."]
         beside = alone if self.alone else []
         if not self.done:
             return " ".join([f"did not train: {_names(self.about)} ended otherwise.", *lacking, *beside])
@@ -233,7 +233,7 @@ class Subject:
         rows = self.done if any(row["inference_result"] is not None for row in self.done) else self.rows
         scored = [row for row in rows if _is_done(row) and row["inference_result"] is not None]
         if not scored:
-            return "No run was scored; zeropods predict and zeropods score do it."
+            return "No score can be shown; zeropods predict and zeropods score make one."
         base = min(scored, key=lambda row: (row["world_size"], row["technique"] != "none"))
         told = [f"{base['label']} reaches {inference_text(base)}."]
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]

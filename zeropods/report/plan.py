@@ -186,12 +186,9 @@ def _line(estimate: Estimate) -> dict[str, str]:
         "samples/s": rate(estimate.samples_per_second),
     }
     line |= {"tokens/s": rate(estimate.tokens_per_second)} if labels else {}
-    for heading, value, unit in (
-        ("training (h)", estimate.total_seconds, 3600),
-        ("cost of 1 M samples", estimate.cost_per_million_samples, 1),
-        ("cost", estimate.cost, 1),
-    ):
-        line |= {} if value is None else {heading: f"{value / unit:.2f}"}
+    line |= {} if estimate.total_seconds is None else {"training (h)": rate(estimate.total_seconds / 3600)}
+    for heading, value in (("cost of 1 M samples", estimate.cost_per_million_samples), ("cost", estimate.cost)):
+        line |= {} if value is None else {heading: f"{value:.2f}"}
     return line
 
 

@@ -138,10 +138,10 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
             supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
             record = run_launch(planned, cluster, supervision=supervision)
             pods.checked.add(trial.cell)
-    except UnopenedError as error:
-        return replace(row, status=error.status, reason=error.reason, seconds=time.monotonic() - began)
     except (UserError, OSError) as error:
-        return replace(row, status="failed", reason=" ".join(str(error).split()), seconds=time.monotonic() - began)
+        # It left no record: nothing was measured, and the next call tries again.
+        reason = error.reason if isinstance(error, UnopenedError) else " ".join(str(error).split())
+        return replace(row, status="refused", reason=reason, seconds=time.monotonic() - began)
     if record.status == "interrupted" and not trial.cell.is_one_process:
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)

@@ -442,9 +442,10 @@ def check_tokenizer(flag: str, name: str, own: Mapping[str, int], prepared: Mapp
     """A model's own tokenizer must give the ids that the prepared set was made with; both are vocabularies."""
     for token, index in own.items():
         if prepared.get(token) != index:
+            other = f"gives {prepared[token]}" if token in prepared else "has no such token"
             raise UserError(
-                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's gives "
-                f"{prepared.get(token)}; prepare the data with --tokenizer {name}"
+                f"{flag} {name}: its tokenizer gives {token!r} id {index}, the prepared set's {other}; "
+                f"prepare the data with --tokenizer {name}"
             )
 
 

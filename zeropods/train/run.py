@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -19,9 +18,9 @@ from transformers.trainer_callback import PrinterCallback
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
-from zeropods.measure.record import CONFIG, RankMeasurement, Record, compose_record, write_record
+from zeropods.measure.record import CONFIG, RankMeasurement, closing_line, compose_record, write_record
 from zeropods.measure.run_folder import Opening, locked, open_run
-from zeropods.tables import GIB, counted
+from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
@@ -133,23 +132,6 @@ def attempt(
                 write_record(job.folder, record)
                 if record.status == "ok":
                     print(closing_line(job.folder, record, scored))
-
-
-def closing_line(folder: Path, record: Record, scored: str) -> str:
-    """What a run that ended well comes to, in one line, and what to call next."""
-    run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
-    said = [
-        counted(record.steps, "step"),
-        *(f"{name} {found[-1].loss:.4g}" for name, found in losses.items() if found),
-    ]
-    if scored:
-        said.append(scored)
-    if record.samples_per_second is not None:
-        said.append(f"{record.samples_per_second:,.4g} samples/s")
-    following = f"predict --model {run} --score"
-    if record.task == "lm":
-        following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
-    return f"{record.status}: {', '.join(said)}; {folder}; next: zeropods {following}"
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
