@@ -247,7 +247,7 @@ def run_profile(arguments: argparse.Namespace) -> Result:
 
 
 FLAGS: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
-    ("--model", str, "MODEL", "a name as t5-large, a hub id, folder, config"),
+    ("--model", str, "MODEL", "such as t5-large, a hub id, folder, config"),
     ("--pods", whole, "N", "pods, all alike (default: 3)"),
     ("--slots", whole, "N", "processes per pod, one GPU each (default: 1)"),
     ("--gpu-memory", _gibibytes, "GIB", "of one GPU (default: that of --gpu)"),
