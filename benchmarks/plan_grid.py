@@ -36,7 +36,7 @@ from zeropods.report.figures import figures as values_of
 from zeropods.techniques import technique_named
 from zeropods.train.causal_models import random_causal
 
-CELLS, DRAWN, STEPS = 64, 400, 6
+CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
 REPEATED = 8
 """One run in so many is made twice."""
@@ -85,7 +85,7 @@ AXES: dict[str, Sequence[Any]] = {
     "model": (*T5, *CAUSAL),
     "technique": ("none", "ddp", "zero1", "zero2", "zero3", "zero3_offload"),
     "processes": (1, 2, 3),
-    "rows": (2, 16),
+    "rows": (2, 8),
     "is_long": (False, True),
     "checkpointing": (False, True),
 }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.cli import main, parser
+from tests.made import a_failed_record, a_record, a_score, write_run
+from zeropods.cli import launch, main, parser
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -65,3 +66,14 @@ def test_data_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "p.jsonl").write_text('{"query": null}\n')
     assert main(["score", str(tmp_path / "p.jsonl"), "--data", str(tmp_path), "--split", "dev"]) == 1
     assert "dev.tables.jsonl: no such file" in capsys.readouterr().err
+
+
+def test_a_launch_ends_with_what_its_run_came_to_and_what_to_call_next(tmp_path: Path) -> None:
+    record, folder = a_record(), write_run(tmp_path / "run", a_record())
+    last = launch.readable({**record, "folder": str(folder)}).splitlines()[-1]
+    assert last.startswith("ok: 20 steps, loss ") and last.endswith(f"next: zeropods predict --model {folder} --score")
+    scored = launch.readable({**record, "folder": str(folder), "score": a_score()})
+    other = launch.readable({**record, "folder": str(folder), "argv": ["mine.py"]})
+    assert "execution_accuracy       0.75" in scored and "next:" not in scored + other
+    failed = launch.readable({**a_failed_record(), "folder": str(folder)})
+    assert failed.splitlines()[-1] == f"run folder: {folder}"

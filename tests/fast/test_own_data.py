@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.cli import main
-from zeropods.data.wikisql import read_split
+from zeropods.data.wikisql import read_split, wikisql_splits
 from zeropods.sql.query import execute, format_query
 
 TABLES = {
@@ -171,17 +171,32 @@ def test_what_is_wrong_with_a_place_is_a_line(
 def test_a_decimal_comma_is_one_in_a_condition_and_its_question_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    people = "Name;Born;Weight (kg)\nAnn;July 4,1990;61,125\nBo;;72,25\n"
     rows = [
-        ("Who is heavier than 61,6 kg?", "SELECT Name FROM people WHERE [Weight (kg)] > '61,6'"),
-        ("Who is heavier than 10k?", "SELECT Name FROM people WHERE [Weight (kg)] > '10k'"),
-        ("Whose town is after 102?", "SELECT Name FROM people WHERE [Home town] > 102"),
+        ("Who is heavier than 61,2 kg, in rounds 1,2?", "SELECT Name FROM people WHERE [Weight (kg)] > '61,2'"),
+        ("Who has 61,125 kg?", "SELECT Name FROM people WHERE [Weight (kg)] = '61,125'"),
+        ("Who was born on July 4,1990?", "SELECT Name FROM people WHERE Born = 'July 4,1990'"),
+        ("Who is heavier than 70 kg?", "SELECT Name FROM people WHERE [Weight (kg)] > '70 kg'"),
+        ("Who is heavier than many?", "SELECT Name FROM people WHERE [Weight (kg)] > 'many'"),
+        ("Whose name is after 102?", "SELECT Name FROM people WHERE Name > 102"),
     ]
-    assert made(tmp_path, rows, people=TABLES["people"]) == 0
-    first = next(each for each in read_split(tmp_path / "own", "train") if "heavier than 61" in each.question)
-    assert (first.question, execute(first.query, first.table)) == ("Who is heavier than 61.6 kg?", ["bo"])
-    err = capsys.readouterr().err
-    assert "questions.csv:3: Weight (kg) > 10k: expected numbers; text has no order\n" in err
-    assert "questions.csv:4: Home town > 102: expected numbers; text has no order\n" in err
+    assert made(tmp_path, rows, people=people) == 0
+    taken = {
+        each.question: each
+        for split in wikisql_splits(tmp_path / "own")
+        for each in read_split(tmp_path / "own", split)
+    }
+    assert [execute(taken[question].query, taken[question].table) for question in (
+        "Who is heavier than 61.2 kg, in rounds 1,2?", "Who has 61.125 kg?", "Who was born on July 4,1990?",
+    )] == [["bo"], ["ann"], ["ann"]]  # fmt: skip
+    err = capsys.readouterr().err.splitlines()
+    remarks = [line.partition("questions.csv:")[2] for line in err if ".csv:" in line]
+    assert remarks == [
+        "5: '70 kg' is compared as 70",
+        "6: 'many' is no number, Weight (kg) has numbers",
+        "6: no row of people has Weight (kg) > many",
+        "7: Name is text, which has no order; compare it by =",
+    ]
 
 
 def test_tables_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from zeropods.cli import parser
 from zeropods.cli import sweep as cli_sweep
 from zeropods.errors import UserError
 from zeropods.launch import command
+from zeropods.launch.command import Launch
+from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.sweep.results import Sweep, earlier_seconds
 from zeropods.sweep.run import Trial, held, refuse_other_runs, run_sweep, standing_row, trials
@@ -139,6 +142,21 @@ def test_a_sweep_is_measured_when_every_run_has_a_result(statuses: Any, measured
     sweep = a_sweep(tmp_path, *statuses)
     assert sweep.is_measured is measured
     assert cli_sweep.exit_status(sweep.to_json()) == (0 if measured else 1)
+
+
+@pytest.mark.parametrize(("status", "row"), [("failed", "refused"), ("pod_lost", "pod_lost"), ("interrupted", None)])
+def test_a_run_that_never_began_is_tried_again_or_a_result(
+    status: str, row: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never_begins(launch: Launch, *_: object) -> None:
+        raise UnopenedError(launch.folder, Ending(status, "why not"), ["last line"])
+
+    monkeypatch.setattr("zeropods.sweep.run.run_one", never_begins)
+    alone = a_matrix(cells=[{"technique": "none", "pods": 1}], repeats=1)
+    with pytest.raises(KeyboardInterrupt) if row is None else nullcontext():
+        sweep = run_sweep(alone, tmp_path / "out")
+        assert [(each.status, each.reason) for each in sweep.rows] == [(row, "why not")]
+        assert cli_sweep.exit_status(sweep.to_json()) == (1 if row == "refused" else 0)
 
 
 def test_people_read_a_table(tmp_path: Path) -> None:

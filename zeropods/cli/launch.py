@@ -133,13 +133,16 @@ def readable(result: Result) -> str:
         lines = [f"{name}={value}" for name, value in result["exported"].items()]
         return "\n".join([*lines, result.get("shell") or shell_line(result["argv"])])
     from zeropods.measure.record import closing_line, read_record
+    from zeropods.train.arguments import arguments_of
 
     values = {shown: result[key] for key, shown in MAIN_FIGURES.items() if result.get(key) is not None}
     if "score" in result:
         values |= {name: value for name, value in result["score"].items() if isinstance(value, int | float)}
     shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
-    folder = Path(result["folder"])
-    last = closing_line(folder, read_record(folder)) if result["status"] == "ok" else f"run folder: {folder}"
+    last, folder = f"run folder: {result['folder']}", Path(result["folder"])
+    if result["status"] == "ok":
+        is_other = arguments_of(Path(result["argv"][0]).name) is None
+        last = closing_line(folder, read_record(folder), ends_here=is_other or "score" in result)
     return "\n".join([*(f"{key:24} {text}" for key, text in shown.items()), last])
 
 

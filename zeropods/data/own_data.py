@@ -20,6 +20,7 @@ from zeropods.data.wikisql import SQLTable
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
+from zeropods.sql.query import number as number_in
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -37,11 +38,25 @@ DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?"
 QUESTION_COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![.,]?\w)")
 """Three digits behind a comma would be thousands."""
 
+COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),\d+(?![.,]?\w)")
+
 Line = tuple[int, list[str]]
 """Number and cells of a line that is not blank."""
 
 
-def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
+@dataclass(frozen=True)
+class ReadTable(SQLTable):
+    """A table of a CSV file."""
+
+    has_commas: bool = False
+    """Whether its numbers had decimal commas."""
+
+    def to_json(self) -> dict[str, object]:
+        """A line of `SPLIT.tables.jsonl`."""
+        return {name: value for name, value in asdict(self).items() if name != "has_commas"}
+
+
+def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
     """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
 
     Numbers with decimal commas, which only a file with semicolons has, are kept with a point.
@@ -63,11 +78,12 @@ def read_csv(path: Path, id_: str = "uploaded") -> SQLTable:
                 remedy = "take the comment away"
             raise UserError(f"{name}: line {number}: {len(cells)} cells, the first line has {len(header)}; {remedy}")
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
-    if delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns):
+    commas = delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns)
+    if commas:
         columns = [tuple(map(_with_point, c)) if _all(DECIMAL_COMMA, c) else c for c in columns]
     types: list[Literal["text", "real"]] = ["real" if _all(NUMBER, column) else "text" for column in columns]
     body = tuple(tuple(cell or None for cell in row) for row in zip(*columns, strict=True))
-    return SQLTable(id_, tuple(header), tuple(types), body)
+    return ReadTable(id_, tuple(header), tuple(types), body, commas)
 
 
 def shown(text: str, most: int = 60) -> str:
@@ -167,7 +183,7 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
     return statements[0], parts["from"].this.name
 
 
-def query_of(statement: exp.Select, table: SQLTable) -> Query:
+def query_of(statement: exp.Select, table: ReadTable) -> Query:
     """The query that a statement is on its table; `ValueError` says what is out of reach."""
     if len(statement.expressions) != 1:
         raise ValueError(f"{len(statement.expressions)} columns are selected; {REACH}")
@@ -198,6 +214,14 @@ def _selected(node: exp.Expr, table: SQLTable) -> tuple[int, int]:
     return agg, _column(node, table)
 
 
+def _as_asked(question: str, query: Query, table: ReadTable) -> str:
+    """The question, in which numbers with a decimal comma that are values of the query have a point."""
+    values = {each.value for each in query.conds if table.types[each.column] == "real"}
+    if not table.has_commas:
+        return question
+    return COMMA.sub(lambda found: point if (point := _with_point(found[0])) in values else found[0], question)
+
+
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
     from sqlglot import exp
 
@@ -209,7 +233,7 @@ def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
         yield node
 
 
-def _condition(node: exp.Expr, table: SQLTable) -> Condition:
+def _condition(node: exp.Expr, table: ReadTable) -> Condition:
     from sqlglot import exp
 
     operators = (exp.EQ, exp.GT, exp.LT)
@@ -224,8 +248,8 @@ def _condition(node: exp.Expr, table: SQLTable) -> Condition:
     if not text:
         raise ValueError(f"{shown(node.sql('sqlite'))}: an empty value; give one")
     column = _column(node.this, table)
-    if table.types[column] == "real":
-        text = decimal_points(text)
+    if table.has_commas and table.types[column] == "real" and DECIMAL_COMMA.fullmatch(text):
+        text = _with_point(text)
     return Condition(column, operators.index(type(node)), text if literal is value else f"-{text}")
 
 
@@ -254,7 +278,7 @@ class Asked:
 
     place: str
     question: str
-    table: SQLTable
+    table: ReadTable
     query: Query
 
     def remarks(self, execution: Execution) -> Iterator[str]:
@@ -264,11 +288,13 @@ class Asked:
             yield f"{self.place}: {agg} of {self.table.header[sel]}, which is text: a cell is no number"
         for condition in self.query.conds:
             name, operator = self.table.header[condition.column], OPERATORS[condition.operator]
-            if condition.operator and (
-                self.table.types[condition.column] == "text" or not NUMBER.fullmatch(condition.value)
-            ):
-                yield f"{self.place}: {name} {operator} {condition.value}: expected numbers; text has no order"
-            elif not execution.execute(Query(0, 0, (condition,))):
+            if condition.operator and self.table.types[condition.column] == "text":
+                yield f"{self.place}: {name} is text, which has no order; compare it by ="
+            elif self.table.types[condition.column] == "real" and number_in(condition.value) is None:
+                yield f"{self.place}: {condition.value!r} is no number, {name} has numbers"
+            elif self.table.types[condition.column] == "real" and not NUMBER.fullmatch(condition.value):
+                yield f"{self.place}: {condition.value!r} is compared as {number_in(condition.value):g}"
+            if not execution.execute(Query(0, 0, (condition,))):
                 yield f"{self.place}: no row of {self.table.id} has {name} {operator} {condition.value}"
             if folded(condition.value).casefold() not in folded(self.question).casefold():
                 yield f"{self.place}: {condition.value!r} is not in the question; a model copies its values from there"
@@ -317,7 +343,7 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
             lines = [{"table_id": a.table.id, "question": a.question, "sql": a.query.to_json()} for a in those]
             _write(folder / f"{split}.jsonl", lines)
             of_split = {a.table.id: a.table for a in those}
-            _write(folder / f"{split}.tables.jsonl", [asdict(table) for table in of_split.values()])
+            _write(folder / f"{split}.tables.jsonl", [table.to_json() for table in of_split.values()])
     counts = {split: len(those) for split, those in splits.items()}
     return OwnData(out=str(out), questions=counts, left_out=left_out, remarks=remarks)
 
@@ -362,7 +388,8 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
                     f"no table {name!r}; the tables: {shown(', '.join(path.stem for path in files.values()), 200)}"
                 )
             table = read(files[name.casefold()], name.casefold())
-            taken.append(Asked(place, decimal_points(row["question"]), table, query_of(statement, table)))
+            query = query_of(statement, table)
+            taken.append(Asked(place, _as_asked(row["question"], query, table), table, query))
         except (ValueError, UserError) as error:
             left_out.append(f"{place}: {error}")
     return taken, left_out

@@ -221,8 +221,8 @@ class Site:
             else:
                 tables = self.tables(label)
                 table = tables.table(id_)
-                example = tables.expected(table, line)
-                line = line if example else decimal_points(line)
+                example = tables.expected(table, line) or tables.expected(table, decimal_points(line))
+                line = example.question if example else line
         except UserError as error:
             return message_html(str(error))
         labels = dict.fromkeys(filter(None, (label, other)))

@@ -338,7 +338,8 @@ class RunLease:
             self._renew(ANSWER_SECONDS)
 
     def _renew(self, seconds: float, *, forks: bool = False) -> None:
-        self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS, "forks": forks}, seconds)
+        wanted = {"forks": True} if forks else {}
+        self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS, **wanted}, seconds)
 
     def _ask(self, pods: Sequence[Pod], request: Message, seconds: float) -> dict[str, str]:
         """Ask agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""

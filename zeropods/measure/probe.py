@@ -14,7 +14,7 @@ from zeropods.measure.record import STRICT
 FILE = "machine.json"
 """In the folder of all clusters."""
 REMEDY = "run zeropods probe again"
-ALIKE = ("cpu", "instructions", "cores", "gpus")
+ALIKE = ("cpu", "cores", "gpus")
 """What must be equal for two machines to be of one kind."""
 
 
@@ -83,7 +83,11 @@ class MachineProbe:
 
     def is_of(self, machine: Mapping[str, object]) -> bool:
         """Whether a machine is of this kind."""
-        return all((self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE)
+        both = {self.hardware.get("instructions"), machine.get("instructions")}
+        # What is older does not say its instructions.
+        return (None in both or len(both) == 1) and all(
+            (self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE
+        )
 
     @property
     def name(self) -> str:

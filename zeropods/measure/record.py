@@ -345,8 +345,8 @@ def read_rank(path: Path) -> RankMeasurement:
     return _read_as(RankMeasurement, path)
 
 
-def closing_line(folder: Path, record: Record, scored: str = "") -> str:
-    """What a run that ended well comes to, in one line, and what to call next."""
+def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: bool = False) -> str:
+    """What a run that ended well comes to, in one line, and what to call next unless it `ends_here`."""
     run, losses = shlex.quote(str(folder)), {"loss": record.losses, "dev loss": record.eval_losses}
     said = [
         counted(record.steps, "step"),
@@ -359,7 +359,7 @@ def closing_line(folder: Path, record: Record, scored: str = "") -> str:
     following = f"predict --model {run} --score"
     if record.task == "lm":
         following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
-    return f"{record.status}: {', '.join(said)}; {folder}; next: zeropods {following}"
+    return f"{record.status}: {', '.join(said)}; {folder}" + ("" if ends_here else f"; next: zeropods {following}")
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -20,7 +20,7 @@ from zeropods.measure.calibration import FILE as CALIBRATION
 from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted, kept_calibration, read_calibration
 from zeropods.measure.probe import FILE as PROBE
 from zeropods.measure.probe import MachineProbe, kept_probe
-from zeropods.measure.record import Record, read_record
+from zeropods.measure.record import RECORD, Record, read_record
 from zeropods.plan.machines import Machines
 from zeropods.plan.memory import LOADING, MASTER, PlannedMemory, plan_memory, recorded_work
 from zeropods.plan.step_time import ADAM_BYTES, Arithmetic, StepTime, step_time, traffic
@@ -258,12 +258,15 @@ def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
     first = record.rank_0
     if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
         return probe
-    rate, of_one = first.matmul_flops_per_second, first.one_core_flops_per_second
+    rate, precision = first.matmul_flops_per_second, record.precision
+    # A record of before does not tell what one core does.
+    is_known = precision in probe.matmul_flops_per_second
+    alone = probe.flops(precision, 1) / probe.flops(precision) if is_known else 1.0
     return replace(
         probe,
         hardware=record.hardware,
-        matmul_flops_per_second={record.precision: {"run": rate}},
-        one_core_flops_per_second={} if of_one is None else {record.precision: of_one},
+        matmul_flops_per_second={precision: {"run": rate}},
+        one_core_flops_per_second={precision: first.one_core_flops_per_second or alone * rate},
         python_seconds=first.python_seconds or probe.python_seconds,
     )
 
@@ -277,7 +280,7 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
     Raises:
         UserError: too few runs of which a plan can be made.
     """
-    records = [read_record(folder) for folder in folders if (folder / "record.json").is_file()]
+    records = [read_record(folder) for folder in folders if (folder / RECORD).is_file()]
     calibration, kept_here = kept(home())
     probe = machine or kept_here or calibration.machine
     samples = [sample for record in records if (sample := sample_of(record, probe_for(record, probe)))]

@@ -144,23 +144,15 @@ def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
 def shape_recorded(config: str) -> Shape | None:
     """The shape of a recorded model, whose configuration is given as JSON; None where it cannot be had here."""
     given = json.loads(config)
-    known = next((name for name in known_models() if _is_recorded(given, name)), None)
-    if known is not None:
-        return _known_shape(known)
+    if "model_type" not in given:
+        given = _of_earlier(given)
+    for name, known in known_models().items():
+        # Rates and scales change no tensor.
+        if all(given.get(key) == size for key, size in known.items() if not isinstance(size, float | dict)):
+            return _known_shape(name)
     with contextlib.suppress(UserError, ImportError):
-        return _shape(json.dumps(given if "model_type" in given else _of_earlier(given)), None)
+        return _shape(json.dumps(given), None)
     return None
-
-
-def _is_recorded(given: dict[str, Any], name: str) -> bool:
-    """Whether a recorded model is the known one: by the sizes and switches of its configuration, for rates and scales
-    change no tensor; in a record of before by those sizes that are shipped."""
-    if "model_type" in given:
-        wanted = known_models()[name].items()
-        return all(given.get(key) == size for key, size in wanted if not isinstance(size, float | dict))
-    facts, others = _shipped(FACTS)[name]["facts"], {"ffn": "inner", "d_ff": "inner", "d_kv": "head_size"}
-    sizes = {others.get(key, key): size for key, size in {"family": "t5", **given}.items()}
-    return all(facts.get(key, size) in (size, [size], [size, size]) for key, size in sizes.items())
 
 
 def _from_hub(model: str) -> Path:

@@ -192,7 +192,7 @@ def machines(record: Record) -> int | None:
 def matmul_key(record: Record) -> str:
     """Equal for runs whose matrix multiplications are equally fast: the same device and precision."""
     gpu, hardware = next((rank.gpu for rank in record.ranks), None), record.hardware
-    return f"{gpu or (hardware.get('cpu'), hardware.get('cores'))} {record.precision}"
+    return f"{gpu or (hardware.get('cpu'), hardware.get('instructions'), hardware.get('cores'))} {record.precision}"
 
 
 def _of_all_devices(record: Record, one: float) -> float | None:

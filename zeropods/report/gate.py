@@ -10,7 +10,7 @@ from typing import Any, Literal
 from zeropods.errors import UserError
 from zeropods.files import validated
 from zeropods.measure.record import STRICT
-from zeropods.report.settings import PREFIX, as_key
+from zeropods.report.settings import PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
 
 SCHEMA_VERSION = 2
@@ -126,7 +126,7 @@ def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:
     worse, unjudged, judged = list[Worse](), list[str](), 0
     for before in (row for row in old if row.is_ok):
         found = candidates.get(before.key, [])
-        same = [row for row in found if row.hardware == before.hardware]
+        same = [row for row in found if not unequal(row.hardware, before.hardware)]
         if found and not same:
             unjudged.append(f"{before.name}: was measured on other hardware")
             continue

@@ -28,6 +28,9 @@ SHOWN_DIGITS = 12
 BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
 """Settings of DeepSpeed that a run without them agrees with: buckets need memory whatever the stage."""
 
+INSTRUCTIONS = "hardware instructions"
+"""A setting that runs of before do not tell."""
+
 
 def settings(config: RunConfig | None) -> Settings:
     """All but technique and pods: model, data, flags, DeepSpeed's keys, hardware, versions, by name; nothing where
@@ -83,7 +86,7 @@ def is_of(name: str, of_run: Settings) -> bool:
     """Whether a run has such a setting at all, be it by default: no ZeRO, no buckets; no DeepSpeed, no keys of it."""
     if name in of_run:
         return True
-    if name.startswith(ONLY_WITH):
+    if name.startswith(ONLY_WITH) or name == INSTRUCTIONS:
         return False
     return name not in BUCKETS and (not name.startswith(PREFIX) or f"{PREFIX}optimizer.type" in of_run)
 

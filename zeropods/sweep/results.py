@@ -34,7 +34,7 @@ class Row:
     folder: str
     """The run folder, below the sweep's."""
     status: str | None = None
-    """Status as in a record, `refused` where it left none; None where it has not run yet."""
+    """Status as in a record, `refused` where it never began; None where it has not run yet."""
     reason: str | None = None
     samples_per_second: float | None = None
     seconds: float | None = None

@@ -138,10 +138,14 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
             supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
             record = run_launch(planned, cluster, supervision=supervision)
             pods.checked.add(trial.cell)
+    except UnopenedError as error:
+        if error.status == "interrupted":
+            raise KeyboardInterrupt(error.reason) from None
+        # One that failed so has measured nothing: the next call tries again.
+        status = "refused" if error.status == "failed" else error.status
+        return replace(row, status=status, reason=error.reason, seconds=time.monotonic() - began)
     except (UserError, OSError) as error:
-        # It left no record: nothing was measured, and the next call tries again.
-        reason = error.reason if isinstance(error, UnopenedError) else " ".join(str(error).split())
-        return replace(row, status="refused", reason=reason, seconds=time.monotonic() - began)
+        return replace(row, status="refused", reason=" ".join(str(error).split()), seconds=time.monotonic() - began)
     if record.status == "interrupted" and not trial.cell.is_one_process:
         # The supervisor has taken the signal, which was for all of us.
         raise KeyboardInterrupt(record.reason)

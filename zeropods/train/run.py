@@ -183,8 +183,8 @@ def _write(measured: RankMeasurement, meter: Meter, folder: Path) -> None:
 
 def _measure_machine(measured: RankMeasurement, precision: str) -> None:
     measured.matmul_flops_per_second = matmul_flops_per_second(precision)
-    measured.python_seconds = python_seconds()
     if not torch.cuda.is_available():
+        measured.python_seconds = python_seconds()
         measured.one_core_flops_per_second = max(matmul_rates(precision, 1).values())
 
 
