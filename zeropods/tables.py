@@ -38,6 +38,8 @@ INTERVAL = re.compile(r"\[[\d., ]+\]")
 """Such as `[0.78, 1.02]`: no line ends within it."""
 READABLE = 20
 """Characters of a terminal's line that a wide column has at least."""
+KEYS = 3
+"""The most columns by which the rows of a wide table are told apart."""
 WHOLE = r"<span style='white-space: nowrap'>\g<0></span>"
 
 
@@ -85,7 +87,7 @@ class Table:
     def to_text(self, width: int) -> str:
         """The table in lines of at most so many characters: cells wrap between words.
 
-        Columns for which there is no room follow below, each time beside the first one.
+        Columns for which there is no room follow below, each time beside those that tell the rows apart.
         """
         from rich import box
         from rich.console import Console
@@ -96,11 +98,12 @@ class Table:
         cells = [max((len(line) for row in self.rows for line in row[n].splitlines()), default=0) for n in places]
         words = [max(map(len, heading.split(" "))) for heading in self.header]
         least = [max(word, min(cell, READABLE)) for word, cell in zip(words, cells, strict=True)]
+        keys = next((n for n in range(1, KEYS + 1) if len({row[:n] for row in self.rows}) == len(self.rows)), 1)
         parts: list[list[int]] = [[]]
         for place in places:
             # Blanks and a line at both sides.
-            if sum(least[n] + 3 for n in (*parts[-1], place)) >= width and place > 1:
-                parts.append([0])
+            if sum(least[n] + 3 for n in (*parts[-1], place)) >= width and place > keys:
+                parts.append(list(range(keys)))
             parts[-1].append(place)
         console = Console(width=width)
         with console.capture() as said:
