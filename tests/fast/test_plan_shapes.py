@@ -83,13 +83,6 @@ def test_flops_of_a_smallest_model_by_hand(shape: Shape, products: int, head: in
         # The numbers of earlier records.
         ("t5-tiny", {"d_model": 128, "d_kv": 32, "d_ff": 512, "layers": 2, "heads": 4, "vocabulary": 1_024}),
         ("t5-3b-tiny", {"d_model": 256, "d_kv": 64, "d_ff": 2_048, "layers": 4, "heads": 8, "vocabulary": 1_024}),
-        (
-            "bloom-tiny",
-            {
-                "family": "bloom", "hidden": 64, "layers": 2, "heads": 2, "kv_heads": 2, "head_size": 32, "ffn": 256,
-                "vocabulary": 1_024, "positions": 1_024, "tied": True,
-            },
-        ),
     ],
 )  # fmt: skip
 def test_what_a_record_says_of_a_model_leads_to_what_is_known_of_it(name: str, recorded: dict[str, Any]) -> None:

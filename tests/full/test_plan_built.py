@@ -184,6 +184,9 @@ def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
     assert shape is not None and same is not None
     assert shape.parameters == model.num_parameters() and shape.weights == same.weights
     assert shape_recorded(json.dumps({"model_type": "none such"})) is None
+    narrow = {"d_model": 64, "d_kv": 32, "d_ff": 512, "layers": 2, "heads": 4, "vocabulary": 1_024}
+    half = shape_recorded(json.dumps(narrow))
+    assert half is not None and half.parameters == 525_312, "numbers of an earlier record that are not t5-tiny's"
 
 
 def test_the_second_plan_of_a_configuration_needs_no_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
