@@ -81,7 +81,7 @@ def _against_stock(folder: Path, examples: list[Example]) -> list[Figure]:
     """Ours, constrained, against what transformers has for the same questions, unconstrained."""
     figures = []
     for precision, dtype, asked in (("fp32", torch.float32, "1.9"), ("bf16", torch.bfloat16, "1.3")):
-        name = f"prediction, constrained, {precision.upper()} in batches of 64 against transformers' own, free"
+        name = f"prediction, constrained, {precision.upper()} in batches of 64 over transformers' free"
         if precision == "bf16" and not multiplies_bf16():
             figures.append(Figure(name=name, value=None, unit="x", asked=asked, note=NO_BF16))
             continue

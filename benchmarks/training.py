@@ -68,9 +68,9 @@ def measure(work: Path) -> list[Figure]:
         for precision, seconds in ours.items():
             seconds += timed_steps(_ours(data, precision), 9)
             stock[precision] += timed_steps(_stock(data, precision), 9)
-    name = "training, t5-small shape, batch 32, {} against the original's recipe"
+    name = "t5-small training, batch 32, {} over the original's recipe"
     figures = [ratio(name.format(p), control, seconds, "14 (BF16)", what) for p, seconds in ours.items()]
-    own = "training, t5-small shape, batch 32, {} against transformers' own trainer"
+    own = "t5-small training, batch 32, {} over transformers' trainer"
     figures += [ratio(own.format(p), stock[p], seconds, "1.8 (BF16)", what) for p, seconds in ours.items()]
     figures.append(
         Figure(name="the original's recipe", value=BATCH / float(np.median(control)), unit="samples/s", asked="-")

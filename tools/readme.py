@@ -92,7 +92,7 @@ def _place(group: dict[str, Any]) -> str:
     """Processor and revision; `+` where files were changed since."""
     processor = next(name for name in ("EPYC", "Xeon", group["hardware"]["cpu"]) if name in group["hardware"]["cpu"])
     revision, _, changed = group["git_revision"].partition("-")
-    return f"{processor}, {revision[:7]}{'+' if changed else ''}"
+    return f"{processor}:{revision[:7]}{'+' if changed else ''}"
 
 
 def _value(figure: dict[str, Any]) -> str:
