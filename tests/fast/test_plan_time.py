@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
-from zeropods.plan.machines import GIGA, Machines
-from zeropods.plan.published import Published, published
-from zeropods.plan.step_time import step_time, traffic
+from zeropods.plan.estimate import Published, published
+from zeropods.plan.machines import GIGA, Machines, step_time, traffic
 from zeropods.plan.workload import Workload
 from zeropods.report.plan import plan_report
 from zeropods.techniques import ZeroSettings, technique_named

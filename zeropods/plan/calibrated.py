@@ -21,10 +21,9 @@ from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted, k
 from zeropods.measure.probe import FILE as PROBE
 from zeropods.measure.probe import MachineProbe, kept_probe
 from zeropods.measure.record import RECORD, Record, read_record
-from zeropods.plan.machines import Machines
-from zeropods.plan.memory import LOADING, MASTER, PlannedMemory, plan_memory, recorded_work
-from zeropods.plan.step_time import ADAM_BYTES, Arithmetic, StepTime, step_time, traffic
-from zeropods.plan.workload import Activations, Term, Workload, share, total
+from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, step_time, traffic
+from zeropods.plan.memory import LOADING, PlannedMemory, plan_memory, recorded_work
+from zeropods.plan.workload import MASTER, Activations, Term, Workload, share, total
 from zeropods.tables import MIB
 
 CPU = "cpu"
@@ -42,7 +41,7 @@ WEIGHT_PASSES = 4
 
 
 @dataclass(frozen=True)
-class Calibrated(Arithmetic):
+class Calibrated:
     """A plan on one device, and its error."""
 
     calibration: Calibration
@@ -51,9 +50,9 @@ class Calibrated(Arithmetic):
     probe: MachineProbe
 
     def memory(self, work: Workload) -> PlannedMemory:
-        """Without a GPU resident memory: the plan's terms, and what comes to them by the runs."""
+        """Of one process; without a GPU resident memory: the plan's terms, and what comes to them by the runs."""
         if self.device != CPU:
-            return super().memory(work)
+            return plan_memory(work)
         bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
         terms = (
             replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} by runs x {term.formula}")
@@ -63,9 +62,9 @@ class Calibrated(Arithmetic):
         return replace(plan_memory(work, 0), terms=(*terms, bare), host_terms=())
 
     def time(self, work: Workload, machines: Machines) -> StepTime:
-        """Without a GPU nothing hides behind anything: all of it takes the same cores."""
+        """Of a step; without a GPU nothing hides behind anything: all of it takes the same cores."""
         if self.device != CPU:
-            return super().time(work, machines)
+            return step_time(work, machines)
         factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
         seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
         network = sum(seconds[STEPPED.stop :])
@@ -78,7 +77,10 @@ class Calibrated(Arithmetic):
         )
 
     def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
-        """By runs of the same technique, device and family; of wider kinds where too few of that are known."""
+        """Where runs lie of which so much `memory` or `time` is planned; None where it is not known.
+
+        By runs of the same technique, device and family; of wider kinds where too few of that are known.
+        """
         span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
         above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.plan.machines import Machines, is_before_ampere, known_gpus, memory_bytes
-from zeropods.plan.memory import PlannedMemory
+from zeropods.plan.machines import GIGA, Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
+from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.models import shape_for
 from zeropods.plan.shapes import ATTENTIONS, Shape
-from zeropods.plan.step_time import Arithmetic, StepTime
 from zeropods.plan.workload import Workload
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, technique_named
+
+if TYPE_CHECKING:
+    from zeropods.plan.calibrated import Calibrated
 
 BOTH, ALL = "both", "all"
 MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
@@ -296,16 +300,17 @@ class Plan:
         }
 
 
-def plan(request: Request, by: Arithmetic | None = None) -> Plan:
-    """Estimate every technique of a request, in each of its ways of training; by arithmetic, or what is given.
+def plan(request: Request, by: Calibrated | None = None) -> Plan:
+    """Estimate every technique of a request, in each of its ways of training; by arithmetic, or what runs have shown.
 
     Raises:
         UserError: unknown technique or GPU; a way of training that the model does not have.
     """
-    return Plan(request, tuple(_estimate(request, work, by or Arithmetic()) for work in request.variants()))
+    return Plan(request, tuple(_estimate(request, work, by) for work in request.variants()))
 
 
-def _estimate(request: Request, work: Workload, by: Arithmetic) -> Estimate:
+def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estimate:
+    memory_of: Callable[[Workload], PlannedMemory] = plan_memory if by is None else by.memory
     machines = request.machines
     pods, slots = (1, 1) if work.technique.is_alone else (machines.pods, machines.slots)
     work = replace(work, ranks=pods * slots)
@@ -313,16 +318,17 @@ def _estimate(request: Request, work: Workload, by: Arithmetic) -> Estimate:
     if machines.machine_bytes is not None:
         room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
+    def interval(of: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
+        return None if by is None else by.interval(of, quantity, planned)
+
     def fits(rows: int) -> bool:
         fewer, host = replace(work, rows=rows), request.host_memory_bytes
-        memory = by.memory(fewer)
+        memory = memory_of(fewer)
         # Where an interval is known, all of it has to fit.
-        _, most = by.interval(fewer, "memory", memory.device_bytes) or (0, memory.device_bytes)
+        _, most = interval(fewer, "memory", memory.device_bytes) or (0, memory.device_bytes)
         return most <= room and (host is None or slots * memory.host_bytes <= host)
 
-    memory, time = by.memory(work), by.time(work, machines)
-    planned = {"memory": memory.device_bytes, "time": time.seconds}
-    spans = {quantity: by.interval(work, quantity, value) for quantity, value in planned.items()}
+    memory, time = memory_of(work), step_time(work, machines) if by is None else by.time(work, machines)
     a_step = work.passes * work.rows * work.ranks
     samples = request.samples
     if request.steps is not None:
@@ -343,7 +349,10 @@ def _estimate(request: Request, work: Workload, by: Arithmetic) -> Estimate:
         cost=None if hourly is None or seconds is None else hourly * seconds,
         cost_per_million_samples=None if hourly is None else hourly * 1_000_000 / rate,
         tokens_per_second=rate * request.tokens,
-        intervals=spans,
+        intervals={
+            "memory": interval(work, "memory", memory.device_bytes),
+            "time": interval(work, "time", time.seconds),
+        },
     )
 
 
@@ -381,3 +390,93 @@ def saving_plan(mtbf_seconds: float, save_seconds: float) -> tuple[float, float]
         interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
     whole = interval + save_seconds
     return interval, max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
+
+
+# The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
+
+PUBLISHED = Path(__file__).with_name("published.csv")
+WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
+"""Optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
+TOLERANCE = 0.10
+"""Share of the published memory, which is read off a screenshot."""
+ROWS, TOKENS = 32, 96
+"""Rows of a process; tokens of source and of target."""
+STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
+STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
+"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A row of the published table; None where it says nothing."""
+
+    model: str
+    technique: str
+    pods: int
+    train_seconds: float | None
+    samples_per_second: float | None
+    gigabytes_a_pod_low: float
+    """As `nvidia-smi` showed it: CUDA's own memory and the allocator's cache included."""
+    gigabytes_a_pod_high: float
+    gradient_checkpointing: bool
+    effective_batch_size: int
+    confounders: str
+    """What makes it hard to compare, in words."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Duration over optimizer steps, evaluation and saving included."""
+        return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
+
+    def planned(self) -> tuple[int, float]:
+        """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
+        request = request_for(
+            self.model,
+            machines=Machines(pods=self.pods),
+            techniques=(self.technique,),
+            zero=STAGE_3 if self.technique.startswith("zero3") else STAGE_1,
+            gradient_checkpointing=self.gradient_checkpointing,
+            batch_size=ROWS,
+            source_length=TOKENS,
+            target_length=TOKENS,
+        )
+        (found,) = plan(request).estimates
+        return found.memory.device_bytes, found.time.seconds
+
+    def to_json(self) -> dict[str, object]:
+        """The row, what is planned, and how the memory differs, and why."""
+        device_bytes, seconds = self.planned()
+        return asdict(self) | {
+            "planned_gigabytes": device_bytes / GIGA,
+            "published_step_seconds": self.step_seconds,
+            "planned_step_seconds": seconds,
+            "remark": self._remark(device_bytes / GIGA),
+        }
+
+    def _remark(self, planned: float) -> str:
+        low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
+        if planned < (1 - TOLERANCE) * low:
+            more = f"{GIGA * (low - planned) / GIB:.1f} GiB more were published"
+            return f"{more}: the allocator's cache, which nvidia-smi counts as used"
+        if planned > (1 + TOLERANCE) * high:
+            return f"{GIGA * (planned - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
+        return f"within {TOLERANCE:.0%}"
+
+
+def published(model: str | None = None) -> tuple[Published, ...]:
+    """All rows, or those of a model."""
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if model in (None, line["model"])]
+    if not lines:
+        return ()
+    from pydantic import TypeAdapter
+
+    values = [{name: text or None for name, text in line.items()} for line in lines]
+    return tuple(TypeAdapter(list[Published]).validate_python(values))
+
+
+def beside(made: Plan) -> tuple[Published, ...]:
+    """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
+    keys = {(estimate.technique.name, estimate.pods) for estimate in made.estimates}
+    rows = published(made.request.model.rsplit("/", 1)[-1])
+    return tuple(row for row in rows if (row.technique, row.pods) in keys)

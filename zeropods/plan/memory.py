@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zeropods.errors import UserError
 from zeropods.plan.machines import is_before_ampere
 from zeropods.plan.models import shape_recorded
-from zeropods.plan.workload import PARTS, Activations, Term, Workload, total, touched
+from zeropods.plan.workload import MASTER, MOMENTS, PARTS, Activations, Term, Workload, total, touched
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, ZeroSettings, keys_beyond, read_zero_settings
 
@@ -24,8 +24,6 @@ PROCESS_BYTES = 2 << 30
 """Interpreter, PyTorch, CUDA and its libraries: an allowance. A process without a GPU has 0.7 GB (measured)."""
 LOADING = "the model while it is loaded, FP32"
 """Name of the term of host memory that is given back before the first step."""
-MASTER, MOMENTS = 4, 8
-"""Bytes per parameter of an FP32 master, and of Adam's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "cont
 """What the memory of a GPU is divided into."""
 FLOAT = 4
 """Bytes of an FP32 element."""
+MASTER, MOMENTS = 4, 8
+"""Bytes per parameter of an FP32 master, and of Adam's two moments."""
 GRADIENTS = {True: 3, False: 2}
 """Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
 PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))

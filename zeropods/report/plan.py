@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
+from zeropods.plan.estimate import Estimate, Plan, Published, Request, beside, plan, request_for
 from zeropods.plan.machines import GIGA
-from zeropods.plan.published import Published, beside
 from zeropods.plan.workload import PARTS
 from zeropods.tables import GIB, Table, counted, wrapped
 

@@ -62,7 +62,7 @@ def measure() -> MachineProbe | None:
 
 def _alone() -> dict[str, object]:
     """What rank 0 measures while the others wait."""
-    from zeropods.plan.step_time import ADAM_BYTES
+    from zeropods.plan.machines import ADAM_BYTES
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     precisions = ["fp32", *(["bf16"] if multiplies_bf16() else []), *(["fp16"] if device == "cuda" else [])]
