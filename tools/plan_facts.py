@@ -10,7 +10,8 @@ from itertools import product
 from typing import Any
 
 from zeropods.plan.built import facts, saved
-from zeropods.plan.models import FACTS, known_models
+from zeropods.plan.facts import FACTS
+from zeropods.plan.models import known_models
 from zeropods.plan.shapes import EAGER, FUSED, MASKED, PLAIN
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine
+from zeropods.plan.facts import shape_named
 from zeropods.plan.machines import ACHIEVED, Machines, step_time
-from zeropods.plan.models import shape_named
 from zeropods.plan.workload import Workload
 from zeropods.techniques import technique_named
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.steady import ratio_of_rates
-from zeropods.plan.models import shape_named
+from zeropods.plan.facts import shape_named
 
 Record = dict[str, Any]
 GIB = 1 << 30

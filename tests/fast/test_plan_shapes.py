@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.machines import published_flops
-from zeropods.plan.models import known_config, shape_named, shape_recorded
+from zeropods.plan.models import known_config
 from zeropods.plan.shapes import Saved, Shape, shape_of
 from zeropods.plan.workload import Activations, Workload
 

@@ -10,7 +10,7 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, check_arguments, train_arguments
-from zeropods.plan.models import shape_named
+from zeropods.plan.facts import shape_named
 from zeropods.pods.hostfile import Host
 from zeropods.train.arguments import CausalArguments
 from zeropods.workshop import ROOT, CausalWorkshop, Workshop

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, T5Config, Trainer
 
 from tools.plan_facts import ways
 from zeropods.plan.built import facts, saved
-from zeropods.plan.models import CAUSAL_TINY, FACTS, known_config, known_names, shape_named, shape_recorded
+from zeropods.plan.facts import FACTS, shape_named, shape_recorded
+from zeropods.plan.models import CAUSAL_TINY, known_config, known_names
 from zeropods.plan.shapes import MASKED, PLAIN, Shape, value
 from zeropods.plan.workload import Activations, Workload
 from zeropods.train.causal_models import random_causal

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.plan.facts import shape_for
 from zeropods.plan.machines import GIGA, Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
 from zeropods.plan.memory import PlannedMemory, plan_memory
-from zeropods.plan.models import shape_for
 from zeropods.plan.shapes import ATTENTIONS, Shape
 from zeropods.plan.workload import Workload
 from zeropods.tables import GIB

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
+from zeropods.plan.facts import shape_recorded
 from zeropods.plan.machines import is_before_ampere
-from zeropods.plan.models import shape_recorded
 from zeropods.plan.workload import MASTER, MOMENTS, PARTS, Activations, Term, Workload, total, touched
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, ZeroSettings, keys_beyond, read_zero_settings

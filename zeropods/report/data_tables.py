@@ -12,7 +12,8 @@ from zeropods.data.manifest import Manifest, TokenStatistics
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
-from zeropods.plan.models import known_names, shape_named
+from zeropods.plan.facts import shape_named
+from zeropods.plan.models import known_names
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.plots import Plot, new_axes
 from zeropods.sql.query import cells_text, execute
