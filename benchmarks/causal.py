@@ -30,8 +30,7 @@ from zeropods.measure.record import read_record
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal
 from zeropods.train.causal_models import causal_config, random_causal
-from zeropods.train.cpu import suit_cpu
-from zeropods.train.device import multiplies_bf16
+from zeropods.train.device import multiplies_bf16, suit_cpu
 from zeropods.train.sampler import LengthGroupedSampler
 from zeropods.train.tasks import Prepared
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
@@ -103,7 +102,8 @@ def _control(data: Prepared, work: Path) -> Trainer:
 
 
 def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
-    model = suit_cpu(random_causal(SHAPE, seed=0))
+    model = random_causal(SHAPE, seed=0)
+    suit_cpu(model)
     masters = precision == "BF16"
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

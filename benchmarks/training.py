@@ -29,8 +29,7 @@ from benchmarks.data import prepared_questions
 from benchmarks.figure import Figure, ratio
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
-from zeropods.train.cpu import suit_cpu
-from zeropods.train.device import multiplies_bf16
+from zeropods.train.device import multiplies_bf16, suit_cpu
 from zeropods.train.sampler import TokenizedSplit
 from zeropods.train.tasks import Prepared
 from zeropods.train.text2sql import TextToSQL, random_t5
@@ -105,7 +104,8 @@ def _stock(data: Prepared, precision: str) -> Seq2SeqTrainer:
 
 
 def _ours(data: Prepared, precision: str) -> Trainer:
-    model = suit_cpu(random_t5(known_config("t5-small"), seed=0))
+    model = random_t5(known_config("t5-small"), seed=0)
+    suit_cpu(model)
     masters = precision == "BF16"
     trainer = MeasuredTrainer(
         model=round_to_bf16(model) if masters else model,

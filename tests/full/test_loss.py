@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from zeropods.train.cpu import BitDropout
+from zeropods.train.device import BitDropout
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
 from zeropods.train.trainer import MasterAdamW, rate_groups

@@ -19,7 +19,7 @@ from zeropods.evaluate.models import SavedModel
 from zeropods.evaluate.score import read_predictions
 from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.query import Query, format_query, parse_query
-from zeropods.train.cpu import PackedLinear
+from zeropods.train.device import PackedLinear
 
 
 def answers(run: Path, data: Path, out: Path, *flags: str) -> list[dict[str, Any]]:

@@ -110,8 +110,7 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
-    from zeropods.train.cpu import prepack
-    from zeropods.train.device import resolve_precision
+    from zeropods.train.device import prepack, resolve_precision
     from zeropods.train.pretrained import loading, source_options
 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):

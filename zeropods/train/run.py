@@ -24,8 +24,7 @@ from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
-from zeropods.train.cpu import suit_cpu
-from zeropods.train.device import compile_model, matmul_flops_per_second, matmul_rates, python_seconds
+from zeropods.train.device import compile_model, matmul_flops_per_second, matmul_rates, python_seconds, suit_cpu
 from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.pretrained import configuration_of
