@@ -27,8 +27,7 @@ from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, guarded
 from zeropods.launch.notebook import train_series
 from zeropods.launch.probe import probe
-from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted
-from zeropods.measure.probe import MachineProbe, read_probe
+from zeropods.measure.calibration import SHIPPED, Calibration, MachineProbe, Sample, fitted, read_probe
 from zeropods.measure.record import read_record
 from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively

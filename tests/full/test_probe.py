@@ -15,8 +15,7 @@ from benchmarks.plan_grid import AXES, GridCell, GridRun, grid, judged
 from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.launch import probe
-from zeropods.measure.calibration import Sample
-from zeropods.measure.probe import read_probe
+from zeropods.measure.calibration import Sample, read_probe
 from zeropods.pods.cluster import Cluster
 
 

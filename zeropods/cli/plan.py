@@ -15,7 +15,7 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
-    from zeropods.measure.probe import MachineProbe
+    from zeropods.measure.calibration import MachineProbe
     from zeropods.plan.calibrated import Calibrated
     from zeropods.plan.estimate import Estimate, Request
 
@@ -80,8 +80,7 @@ def run_plan(arguments: argparse.Namespace) -> Result:
 def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe | None, str]:
     """Runs that the plan's errors are known by, the machine's rates, and in words where both are from."""
     from zeropods.files import home
-    from zeropods.measure.calibration import FILE, kept_calibration
-    from zeropods.measure.probe import kept_probe, read_probe
+    from zeropods.measure.calibration import CALIBRATION, kept_calibration, kept_probe, read_probe
     from zeropods.plan.calibrated import CPU, Calibrated
     from zeropods.plan.machines import Machines, words
 
@@ -102,7 +101,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     gpu = probe.name if probe else getattr(arguments, "gpu", Machines().gpu)
     rates = f"from the probe of {gpu}" if probe else f"a part of the published peak of {gpu}"
     # What is shipped knows of no GPU, and reading it takes a quarter of the time of a plan.
-    own = kept_calibration(folder) if (folder / FILE).is_file() else None
+    own = kept_calibration(folder) if (folder / CALIBRATION).is_file() else None
     known = next((name for name in own.factors if words(gpu) <= words(name)), None) if own else None
     if own is None or known is None:
         return None, probe, f"Rates are {rates}; no run of yours tells how far off they are (--fit)."
@@ -113,12 +112,11 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
 def _fit(arguments: argparse.Namespace) -> Result:
     """Learn from runs, and keep it."""
     from zeropods.files import home
-    from zeropods.measure.calibration import FILE, SHIPPED, read_calibration
-    from zeropods.measure.probe import read_probe
+    from zeropods.measure.calibration import CALIBRATION, SHIPPED, read_calibration, read_probe
     from zeropods.plan.calibrated import fit_runs
     from zeropods.report.entry import find_runs
 
-    path = home() / FILE
+    path = home() / CALIBRATION
     machine = None if arguments.machine is None else read_probe(arguments.machine)
     if machine and machine.gpus:
         raise UserError(f"--machine {arguments.machine}: has {machine.name}; give that of the runs without a GPU")
@@ -131,14 +129,14 @@ def run_probe(arguments: argparse.Namespace) -> Result:
     """Probe, and keep what was found."""
     from zeropods.files import home
     from zeropods.launch.probe import probe
-    from zeropods.measure.probe import FILE
+    from zeropods.measure.calibration import MACHINE
     from zeropods.pods.cluster import find, names
 
     cluster = None
     if not arguments.alone and (arguments.pods or names()):
         cluster = find(arguments.pods)
     found = probe(cluster)
-    path = arguments.out or home() / FILE
+    path = arguments.out or home() / MACHINE
     found.write(path)
     return {**asdict(found), "file": str(path)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.launch.command import PROJECT, exported_variables
-from zeropods.measure.probe import REMEDY, MachineProbe, read_probe
+from zeropods.measure.calibration import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.pods.checks import Expectation
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import own_gpus
@@ -58,7 +58,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     if failed is not None:
         end, place = ends[failed], f"probe: process {failed} on {hosts[failed]}"
         if end.returncode == TIMED_OUT:
-            raise UserError(f"{place}: no end within {MOST_SECONDS:.0f} s; {REMEDY} when less else runs there")
+            raise UserError(f"{place}: no end within {MOST_SECONDS:.0f} s; {PROBE_AGAIN} when less else runs there")
         last = (end.stderr.strip() or "it said nothing").splitlines()[-1]
         raise UserError(f"{place}: ended with status {end.returncode}: {last:.200}; see zeropods pods check")
     with tempfile.TemporaryDirectory() as folder:

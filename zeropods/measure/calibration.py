@@ -1,23 +1,137 @@
-"""How far plans were from finished runs: factors of a plan's parts, fitted to runs, and the error that they leave."""
+"""What plans of a machine are made of: what `zeropods probe` found out about it, and how far plans were from runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.measure.probe import MachineProbe
+from zeropods.measure.environment import hardware
 from zeropods.measure.record import STRICT
+
+MACHINE = "machine.json"
+"""In the folder of all clusters."""
+PROBE_AGAIN = "run zeropods probe again"
+ALIKE = ("cpu", "cores", "gpus")
+"""What must be equal for two machines to be of one kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineProbe:
+    """Rates and weights of one machine, and of the pods on it that were up. Bytes, seconds, FLOP/s."""
+
+    __pydantic_config__ = STRICT
+
+    measured_at: str
+    """ISO 8601, UTC."""
+    hardware: dict[str, str | int | list[str] | None]
+    versions: dict[str, str | None]
+    matmul_flops_per_second: dict[str, dict[str, float]]
+    """By precision and side of square matrices, with all cores, or on the GPU."""
+    one_core_flops_per_second: dict[str, float]
+    """The best of them with one core, by precision."""
+    memory_bandwidth: float
+    """Bytes per second of an optimizer's step with all cores, read and written."""
+    one_core_bandwidth: float
+    """The same with one core."""
+    processes: int
+    """How many took part in the collectives."""
+    machines: int
+    """On how many machines they were."""
+    bandwidth: float
+    """Bytes per second through a process's link in an all-reduce, as a ring counts them."""
+    latency_seconds: float
+    """Of one message of an all-reduce."""
+    python_seconds: float
+    """What one small operation and its gradient cost beside their arithmetic."""
+    process_bytes: int
+    """Resident memory of a process of training before its model."""
+    pcie_bandwidth: float | None = None
+    """Bytes per second from host to GPU, of pinned memory; None without a GPU."""
+
+    def flops(self, precision: str, busy: float | None = None) -> float:
+        """The best rate at this precision, with all cores, or as many as are busy."""
+        rates = self.matmul_flops_per_second.get(precision)
+        if not rates:
+            known = ", ".join(self.matmul_flops_per_second)
+            raise UserError(f"--precision {precision}: {self.name} was probed with {known}; give one of them")
+        most = max(rates.values())
+        return self._of_cores(self.one_core_flops_per_second.get(precision, most), most, busy)
+
+    def bandwidth_of(self, busy: float) -> float:
+        """Bytes per second of so many busy cores together."""
+        return self._of_cores(self.one_core_bandwidth, self.memory_bandwidth, busy)
+
+    def _of_cores(self, one: float, most: float, busy: float | None) -> float:
+        """A rate between that of one core and that of all: cores that work at once share caches and their clock."""
+        if busy is None or self.cores == 1:
+            return most
+        # On a machine that was not idle one core alone may have been the faster.
+        return one + max(0.0, most - one) * (min(busy, self.cores) - 1) / (self.cores - 1)
+
+    @property
+    def cores(self) -> int:
+        """Cores that a process may use."""
+        return int(self.hardware.get("cores") or 1)  # type: ignore[arg-type]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the machine."""
+        return int(self.hardware["memory_bytes"])  # type: ignore[arg-type]
+
+    def is_of(self, machine: Mapping[str, object]) -> bool:
+        """Whether a machine is of this kind."""
+        both = {self.hardware.get("instructions"), machine.get("instructions")}
+        # What is older does not say its instructions.
+        return (None in both or len(both) == 1) and all(
+            (self.hardware.get(key) or None) == (machine.get(key) or None) for key in ALIKE
+        )
+
+    @property
+    def name(self) -> str:
+        """The machine in a few words."""
+        return self.gpus[0] if self.gpus else f"{self.cores} cores of {self.hardware['cpu']}"
+
+    @property
+    def gpus(self) -> list[str]:
+        """Names of its GPUs."""
+        found = self.hardware.get("gpus")
+        return found if isinstance(found, list) else []
+
+    def write(self, path: Path) -> None:
+        """Keep it; the file appears whole."""
+        files.write_json(path, asdict(self))
+
+
+def read_probe(path: Path) -> MachineProbe:
+    """The probe in a file; `UserError` says what is wrong with it."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; zeropods probe --out {path} writes it")
+    found = files.validated(MachineProbe, path, path.read_bytes(), PROBE_AGAIN)
+    for name, value in asdict(found).items():
+        if isinstance(value, int | float) and value <= 0:
+            raise UserError(f"{path}: {name} {value}; expected more than 0: {PROBE_AGAIN}")
+    return found
+
+
+def kept_probe(folder: Path) -> MachineProbe | None:
+    """The one that is kept there, if it is of this machine."""
+    path = folder / MACHINE
+    found = read_probe(path) if path.is_file() else None
+    return found if found is not None and found.is_of(hardware() | {"gpus": found.hardware.get("gpus")}) else None
+
+
+# Factors of a plan's parts, fitted to runs, and the error that they leave.
 
 SHIPPED = Path(__file__).with_name("calibration.json")
 """Fitted to one half of the grid of `make bench-plan`."""
-FILE = "calibration.json"
+CALIBRATION = "calibration.json"
 """The user's own, in the folder of all clusters."""
-REMEDY = "run zeropods plan --fit again"
+FIT_AGAIN = "run zeropods plan --fit again"
 QUANTITIES = ("memory", "time")
 HELD = 0.8
 """Share of runs that an interval is to hold."""
@@ -108,9 +222,9 @@ class Calibration:
 
 def read_calibration(path: Path) -> Calibration:
     """That of a file; `UserError` says what is wrong with it."""
-    found = files.validated(Calibration, path, path.read_bytes(), REMEDY)
+    found = files.validated(Calibration, path, path.read_bytes(), FIT_AGAIN)
     if path != SHIPPED and _sizes(found) != (_sizes(found) | _sizes(read_calibration(SHIPPED))):
-        raise UserError(f"{path}: was fitted by another version of zeropods; {REMEDY}")
+        raise UserError(f"{path}: was fitted by another version of zeropods; {FIT_AGAIN}")
     return found
 
 
@@ -121,7 +235,7 @@ def _sizes(calibration: Calibration) -> dict[tuple[str, str], int]:
 
 def kept_calibration(folder: Path) -> Calibration:
     """The user's own if there is one in this folder, else the one that is shipped."""
-    return read_calibration(folder / FILE if (folder / FILE).is_file() else SHIPPED)
+    return read_calibration(folder / CALIBRATION if (folder / CALIBRATION).is_file() else SHIPPED)
 
 
 def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Calibration:

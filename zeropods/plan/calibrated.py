@@ -16,10 +16,18 @@ from typing import NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.files import home
-from zeropods.measure.calibration import FILE as CALIBRATION
-from zeropods.measure.calibration import SHIPPED, Calibration, Sample, fitted, kept_calibration, read_calibration
-from zeropods.measure.probe import FILE as PROBE
-from zeropods.measure.probe import MachineProbe, kept_probe
+from zeropods.measure.calibration import (
+    CALIBRATION,
+    MACHINE,
+    SHIPPED,
+    Calibration,
+    MachineProbe,
+    Sample,
+    fitted,
+    kept_calibration,
+    kept_probe,
+    read_calibration,
+)
 from zeropods.measure.record import RECORD, Record, read_record
 from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, step_time, traffic
 from zeropods.plan.memory import LOADING, PlannedMemory, plan_memory, recorded_work
@@ -291,7 +299,7 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
 
 def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
     """What is known of runs, and of this machine if it has no GPU; each file is read once, unless it changes."""
-    return _kept(folder, tuple(_changed(folder / name) for name in (CALIBRATION, PROBE)))
+    return _kept(folder, tuple(_changed(folder / name) for name in (CALIBRATION, MACHINE)))
 
 
 @lru_cache(maxsize=1)

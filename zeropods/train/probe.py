@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from zeropods.launch.forks import import_for_ranks
 from zeropods.measure import environment
+from zeropods.measure.calibration import MachineProbe
 from zeropods.measure.memory import resident_bytes
-from zeropods.measure.probe import MachineProbe
 from zeropods.train.device import fastest_seconds, gpu_name, matmul_rates, multiplies_bf16, python_seconds, synchronize
 
 SECONDS = 0.5
