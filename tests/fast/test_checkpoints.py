@@ -78,7 +78,7 @@ def link(path: Path) -> None:
         (link, SHARD, f"{SHARD}: "),
         (Path.touch, "global_step20/zero_pp_rank_3_mp_rank_00_optim_states.pt", "not in the manifest"),
         (Path.unlink, "manifest.json", "no manifest.json: its save did not end"),
-        (lambda path: os.truncate(path, 100), "manifest.json", "manifest.json: damaged (Expecting"),
+        (lambda path: os.truncate(path, 100), "manifest.json", "manifest.json: damaged (Invalid JSON"),
         (lambda path: path.write_text(path.read_text().replace('"step": 20', '"step": 21')), "manifest.json",
          "manifest.json: damaged (its digest is another)"),
         (lambda path: path.write_text("[]"), "manifest.json", "manifest.json: damaged ("),

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,10 +104,12 @@ class CheckpointManifest:
     origin: Origin
     files: dict[str, SavedFile]
     """The files by path, relative to the checkpoint."""
+    digest: str = ""
+    """That of all the others, so that a manifest proves itself too."""
 
-    def digest(self) -> str:
-        """SHA-256 of all of it; stored beside it, so that a manifest proves itself too."""
-        return digest(asdict(self))
+    def sealed(self) -> CheckpointManifest:
+        """The same with the digest that it should have."""
+        return replace(self, digest=digest({key: value for key, value in asdict(self).items() if key != "digest"}))
 
     def shards(self) -> str | None:
         """The folder that holds what ZeRO's ranks have divided; None without ZeRO."""
@@ -209,14 +211,14 @@ def complete(folder: Path, step: int, origin: Origin, files: dict[str, SavedFile
     strange = sorted(names_in(place) ^ files.keys())
     if strange:
         raise UserError(f"{place}: {strange[0]} came or went while the step was saved; let nothing else write there")
-    manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items())))
+    manifest = CheckpointManifest(step=step, origin=origin, files=dict(sorted(files.items()))).sealed()
     for root, _, _ in os.walk(place, topdown=False):
         sync_folder(Path(root))
     sync_folder(folder)
     sync_folder(folder.parent)
-    write_json(place / MANIFEST, {**asdict(manifest), "digest": manifest.digest()})
+    write_json(place / MANIFEST, asdict(manifest))
     sync_folder(place)
-    write_json(folder / POINTER, {"checkpoint": place.name, "manifest": manifest.digest()})
+    write_json(folder / POINTER, {"checkpoint": place.name, "manifest": manifest.digest})
     sync_folder(folder)
 
 
@@ -316,13 +318,11 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
     for name in sorted(manifest.files.keys() ^ names_in(checkpoint)):
         raise UnsoundError(f"{name}: {'missing' if name in manifest.files else 'not in the manifest'}")
     try:
-        # Sizes first, which cost nothing.
-        for name, expected in manifest.files.items():
-            size = os.lstat(checkpoint / name).st_size
-            if size != expected.bytes:
-                raise UnsoundError(f"{name}: {size} bytes, expected {expected.bytes}")
         for name, found in hashed(checkpoint, manifest.files, sync=False).items():
-            if found != manifest.files[name]:
+            expected = manifest.files[name]
+            if found.bytes != expected.bytes:
+                raise UnsoundError(f"{name}: {found.bytes} bytes, expected {expected.bytes}")
+            if found != expected:
                 raise UnsoundError(f"{name}: its bytes have changed since it was saved (SHA-256)")
     except OSError as error:
         place = os.path.relpath(error.filename, checkpoint) if error.filename else checkpoint.name
@@ -332,19 +332,16 @@ def verified(checkpoint: Path, refused: Refuse) -> CheckpointManifest:
 
 def read_manifest(checkpoint: Path) -> CheckpointManifest:
     """The manifest of a checkpoint; `UnsoundError` where there is none, or one that cannot be believed."""
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        document = json.loads((checkpoint / MANIFEST).read_bytes())
-        stored = document.pop("digest")
-        # JSON, since a strict dataclass takes no dictionary from Python. Its errors are `ValueError`s.
-        manifest = TypeAdapter(CheckpointManifest).validate_json(json.dumps(document))
+        manifest = TypeAdapter(CheckpointManifest).validate_json((checkpoint / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise UnsoundError(f"no {MANIFEST}: its save did not end, or something else wrote it") from None
     except OSError as error:
         raise UnsoundError(f"{MANIFEST}: cannot be read ({error.strerror})") from None
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UnsoundError(f"{MANIFEST}: damaged ({str(error).splitlines()[0]})") from None
-    if manifest.digest() != stored:
+    except ValidationError as error:
+        raise UnsoundError(f"{MANIFEST}: damaged ({error.errors()[0]['msg']})") from None
+    if manifest.sealed() != manifest:
         raise UnsoundError(f"{MANIFEST}: damaged (its digest is another)")
     return manifest
