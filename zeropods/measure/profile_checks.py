@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from math import nan, sqrt
 from pathlib import Path
@@ -170,12 +171,13 @@ def _corrected(report: Report) -> Checked:
     rows, times, missing, root = figures["batch_size_per_gpu"], None, 0, None
     if said is not None:
         times = times_counted(said, rows) if rows else None
-        new, left_out = _mend("", said, halve=_is_twice(times), shared=_shared_size(said))
+        root = deepcopy(said)
+        left_out = _mend("", root, halve=_is_twice(times), shared=_shared_size(said))
         # The root's MACs are the sum of its children where they were nothing else: these have more digits.
         parts = [child.total("macs") for child in said.children]
         if said.macs and abs(said.macs - sum(parts)) <= rounding(said.macs) + sum(map(rounding, parts)):
-            new = replace(new, macs=sum(child.total("macs") for child in new.children))
-        missing, less = sum(left_out.values()), (said.macs or 0.0) - (new.macs or 0.0)
+            root.macs = sum(child.total("macs") for child in root.children)
+        missing, less = sum(left_out.values()), (said.macs or 0.0) - (root.macs or 0.0)
         copies = figures["model_parallel_size"] or 1
         for key, change in (
             ("parameters_per_gpu", missing),
@@ -185,10 +187,13 @@ def _corrected(report: Report) -> Checked:
             ("model_forward_flops", -2 * less * copies),
         ):
             figures[key] = _sum(figures[key], change)
-        seconds = figures["forward_seconds"] if _is_clock(said.latency_seconds) else said.latency_seconds
-        rate = _rate(figures["forward_flops"], seconds)
-        new = replace(new, latency_seconds=seconds, parameters=figures["parameters_per_gpu"], flops_per_second=rate)
-        root = _with_shares(new, new)
+        root.latency_seconds = figures["forward_seconds"] if _is_clock(said.latency_seconds) else said.latency_seconds
+        root.parameters = figures["parameters_per_gpu"]
+        root.flops_per_second = _rate(figures["forward_flops"], root.latency_seconds)
+        for _, module in root.walk():
+            module.parameters_percent = _percent(module.parameters, root.parameters)
+            module.macs_percent = _percent(module.macs, root.macs)
+            module.latency_percent = _percent(module.latency_seconds, root.latency_seconds)
     if figures["forward_seconds"] is None and report.summary["forward_seconds"] is not None:
         figures |= dict.fromkeys(BY_FORWARD_TIME)
     return Checked(
@@ -210,29 +215,23 @@ def _is_twice(times: float | None) -> bool:
     return times is not None and TWICE[0] < times < TWICE[1]
 
 
-def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> tuple[Module, dict[Hashable, int]]:
-    """A module mended from its leaves up, and the parameters missing in it by the matrix that they belong to."""
-    pairs = [_mend(f"{path}.{each.name}" if path else each.name, each, halve, shared) for each in module.children]
-    missing = {matrix: size for _, below in pairs for matrix, size in below.items()}
-    expected, parameters = module.parameters_by_size, module.parameters
-    if expected is not None and parameters is not None and parameters < expected - 2 * rounding(expected):
+def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> dict[Hashable, int]:
+    """Mend a module in place, from its leaves up; gives the parameters missing in it by the matrix they belong to."""
+    missing: dict[Hashable, int] = {}
+    said, seconds, parameters = (module.total(figure) for figure in ("macs", "latency_seconds", "parameters"))
+    less = said / 2 if halve and module.linear is not None else 0.0
+    for child in module.children:
+        before = child.total("macs")
+        missing |= _mend(f"{path}.{child.name}" if path else child.name, child, halve, shared)
+        less += before - child.total("macs")
+    expected = module.parameters_by_size
+    if expected is not None and module.parameters is not None and parameters < expected - 2 * rounding(expected):
         missing[_matrix_of(path, module, shared)] = expected - round(parameters)
-    children = [child for child, _ in pairs]
-    said, seconds = module.total("macs"), module.total("latency_seconds")
-    if module.linear is not None:
-        macs = said / 2 if halve else said
-    else:
-        macs = said - sum(old.total("macs") for old in module.children) + sum(new.total("macs") for new in children)
-    rate = module.flops_per_second
-    changed = replace(
-        module,
-        parameters=module.total("parameters") + sum(missing.values()),
-        macs=macs,
-        latency_seconds=seconds,
-        flops_per_second=rate if rate is None or not seconds else max(0.0, rate - 2 * (said - macs) / seconds),
-        children=children,
-    )
-    return changed, missing
+    if module.flops_per_second is not None and seconds:
+        module.flops_per_second = max(0.0, module.flops_per_second - 2 * less / seconds)
+    module.parameters = parameters + sum(missing.values())
+    module.macs, module.latency_seconds = said - less, seconds
+    return missing
 
 
 def _shared_size(root: Module) -> tuple[int, int] | None:
@@ -250,17 +249,6 @@ def _matrix_of(path: str, module: Module, shared: Hashable) -> Hashable:
     linear = module.linear
     is_head = linear is not None and shared == linear[::-1] and not module.details.get("bias")
     return shared if shared is not None and (module.embedding == shared or is_head) else path
-
-
-def _with_shares(module: Module, root: Module) -> Module:
-    """Percentages of the root's figures, all through the tree."""
-    return replace(
-        module,
-        parameters_percent=_percent(module.parameters, root.parameters),
-        macs_percent=_percent(module.macs, root.macs),
-        latency_percent=_percent(module.latency_seconds, root.latency_seconds),
-        children=[_with_shares(child, root) for child in module.children],
-    )
 
 
 def _percent(part: float | None, whole: float | None) -> float | None:

@@ -99,11 +99,8 @@ class Statistics:
         figures = np.asarray(values, dtype=float)
         if not figures.size:
             return None
-        weighed = np.ones(figures.size) if weights is None else np.asarray(weights, dtype=float)
-        order = np.argsort(figures)
-        reached = np.cumsum(weighed[order])
-        median, p95 = (float(figures[order[np.searchsorted(reached, share * reached[-1])]]) for share in (0.5, 0.95))
-        mean = float(np.average(figures, weights=weighed))
+        median, p95 = np.quantile(figures, (0.5, 0.95), weights=weights, method="inverted_cdf").tolist()
+        mean = float(np.average(figures, weights=weights))
         ends = {"peak": float(figures.max()), "minimum": float(figures.min())}
         return cls(samples=figures.size, mean=mean, median=median, p95=p95, **ends)
 

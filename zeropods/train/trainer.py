@@ -33,6 +33,8 @@ class MeasuredTrainer(Trainer):
     eval_dataset: TokenizedSplit
     lr_scheduler: Any
     optimizer: Any
+    checkpoints: Checkpoints
+    """Makes what is saved complete, and verifies what is loaded; set before training that saves."""
 
     def __init__(
         self,
@@ -60,8 +62,6 @@ class MeasuredTrainer(Trainer):
         self.asked = task.arguments
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None
-        self.checkpoints: Checkpoints | None = None
-        """Makes what is saved complete, and verifies what is loaded; None: transformers' own way."""
         self.resumption: Resumption | None = None
         """What training goes on from."""
         self.evaluated: tuple[float, int] | None = None
@@ -73,9 +73,8 @@ class MeasuredTrainer(Trainer):
             self.add_callback(recorder)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
-        rows = self.train_dataset if train_dataset is None else train_dataset
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        self.sampler = LengthGroupedSampler(rows.lengths(), per_step, self.args.seed)
+        self.sampler = LengthGroupedSampler(self.train_dataset.lengths(), per_step, self.args.seed)
         return self.sampler
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -113,21 +112,18 @@ class MeasuredTrainer(Trainer):
         left = 1.0 - min(1.0, max(step / steps, elapsed / self.asked.max_train_seconds))
         return left * min(1.0, (step + 1) / max(1, self.args.get_warmup_steps(steps)))
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **_: Any
-    ) -> dict[str, float]:
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Mean loss per label token: token losses and counts are summed over ranks, then divided.
 
         transformers' own `eval_loss` is a mean of means, and depends on the number of processes.
         """
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
         began = time.perf_counter()
-        self.evaluated = total, tokens = self.summed_loss(rows)
+        self.evaluated = total, tokens = self.summed_loss(self.eval_dataset)
         seconds = time.perf_counter() - began
         metrics = {
-            f"{metric_key_prefix}_loss": total / tokens,
-            f"{metric_key_prefix}_runtime": seconds,
-            f"{metric_key_prefix}_samples_per_second": len(rows) / seconds,
+            "eval_loss": total / tokens,
+            "eval_runtime": seconds,
+            "eval_samples_per_second": len(self.eval_dataset) / seconds,
         }
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -168,10 +164,7 @@ class MeasuredTrainer(Trainer):
         """Save what a later attempt goes on from."""
         write = partial(super()._save_checkpoint, model, trial)
         with self._within("save"):
-            if self.checkpoints is None:
-                write()
-            else:
-                self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
+            self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train for an epoch in its own order, unless the checkpoint that was loaded is of the end.
@@ -237,18 +230,15 @@ class MeasuredTrainer(Trainer):
         """Load the best checkpoint into the model, and into the masters where there are any."""
         best = self.state.best_model_checkpoint
         with self._within("load"):
-            if self.checkpoints is None:
-                super()._load_best_model()
-            else:
-                manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
-                fitted = str(self.checkpoints.fitted(Path(best), manifest))
-                self.state.best_model_checkpoint = fitted
-                if fitted != best:
-                    self.model_wrapped._config.load_universal_checkpoint = True
-                super()._load_best_model()
-                if fitted != best:
-                    correct_universal(self.model_wrapped)
-                self.state.best_model_checkpoint = best
+            manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
+            fitted = str(self.checkpoints.fitted(Path(best), manifest))
+            self.state.best_model_checkpoint = fitted
+            if fitted != best:
+                self.model_wrapped._config.load_universal_checkpoint = True
+            super()._load_best_model()
+            if fitted != best:
+                correct_universal(self.model_wrapped)
+            self.state.best_model_checkpoint = best
             masters = self._masters()
             if masters is not None:
                 load_masters(masters, self.model, Path(best) / SAFE_WEIGHTS_NAME)
