@@ -31,8 +31,7 @@ from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal
 from zeropods.train.causal_models import causal_config, random_causal
 from zeropods.train.device import multiplies_bf16, suit_cpu
-from zeropods.train.sampler import LengthGroupedSampler
-from zeropods.train.tasks import Prepared
+from zeropods.train.sampler import LengthGroupedSampler, Prepared
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512

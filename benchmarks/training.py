@@ -30,8 +30,7 @@ from benchmarks.figure import Figure, ratio
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import multiplies_bf16, suit_cpu
-from zeropods.train.sampler import TokenizedSplit
-from zeropods.train.tasks import Prepared
+from zeropods.train.sampler import Prepared, TokenizedSplit
 from zeropods.train.text2sql import TextToSQL, random_t5
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 

@@ -1,4 +1,4 @@
-"""Fine-tuning on any number of ranks: one engine for both training scripts, whose runs differ in their `tasks.Task`.
+"""Fine-tuning on any number of ranks: one engine for both training scripts, whose runs differ in their `job.Task`.
 
 `run_script` is what a script does: parse the flags and train. It imports torch only after the threads are set up.
 """
@@ -18,7 +18,7 @@ from zeropods.errors import UserError
 from zeropods.programs import own_programs_first, use_own_cache, wait_passively
 
 if TYPE_CHECKING:
-    from zeropods.train.tasks import Task
+    from zeropods.train.job import Task
 
 UNUSED = ("datasets", "scipy", "sklearn")
 """Packages that no training here calls."""

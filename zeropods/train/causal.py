@@ -22,8 +22,7 @@ from zeropods.train import processes
 from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, RunArguments
 from zeropods.train.causal_models import check_attention, load_causal, positions_of
 from zeropods.train.pretrained import check_source
-from zeropods.train.sampler import Row, load_split, padded
-from zeropods.train.tasks import Prepared
+from zeropods.train.sampler import Prepared, Row, load_split, padded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +34,7 @@ GENERATED = "generated.json"
 
 
 class Causal:
-    """Causal language modelling, as `tasks.Task` has it."""
+    """Causal language modelling, as `job.Task` has it."""
 
     flags: ClassVar[type[RunArguments]] = CausalArguments
     joint: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""A checked call of a training script: what it is to do, how transformers is told, and what its run folder says."""
+"""A checked call of a training script: its task, how transformers is told what to do, and what its run folder says."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 from transformers import TrainingArguments
 
 from zeropods.errors import UserError
@@ -30,7 +32,12 @@ from zeropods.train.deepspeed import (
     without_batch,
 )
 from zeropods.train.device import resolve_precision
-from zeropods.train.tasks import Prepared, Task
+from zeropods.train.sampler import Prepared, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from zeropods.train.trainer import MeasuredTrainer
 
 UNDIVIDED = tuple(technique.name for technique in TECHNIQUES if not technique.stage)
 """Techniques that keep the same files."""
@@ -39,6 +46,55 @@ UNCHANGED = (
     *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "seed", "dataloader_num_workers"),
 )
 """Flags that transformers has under the same names."""
+
+
+class Task(Protocol):
+    """A script's part of a run: data, batches, a model with its loss, and scores. The engine, which is the same for all
+    scripts, calls the methods in this order.
+
+    `text2sql.TextToSQL` and `causal.Causal` are tasks; a script names its own, so that a run of one loads nothing of
+    the other.
+    """
+
+    flags: ClassVar[type[RunArguments]]
+    """The kind of `arguments`."""
+    joint: ClassVar[bool]
+    """Whether a row is one text, of which some tokens carry a loss; else it is a source and a target."""
+
+    def __init__(self, arguments: Any) -> None: ...
+
+    @property
+    def arguments(self) -> RunArguments:
+        """The flags of the call."""
+
+    def check(self, precision: str) -> None:
+        """Refuse what can be seen to be wrong without the data."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the data are there; else `prepare` comes before `data`."""
+
+    def prepare(self) -> None:
+        """Prepare raw data. Called on rank 0, which holds the lock of the run folder."""
+
+    def data(self) -> Prepared:
+        """The rows that the run trains on and evaluates."""
+
+    def settings(self, data: Prepared) -> dict[str, object]:
+        """What must be equal for two calls to mean the same run: flags, and what the data say instead of flags."""
+
+    def model(self, data: Prepared) -> PreTrainedModel:
+        """The model in FP32, checked against the data.
+
+        Its `forward` returns the sum of the token losses, in nats, divided by `num_items_in_batch`: the label tokens of
+        the whole optimizer step, over all ranks.
+        """
+
+    def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
+        """A batch of rows; `label_positions` are among it."""
+
+    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
+        """Score the model that is trained and saved in a run folder, and say how good it is; every rank takes part."""
 
 
 @dataclass(frozen=True)

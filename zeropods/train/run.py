@@ -25,12 +25,11 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.device import compile_model, matmul_flops_per_second, matmul_rates, python_seconds, suit_cpu
-from zeropods.train.job import TrainingJob, check_call, check_same_run, run_config, training_arguments
+from zeropods.train.job import Task, TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
-from zeropods.train.tasks import Task
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, TimeLimit, round_to_bf16
 
 

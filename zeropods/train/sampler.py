@@ -1,4 +1,4 @@
-"""A prepared split in memory, the order of its rows, and batches of it."""
+"""A prepared set in memory, the order of its rows, and batches of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
+    from transformers import PreTrainedTokenizerBase
 
 
 # The order of training rows: batches of like length, the same on any number of processes.
@@ -68,7 +72,7 @@ class LengthGroupedSampler(Sampler[int]):
         return np.concatenate([run[np.argsort(self.lengths[run, side], kind="stable")] for run in runs])
 
 
-# A prepared split in memory, and batches of it.
+# A prepared set in memory, and batches of it.
 
 Row = tuple[np.ndarray, np.ndarray]
 
@@ -105,6 +109,31 @@ def load_split(folder: Path, split: str) -> TokenizedSplit | None:
         return TokenizedSplit(_rows(table, "input_ids"), _rows(table, "labels"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / split}: cannot be read ({error}); prepare the data set again") from None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run's data: rows of the train split, and of the dev split where there is one."""
+
+    folder: Path
+    manifest: Manifest
+    train: TokenizedSplit
+    dev: TokenizedSplit | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Prepared:
+        """The data of a prepared set."""
+        manifest, train = read_manifest(folder), load_split(folder, "train")
+        if train is None:
+            raise UserError(f"{folder}: has no train split; prepare the data set again")
+        return cls(folder, manifest, train, load_split(folder, "dev"))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that the set was prepared with."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.folder / "tokenizer")
 
 
 def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:

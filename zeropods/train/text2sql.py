@@ -16,8 +16,7 @@ from zeropods.plan.models import known_config
 from zeropods.train.arguments import RunArguments, TextToSQLArguments, check_tokenizer, check_vocabulary
 from zeropods.train.device import check_compiled, check_tf32
 from zeropods.train.pretrained import check_source, load_weights, source_options
-from zeropods.train.sampler import Row, collate
-from zeropods.train.tasks import Prepared
+from zeropods.train.sampler import Prepared, Row, collate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,7 +27,7 @@ FLAG = "--model_id"
 
 
 class TextToSQL:
-    """Text-to-SQL with T5, as `tasks.Task` has it."""
+    """Text-to-SQL with T5, as `job.Task` has it."""
 
     flags: ClassVar[type[RunArguments]] = TextToSQLArguments
     joint: ClassVar[bool] = False

@@ -19,10 +19,10 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from zeropods.files import open_to_readers, said_in_one_line, seal_weights
 from zeropods.measure.record import RankMeasurement
 from zeropods.train.device import step_begins, uncompiled
+from zeropods.train.job import Task
 from zeropods.train.meter import Recorder, TokenCount
 from zeropods.train.resume import Checkpoints, Resumption
-from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, evaluation_batches
-from zeropods.train.tasks import Prepared, Task
+from zeropods.train.sampler import LengthGroupedSampler, Prepared, TokenizedSplit, evaluation_batches
 
 
 class MeasuredTrainer(Trainer):
