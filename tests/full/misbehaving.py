@@ -23,18 +23,18 @@ def main() -> int:
     wait_passively()
     import torch
 
-    from zeropods.train.meter import Recorder
+    from zeropods.train.meter import Meter
 
-    on_step_end = Recorder.on_step_end
+    on_step_end = Meter.on_step_end
 
-    def faulty(self: Recorder, args: Any, state: Any, control: Any, **about: Any) -> None:
+    def faulty(self: Meter, args: Any, state: Any, control: Any, **about: Any) -> None:
         on_step_end(self, args, state, control, **about)
         if state.global_step == STEP and args.world_size > 1:
             of_its_own(torch.distributed)
         elif state.global_step == STEP:
             torch.empty(2**50)
 
-    Recorder.on_step_end = faulty  # type: ignore[method-assign]
+    Meter.on_step_end = faulty  # type: ignore[method-assign]
     flags, *runs = (part.split("\n") for part in "\n".join(sys.argv[1:]).split("\n--\n"))
     return max(run(int(ranks), [*flags, "--outputdir", folder]) for ranks, folder in runs)
 

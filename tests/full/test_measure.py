@@ -14,7 +14,7 @@ from zeropods.measure.record import PHASES, RankMeasurement, read_record
 from zeropods.plan.memory import planned
 from zeropods.plan.models import known_config
 from zeropods.train.device import matmul_flops_per_second
-from zeropods.train.meter import Mark, Recorder, StepClock, Tokens
+from zeropods.train.meter import Mark, Meter, StepClock, Tokens
 
 EMBEDDING = 1_024 * 128
 P = EMBEDDING + 2 * (196_864 + 262_528) + 512
@@ -129,12 +129,14 @@ def test_steps_are_told_when_the_device_has_done_them_and_not_before() -> None:
     assert clock.steps(3).tolist() == [(1.0, 0, 40, 0)]
 
 
-def test_a_long_curve_of_losses_keeps_every_second_point_and_its_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_curve_of_losses_keeps_every_second_point_and_its_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("zeropods.train.meter.MOST_LOSSES", 8)
     measured = RankMeasurement(rank=0, host="pod")
-    recorder = Recorder(measured, None)  # type: ignore[arg-type]
+    meter = Meter(tmp_path, measured, interval=0, age_seconds=0.0)
     for step in range(1, 13):
-        recorder.on_log(None, SimpleNamespace(global_step=step), None, logs={"loss": 1.0 / step})
+        meter.on_log(None, SimpleNamespace(global_step=step), None, logs={"loss": 1.0 / step})
     assert [(point.step, point.loss) for point in measured.losses] == [(n, 1.0 / n) for n in (4, 8, 10, 12)]
 
 

@@ -32,18 +32,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Meter:
-    """Measures while it is entered, and fills in a rank's measurement at any time."""
+MOST_LOSSES = 4_096
+"""A curve with so many points loses every second one; TensorBoard has all."""
 
-    def __init__(self, folder: Path, measured: RankMeasurement, *, interval: float, age_seconds: float) -> None:
+
+class Meter(TrainerCallback):
+    """Measures while it is entered, and fills in a rank's measurement at any time.
+
+    As a callback of the trainer it times every optimizer step apart from evaluation and saving, and keeps the losses.
+    """
+
+    def __init__(
+        self, folder: Path, measured: RankMeasurement, *, interval: float, age_seconds: float, joint: bool = False
+    ) -> None:
         """Begin with phase `load`.
 
         Args:
             folder: the run folder.
+            measured: gets losses and steps at once, the rest when it is filled in.
             interval: seconds between two samples of memory; 0: none.
             age_seconds: how long ago the process began.
+            joint: whether a row is one text, of which some tokens carry a loss; else it is a source and a target.
         """
         measured.machine, measured.gpu = environment.machine(), gpu_name()
+        self.measured = measured
+        self.tokens = TokenCount(joint)
+        """Tokens of the present step."""
         self.phases = Phases(counters(), age_seconds)
         self.clock = StepClock()
         self._gpu = gpu_by_nvml()
@@ -69,12 +83,18 @@ class Meter:
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """A phase between steps: the device is waited for at both ends, and no step counts it in."""
+        """A phase between steps: the device is waited for at both ends, and no step counts it in.
+
+        How long saving takes is kept, a model within a checkpoint with it.
+        """
         self.clock.settle()
-        before = self.phases.enter(phase)
+        before, began = self.phases.enter(phase), time.perf_counter()
         self.heartbeat.mark()
         try:
             yield
+            self.clock.settle()
+            if phase == "save" and before != phase:
+                self.save_seconds.append(time.perf_counter() - began)
         except BaseException:
             self.failed_in = self.failed_in or phase
             raise
@@ -83,6 +103,41 @@ class Meter:
             self.phases.enter(before)
             self.heartbeat.mark()
             self.clock.restart()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.measured.first_step = self.measured.step = state.global_step
+        self.heartbeat.mark(state.global_step)
+        self.heartbeat.training = True
+        self.phases.enter("first_step")
+        self.measured.start_seconds = self.phases.measured()[0]["load"].seconds
+        self.clock.restart()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.clock.lap(self.tokens.take())
+        self.measured.largest_batch = self.tokens.largest
+        if self.phases.phase == "first_step":
+            self.clock.settle()
+            self.phases.enter("steady")
+        self.heartbeat.mark(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.heartbeat.training = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        self.evaluate_seconds.append(about["metrics"]["eval_runtime"])
+
+    def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
+        step, logs = state.global_step, about["logs"]
+        for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
+            if key in logs:
+                if not math.isfinite(logs[key]):
+                    raise UserError(
+                        f"step {step}: {key} {logs[key]}; lower --learning_rate, or choose --precision fp32"
+                    )
+                entries.append(Loss(step=step, loss=logs[key]))
+                if len(entries) == MOST_LOSSES:
+                    del entries[::2]
+                log.info("step %d %s %.6g", step, key, logs[key])
 
     def fill(self, measured: RankMeasurement) -> None:
         """Write what was measured so far into a measurement, whole steps only; `Meter.write_steps` has each of them."""
@@ -127,8 +182,8 @@ class Tokens:
 class TokenCount:
     """Counts the forward passes of this rank, step by step."""
 
-    def __init__(self, joint: bool = False) -> None:
-        """`joint`: a row is one text, of which some tokens carry a loss; else it is a source and a target."""
+    def __init__(self, joint: bool) -> None:
+        """`joint`: as `Meter` has it."""
         self.joint = joint
         self.largest: BatchShape | None = None
         """The pass with the most tokens, padding included."""
@@ -224,69 +279,6 @@ class StepClock:
             self._done.extend((ended.seconds_since(began), int(tokens.source), tokens.target, tokens.padded))
             del self._laps[number]
         return np.array(self._done[len(STEP) * first :]).view(STEP)
-
-
-# Callbacks that follow a trainer.
-
-
-MOST_LOSSES = 4_096
-"""A curve with so many points loses every second one; TensorBoard has all."""
-
-
-class Recorder(TrainerCallback):
-    """Times every optimizer step apart from evaluation and saving, and keeps the losses."""
-
-    def __init__(self, measured: RankMeasurement, meter: Meter) -> None:
-        self.measured = measured
-        self.meter = meter
-        self.tokens = TokenCount()
-        """Tokens of the present step; a trainer puts its own here."""
-
-    @contextlib.contextmanager
-    def within(self, phase: str) -> Iterator[None]:
-        """A phase between steps; how long saving takes is kept, a model within a checkpoint with it."""
-        outermost = self.meter.phases.phase != phase
-        with self.meter.within(phase):
-            began = time.perf_counter()
-            yield
-            self.meter.clock.settle()
-            if phase == "save" and outermost:
-                self.meter.save_seconds.append(time.perf_counter() - began)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.measured.first_step = self.measured.step = state.global_step
-        self.meter.heartbeat.mark(state.global_step)
-        self.meter.heartbeat.training = True
-        self.meter.phases.enter("first_step")
-        self.measured.start_seconds = self.meter.phases.measured()[0]["load"].seconds
-        self.meter.clock.restart()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter.clock.lap(self.tokens.take())
-        self.measured.largest_batch = self.tokens.largest
-        if self.meter.phases.phase == "first_step":
-            self.meter.clock.settle()
-            self.meter.phases.enter("steady")
-        self.meter.heartbeat.mark(state.global_step)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter.heartbeat.training = False
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        self.meter.evaluate_seconds.append(about["metrics"]["eval_runtime"])
-
-    def on_log(self, args: Any, state: Any, control: Any, **about: Any) -> None:
-        step, logs = state.global_step, about["logs"]
-        for key, entries in (("loss", self.measured.losses), ("eval_loss", self.measured.eval_losses)):
-            if key in logs:
-                if not math.isfinite(logs[key]):
-                    raise UserError(
-                        f"step {step}: {key} {logs[key]}; lower --learning_rate, or choose --precision fp32"
-                    )
-                entries.append(Loss(step=step, loss=logs[key]))
-                if len(entries) == MOST_LOSSES:
-                    del entries[::2]
-                log.info("step %d %s %.6g", step, key, logs[key])
 
 
 # Bytes of a model's tensors while it trains: what ZeRO divides, as it lies in memory.
@@ -419,15 +411,9 @@ USE = ("utilization_percent", "memory_utilization_percent", "power_watts", "cpu_
 class Curves(TrainerCallback):
     """Training and validation loss in one chart (one tag, two runs), and what the steps since the last point took."""
 
-    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int, *, joint: bool = False) -> None:
-        """Curves in TensorBoard's files.
-
-        Args:
-            folder: TensorBoard's, in the run folder.
-            joint: whether label tokens are among the source's.
-        """
+    def __init__(self, folder: Path, meter: Meter, effective_batch_size: int) -> None:
+        """Curves in TensorBoard's files; `folder` is TensorBoard's, in the run folder."""
         self.folder = folder
-        self.joint = joint
         self.meter = meter
         self.effective_batch_size = effective_batch_size
         self.writers: dict[str, SummaryWriter] = {}
@@ -459,7 +445,8 @@ class Curves(TrainerCallback):
     def _figures(self, steps: np.ndarray) -> dict[str, float]:
         """Mean seconds per step, samples of all ranks per second, share of padding among this rank's tokens."""
         seconds, source, target, padded = (float(steps[name].sum()) for name, _ in STEP)
-        real = source + (0.0 if self.joint else target)
+        # Label tokens of one text are among the source's.
+        real = source + (0.0 if self.meter.tokens.joint else target)
         return {
             "step_seconds": seconds / len(steps),
             "samples_per_second": self.effective_batch_size * len(steps) / seconds,

@@ -26,7 +26,7 @@ from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.device import compile_model, matmul_flops_per_second, matmul_rates, python_seconds, suit_cpu
 from zeropods.train.job import Task, TrainingJob, check_call, check_same_run, run_config, training_arguments
-from zeropods.train.meter import Curves, LiveBytesRecorder, Meter, Recorder
+from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
@@ -101,7 +101,13 @@ def attempt(
         warmup_steps=profiler.get("profile_step", 1) + 1 if profiler.get("enabled") else 1,
     )
     with train_log(job.folder):
-        meter = Meter(job.folder, measured, interval=job.arguments.memory_interval, age_seconds=age_seconds)
+        meter = Meter(
+            job.folder,
+            measured,
+            interval=job.arguments.memory_interval,
+            age_seconds=age_seconds,
+            joint=job.task.joint,
+        )
 
         def write_interrupted(signal_name: str) -> None:
             """Write what was measured so far, for a main thread that cannot."""
@@ -211,7 +217,7 @@ def _train(
     dev, resumed = job.prepared.dev, trainer.resumption
     settings.eval_on_start = job.arguments.eval_on_start and dev is not None and resumed is None
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
-    measured.stopped_by = measured.stopped_by or _stopped_by(trainer)
+    measured.stopped_by = _stopped_by(trainer)
     last = measured.eval_losses[-1].step if measured.eval_losses else None
     if dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
@@ -237,17 +243,16 @@ def make_trainer(
         args=settings,
         task=job.task,
         data=job.prepared,
-        recorder=Recorder(measured, meter),
+        meter=meter,
     )
     if job.deepspeed is None:
         trainer.optimizer_cls_and_kwargs = (MasterAdamW if masters else torch.optim.AdamW, adamw_settings(arguments))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(LiveBytesRecorder(measured, trainer.engine))
     if processes.rank() == 0:
-        curves = Curves(job.folder / "tensorboard", meter, job.effective_batch_size(), joint=job.task.joint)
-        trainer.add_callback(curves)
+        trainer.add_callback(Curves(job.folder / "tensorboard", meter, job.effective_batch_size()))
     if arguments.max_train_seconds:
-        trainer.add_callback(TimeLimit(trainer, measured))
+        trainer.add_callback(TimeLimit(trainer))
     if arguments.early_stopping_patience:
         stopping = EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
         trainer.add_callback(stopping)

@@ -17,10 +17,9 @@ from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from zeropods.files import open_to_readers, said_in_one_line, seal_weights
-from zeropods.measure.record import RankMeasurement
 from zeropods.train.device import step_begins, uncompiled
 from zeropods.train.job import Task
-from zeropods.train.meter import Recorder, TokenCount
+from zeropods.train.meter import Meter
 from zeropods.train.resume import Checkpoints, Resumption
 from zeropods.train.sampler import LengthGroupedSampler, Prepared, TokenizedSplit, evaluation_batches
 
@@ -40,7 +39,7 @@ class MeasuredTrainer(Trainer):
         self,
         task: Task,
         data: Prepared,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
         **kwargs: Any,
     ) -> None:
         """`Trainer` over the rows of `data`, with its tokenizer and the task's batches.
@@ -49,7 +48,7 @@ class MeasuredTrainer(Trainer):
             task: what a script's runs have of their own; its arguments may ask for rates by kind of weight, for
                 compiled passes, and for an end by the clock.
             data: rows to train on and to evaluate.
-            recorder: measures the run; it takes this trainer's tokens.
+            meter: measures the run.
         """
         super().__init__(
             train_dataset=data.train,
@@ -66,11 +65,9 @@ class MeasuredTrainer(Trainer):
         """What training goes on from."""
         self.evaluated: tuple[float, int] | None = None
         """Summed loss and label tokens of the last evaluation."""
-        self.tokens = TokenCount(task.joint)
-        self.recorder = recorder
-        if recorder is not None:
-            recorder.tokens = self.tokens
-            self.add_callback(recorder)
+        self.meter = meter
+        if meter is not None:
+            self.add_callback(meter)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
@@ -79,7 +76,8 @@ class MeasuredTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
-        self.tokens.add(inputs)
+        if self.meter is not None:
+            self.meter.tokens.add(inputs)
         step_begins(self.asked.compile)
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._mark()
@@ -205,11 +203,11 @@ class MeasuredTrainer(Trainer):
             super()._load_rng_state(checkpoint)
 
     def _mark(self) -> None:
-        if self.recorder is not None:
-            self.recorder.meter.heartbeat.mark()
+        if self.meter is not None:
+            self.meter.heartbeat.mark()
 
     def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.recorder is None else self.recorder.within(phase)
+        return contextlib.nullcontext() if self.meter is None else self.meter.within(phase)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
@@ -251,9 +249,8 @@ class MeasuredTrainer(Trainer):
 class TimeLimit(TrainerCallback):
     """Ends training when its time is up; one process only, since clocks differ."""
 
-    def __init__(self, trainer: MeasuredTrainer, measured: RankMeasurement) -> None:
+    def __init__(self, trainer: MeasuredTrainer) -> None:
         self.trainer = trainer
-        self.measured = measured
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.began = time.monotonic()
@@ -261,7 +258,6 @@ class TimeLimit(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         began = self.trainer.began
         if began is not None and time.monotonic() - began >= self.trainer.asked.max_train_seconds:
-            self.measured.stopped_by = "time"
             control.should_training_stop = True
 
 
