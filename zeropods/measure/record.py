@@ -99,8 +99,9 @@ class Statistics:
         figures = np.asarray(values, dtype=float)
         if not figures.size:
             return None
-        median, p95 = np.quantile(figures, (0.5, 0.95), weights=weights, method="inverted_cdf").tolist()
-        mean = float(np.average(figures, weights=weights))
+        weighed = None if weights is None else np.asarray(weights, dtype=float)
+        median, p95 = np.quantile(figures, (0.5, 0.95), weights=weighed, method="inverted_cdf").tolist()
+        mean = float(np.average(figures, weights=weighed))
         ends = {"peak": float(figures.max()), "minimum": float(figures.min())}
         return cls(samples=figures.size, mean=mean, median=median, p95=p95, **ends)
 
