@@ -28,8 +28,7 @@ from zeropods.launch.command import train_arguments
 from zeropods.launch.outcome import LINE
 from zeropods.measure.record import read_record
 from zeropods.train.arguments import CausalArguments
-from zeropods.train.causal import Causal
-from zeropods.train.causal_models import causal_config, random_causal
+from zeropods.train.causal import Causal, causal_config, random_causal
 from zeropods.train.device import multiplies_bf16, suit_cpu
 from zeropods.train.sampler import LengthGroupedSampler, Prepared
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16

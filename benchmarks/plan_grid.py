@@ -33,7 +33,7 @@ from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively
 from zeropods.report.figures import figures as values_of
 from zeropods.techniques import technique_named
-from zeropods.train.causal_models import random_causal
+from zeropods.train.causal import random_causal
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""

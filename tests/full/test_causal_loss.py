@@ -10,8 +10,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from zeropods.train.causal import collate_causal
-from zeropods.train.causal_models import random_causal, with_causal_loss
+from zeropods.train.causal import collate_causal, random_causal, with_causal_loss
 from zeropods.train.sampler import Row
 
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

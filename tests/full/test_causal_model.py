@@ -21,7 +21,7 @@ from zeropods.data.tokenizers import train_byte_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.models import known_config, known_models
 from zeropods.train.arguments import CausalArguments
-from zeropods.train.causal_models import (
+from zeropods.train.causal import (
     load_causal,
     random_causal,
     set_dropout,

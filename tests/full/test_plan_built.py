@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2S
 from zeropods.cli import main
 from zeropods.plan.facts import shape_for, shape_named, shape_recorded
 from zeropods.plan.models import known_config
-from zeropods.train.causal_models import random_causal
+from zeropods.train.causal import random_causal
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.text2sql import random_t5
 

@@ -21,7 +21,7 @@ from zeropods.plan.facts import FACTS, shape_named, shape_recorded
 from zeropods.plan.models import CAUSAL_TINY, known_config, known_names
 from zeropods.plan.shapes import MASKED, PLAIN, Shape, value
 from zeropods.plan.workload import Activations, Workload
-from zeropods.train.causal_models import random_causal
+from zeropods.train.causal import random_causal
 from zeropods.train.text2sql import T5ForTextToSQL
 
 ROWS, TOKENS, LABELS = 3, 64, 40

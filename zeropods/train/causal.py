@@ -1,36 +1,61 @@
-"""The task of `causal_train.py`: a causal language model on questions or text, one text in each row."""
+"""The task of `causal_train.py`: a causal language model on questions or text, one text in each row, and its loss."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+import logging
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from zeropods import files
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import Preparation, key_of_preparation, prepare
-from zeropods.data.tokenizers import GPT_TINY
+from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.models import CAUSAL_TINY
+from zeropods.plan.models import CAUSAL_TINY, known_config
 from zeropods.tables import progress
 from zeropods.train import processes
-from zeropods.train.arguments import MAX_SEQ_LENGTH, OWN, TASKS, CausalArguments, RunArguments
-from zeropods.train.causal_models import check_attention, load_causal, positions_of
-from zeropods.train.pretrained import check_source
+from zeropods.train.arguments import (
+    MAX_SEQ_LENGTH,
+    OWN,
+    TASKS,
+    CausalArguments,
+    RunArguments,
+    check_tokenizer,
+    check_vocabulary,
+)
+from zeropods.train.device import AMPERE
+from zeropods.train.pretrained import check_source, load_weights, loading, source_options
 from zeropods.train.sampler import Prepared, Row, load_split, padded
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedTokenizerBase
 
     from zeropods.train.trainer import MeasuredTrainer
 
 GENERATED = "generated.json"
 """What the trained model goes on with after `--generation_prompt`, in the run folder."""
+FLAG = "--model_name_or_path"
+SEES_AHEAD = ("xlnet",)
+"""In transformers' list of causal models, yet without a mask of its own a token sees those after it."""
+DROPOUTS = (
+    "attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "emb_pdrop", "embed_dropout",
+    "embedding_dropout", "residual_dropout", "activation_dropout", "dropout", "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+)  # fmt: skip
+"""What configurations of transformers call the rates of their dropouts."""
+log = logging.getLogger(__name__)
 
 
 class Causal:
@@ -192,3 +217,257 @@ def _write_sample(folder: Path, prompt: str) -> None:
     from zeropods.evaluate.generate import sample_text
 
     files.write_json(folder / GENERATED, asdict(sample_text(folder / "model", prompt)))
+
+
+# The model of a run: pretrained weights from safetensors, or random ones of a known shape.
+
+
+def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The model that the arguments name, in FP32, with the loss of `with_causal_loss`, checked against the data.
+
+    Args:
+        arguments: `max_seq_length` is that of the data.
+        tokenizer: that of the data.
+
+    Raises:
+        UserError: what the arguments name cannot be had, is no causal model, or does not fit the data.
+    """
+    name, options = arguments.model_name_or_path, {}
+    if arguments.init == "random":
+        config = causal_config(known_config(name, "causal"), arguments.dropout)
+        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    else:
+        name = arguments.source
+        options = source_options(name)
+        with loading(name, FLAG):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
+        if arguments.dropout is not None:
+            set_dropout(config, arguments.dropout)
+        if any((Path(name) / file).is_file() for file in ("tokenizer.json", "vocab.json")):
+            check_tokenizer(FLAG, name, load_causal_tokenizer(name).get_vocab(), tokenizer.get_vocab())
+    model_class = _class_of(name, config)
+    _check_sizes(arguments, config.get_text_config(), tokenizer)
+    config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
+    if arguments.init == "random":
+        model = _drawn(model_class, config, arguments.seed)
+    else:
+        model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
+    return _ends_as(model, tokenizer)
+
+
+def random_causal(
+    sizes: Mapping[str, Any], seed: int, dropout: float | None = None, attention: str = "sdpa"
+) -> PreTrainedModel:
+    """A model of a `config.json` with its family's own initialisation; the same seed gives the same weights.
+
+    They are drawn whole on every rank, in FP32, also where ZeRO-3 divides them later: so that they are the same
+    weights on any number of processes and in any precision.
+    """
+    config = causal_config(sizes, dropout)
+    model_class = _class_of(config.model_type, config)
+    config._attn_implementation = attention_for(model_class, config, attention)
+    return _drawn(model_class, config, seed)
+
+
+def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return with_causal_loss(model_class)(config)
+
+
+def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """transformers' class, where it is one that predicts each token from those before it."""
+    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind = config.model_type
+    # Encoders are in both lists; unless they are told to be decoders, a token sees those after it.
+    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+    if found is None or encoder or kind in SEES_AHEAD or getattr(config, "is_encoder_decoder", False):
+        raise UserError(
+            f"{FLAG} {name!r}: {kind!r} is no causal language model; expected one such as gpt2, bloom, llama"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise UserError(f"{FLAG} {name!r}: its weights are quantized and cannot be trained; name the original model")
+    if getattr(config, "output_router_logits", False):
+        raise UserError(f"{FLAG} {name!r}: output_router_logits is not supported; set it to false in its config.json")
+    return found
+
+
+def _check_sizes(arguments: CausalArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    name, length, positions = arguments.model_name_or_path, arguments.max_seq_length, positions_of(config)
+    check_vocabulary(arguments.data, name, len(tokenizer), config.vocab_size)
+    if positions is not None and length is not None and length > positions:
+        raise UserError(f"--max_seq_length {length}: {name} has {positions} positions; give at most {positions}")
+
+
+def _ends_as(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """The model, told where generated text ends: where the texts that it is trained on do."""
+    generation = model.generation_config
+    ends = generation.eos_token_id
+    known = ends if isinstance(ends, list) else [ends]
+    if tokenizer.eos_token_id not in known:
+        generation.eos_token_id = [tokenizer.eos_token_id, *(end for end in known if end is not None)]
+    if generation.pad_token_id is None:
+        generation.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+# Configurations.
+
+
+def causal_config(sizes: Mapping[str, Any], dropout: float | None = None) -> PreTrainedConfig:
+    """transformers' configuration of a model that is made here, without tokens that begin or end a text.
+
+    Args:
+        sizes: its `config.json`, as `plan.models.known_config` gives it.
+        dropout: rate of every dropout that the family has; the family's own if None (0.1 for GPT-2, else 0).
+    """
+    config = CONFIG_MAPPING[sizes["model_type"]](**{"bos_token_id": None, "eos_token_id": None, **sizes})
+    if dropout is not None:
+        set_dropout(config, dropout)
+    return config
+
+
+def set_dropout(config: PreTrainedConfig, rate: float) -> None:
+    """Set every dropout rate of a configuration.
+
+    Raises:
+        UserError: a rate above 0 for a family without dropout.
+    """
+    names = [name for name in DROPOUTS if isinstance(getattr(config, name, None), int | float)]
+    if rate and not names:
+        raise UserError(f"--dropout {rate}: {config.model_type} has no dropout; leave it out")
+    for name in names:
+        setattr(config, name, rate)
+
+
+def positions_of(config: PreTrainedConfig) -> int | None:
+    """The longest sequence of a model: learned positions, or those that it was trained at; None if it does not say."""
+    for name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
+        found = getattr(config, name, None)
+        if isinstance(found, int) and found > 0:
+            return found
+    return None
+
+
+# Which implementation of attention a model can run with here.
+
+
+def check_attention(name: str, precision: str) -> None:
+    """Refuse an implementation that this machine cannot run.
+
+    Args:
+        precision: as it is resolved: `fp32`, `bf16` or `fp16`.
+    """
+    if name != "flash_attention_2":
+        return
+    fault = None
+    if precision == "fp32":
+        fault = "FlashAttention-2 has no FP32 kernels (--precision bf16 or fp16)"
+    elif not torch.cuda.is_available():
+        fault = "FlashAttention-2 needs a CUDA GPU, and this process has none"
+    elif torch.cuda.get_device_capability() < AMPERE:
+        fault = f"FlashAttention-2 needs a GPU of compute capability 8.0, {torch.cuda.get_device_name()} has less"
+    elif importlib.util.find_spec("flash_attn") is None:
+        fault = "the package flash-attn is not installed"
+    if fault is not None:
+        raise UserError(f"--attn_implementation {name}: {fault}; use --attn_implementation sdpa")
+
+
+def attention_for(model_class: type[PreTrainedModel], config: PreTrainedConfig, name: str) -> str:
+    """The implementation for a family: SDPA becomes `eager` where the family has none, which is logged.
+
+    Raises:
+        UserError: FlashAttention-2 for a family without it.
+    """
+    if name == "flash_attention_2" and not model_class._supports_flash_attn:
+        raise UserError(
+            f"--attn_implementation {name}: {config.model_type} has no FlashAttention; use --attn_implementation sdpa"
+        )
+    soft_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    if name == "sdpa" and (soft_capped or not model_class._supports_sdpa):
+        log.warning("%s: no SDPA for this family; its attention runs as --attn_implementation eager", config.model_type)
+        return "eager"
+    return name
+
+
+# The loss: right on any number of processes, with logits only where there is a label.
+
+
+def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """The class with another loss in its `forward`; everything else, its name too, stays as it is.
+
+    `forward` takes `labels` (rows, tokens), not shifted, -100 where there is no loss; `label_positions`, (n,) flat
+    positions p of tokens whose successor p + 1 has a label; and `num_items_in_batch`, the labels of the whole optimizer
+    step, over all ranks (the batch's own count if None). It returns the sum of the token losses / `num_items_in_batch`,
+    in nats, without logits. Without labels it is the class's own.
+
+    The model's own head and whatever it does to its logits (scale, soft cap) are used, on the positions that predict a
+    label and no others: a loss on answers alone would otherwise spend most of its memory on logits that nobody reads.
+    Submodules are called through the model's own `forward`, so hooks of DDP, ZeRO-3 and checkpointing see all of them.
+    """
+    own = model_class.forward
+
+    def forward(
+        self: PreTrainedModel,
+        *args: Any,
+        labels: Tensor | None = None,
+        label_positions: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if labels is None:
+            return own(self, *args, **kwargs)
+        if label_positions is None:
+            label_positions = predicting_positions(labels)
+        else:
+            # Rows are padded on the right: nothing that has a loss can see a pad. Without a mask attention may take its
+            # fast causal path.
+            kwargs.pop("attention_mask", None)
+        with _OnlyAt(self.get_output_embeddings(), label_positions, labels.shape) as head:
+            output = own(self, *args, **kwargs, use_cache=False, return_dict=True)
+        logits = output.logits.flatten(0, 1)
+        if not head.applied:
+            logits = logits.index_select(0, label_positions)
+        wanted = labels.flatten().index_select(0, label_positions + 1)
+        total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
+        count = max(wanted.numel(), 1) if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=total / count)
+
+    # generate() asks the signature what the model takes.
+    forward.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
+    members = {"__module__": model_class.__module__, "forward": forward, "accepts_loss_kwargs": True}
+    return type(model_class.__name__, (model_class,), members)
+
+
+def predicting_positions(labels: Tensor) -> Tensor:
+    """Flat positions of the tokens whose successor in the row has a label: (n,) int64."""
+    follows = torch.zeros_like(labels, dtype=torch.bool)
+    follows[:, :-1] = labels[:, 1:] != -100
+    return follows.flatten().nonzero().squeeze(1)
+
+
+class _OnlyAt:
+    """While it is entered, the head sees the hidden states of some positions only: (1, n, hidden)."""
+
+    def __init__(self, head: nn.Module | None, positions: Tensor, shape: torch.Size) -> None:
+        self.head = head
+        self.positions = positions
+        self.shape = shape
+        self.applied = False
+        self._hook: Any = None
+
+    def __enter__(self) -> _OnlyAt:
+        if self.head is not None:
+            self._hook = self.head.register_forward_pre_hook(self._select)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _select(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, *others = inputs
+        if hidden.shape[:-1] != self.shape:
+            return inputs
+        self.applied = True
+        return hidden.flatten(0, 1).index_select(0, self.positions)[None], *others

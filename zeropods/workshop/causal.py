@@ -206,7 +206,7 @@ class CausalWorkshop(WorkshopSettings):
         from transformers import AutoTokenizer
 
         from zeropods.train.arguments import CausalArguments
-        from zeropods.train.causal_models import load_causal
+        from zeropods.train.causal import load_causal
 
         names = ("model_name_or_path", "init", "dropout", "seed")
         flags = {name: self.training[name] for name in names if name in self.training}
