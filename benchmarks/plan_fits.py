@@ -1,6 +1,6 @@
 """Whether what the plan says to fit does fit: pods whose memory a cgroup limits to what the plan asks for.
 
-python -m benchmarks.plan_fits     # as root, with cgroups of version 1
+python -m benchmarks.plan_fits     # as root, with cgroups of version 1; goes on where it was interrupted
 
 Of each setting the largest planned batch is run, and one of a third more rows, which must not run.
 """
@@ -164,8 +164,10 @@ def main() -> None:
     arguments = parser.parse_args()
     wait_passively()
     work, trials = arguments.work.resolve(), list[Trial]()
+    if arguments.out.is_file():
+        trials = [Trial(**each) for each in json.loads(arguments.out.read_text(encoding="utf-8"))["trials"]]
     lengths = prepared(work)
-    for cell in CELLS:
+    for cell in CELLS[len(trials) :]:
         said = lengths[TEXT2SQL if cell.model.startswith("t5") else LM]
         gib = planned(cell, said, PLENTY_GIB, lambda one: one["intervals"]["memory"][1] / GIB)
         rows = planned(cell, said, gib, lambda one: one["largest_batch_size"])

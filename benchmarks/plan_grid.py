@@ -3,6 +3,7 @@
 make bench-plan                               # goes on where it was interrupted
 python -m benchmarks.plan_grid --cells 20     # a trial of the first cells
 python -m benchmarks.plan_grid --fold         # ship the fit, once all cells have run
+python -m benchmarks.plan_grid --further 24   # that fit against cells which nobody had seen when it was made
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, guarded
 from zeropods.launch.notebook import train_series
 from zeropods.launch.probe import probe
-from zeropods.measure.calibration import SHIPPED, Calibration, MachineProbe, Sample, fitted, read_probe
+from zeropods.measure.calibration import (
+    SHIPPED,
+    Calibration,
+    MachineProbe,
+    Sample,
+    fitted,
+    read_calibration,
+    read_probe,
+)
 from zeropods.measure.record import read_record
 from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively
@@ -197,10 +206,15 @@ def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repea
 
 
 def judged(runs: Sequence[GridRun], machine: MachineProbe) -> tuple[list[Figure], Calibration]:
-    """The table of figures of the half that judges, and the fit to the other one."""
+    """The figures of the half that judges, and the fit to the other one."""
     fit = [each.sample for each in runs if each.sample and each.half == "fit"]
     calibration = fitted(fit, f"{len(fit)} runs of the shipped grid", machine)
-    judges = [each for each in runs if each.sample and each.half == "judge"]
+    return errors([each for each in runs if each.half == "judge"], calibration), calibration
+
+
+def errors(runs: Sequence[GridRun], calibration: Calibration) -> list[Figure]:
+    """How far off plans by a calibration are from runs that had no part in it."""
+    judges = [each for each in runs if each.sample]
     figures, inside = list[Figure](), list[bool]()
     for quantity, name, most in (("memory", "resident memory above the bare process", 0.08), ("time", "step", 0.2)):
         pairs = [
@@ -231,7 +245,7 @@ def judged(runs: Sequence[GridRun], machine: MachineProbe) -> tuple[list[Figure]
                note=f"{len(fastest)} groups of one model, batch and length"),
         Figure(name="intervals said to hold 80 %: hold", value=_share(inside), unit="%", asked="70 to 90"),
     ]  # fmt: skip
-    return [figure for figure in figures if figure.value is not None and not math.isnan(figure.value)], calibration
+    return [figure for figure in figures if figure.value is not None and not math.isnan(figure.value)]
 
 
 def _fastest(runs: Sequence[GridRun], calibration: Calibration) -> list[bool]:
@@ -256,12 +270,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.plan_grid", description=__doc__, allow_abbrev=False)
     parser.add_argument("--cells", type=int, default=CELLS, metavar="N", help="only the first N of the grid")
     parser.add_argument("--work", type=Path, default=Path("runs/plan-grid"), help="where the runs are")
-    parser.add_argument("--out", type=Path, default=Path("results/plan_grid.json"))
+    parser.add_argument("--out", type=Path, help="results/plan_grid.json or plan_further.json if not given")
     parser.add_argument("--fold", action="store_true", help="ship the fit with the package")
+    parser.add_argument(
+        "--further", type=int, default=0, metavar="N", help="N cells beyond the grid, by the shipped fit"
+    )
     arguments = parser.parse_args()
     wait_passively()
-    work, cells = arguments.work.resolve(), grid(arguments.cells)
-    halves = [("fit", "judge")[number % 2] for number in range(len(cells))]
+    further = arguments.further
+    out = arguments.out or Path("results") / ("plan_further.json" if further else "plan_grid.json")
+    work, cells = arguments.work.resolve(), grid(CELLS + further)[CELLS:] if further else grid(arguments.cells)
+    halves = ["judge" if further else ("fit", "judge")[number % 2] for number in range(len(cells))]
     work.mkdir(parents=True, exist_ok=True)
     # Both halves are named before the first run.
     files.write_json(work / "halves.json", {cell.name: half for cell, half in zip(cells, halves, strict=True)})
@@ -273,18 +292,19 @@ def main() -> None:
     for number, (cell, half) in enumerate(zip(cells, halves, strict=True)):
         runs.append(measured(cell, half, work, machine, repeat=number % REPEATED == 1))
         print(f"{number + 1}/{len(cells)} {half} {cell.name}: {runs[-1].status}", flush=True)
-        files.write_json(arguments.out, {"machine": asdict(machine), "runs": [asdict(each) for each in runs]})
-    figures, calibration = judged(runs, machine)
+        files.write_json(out, {"machine": asdict(machine), "runs": [asdict(each) for each in runs]})
+    shipped = read_calibration(SHIPPED)
+    figures, calibration = (errors(runs, shipped), shipped) if further else judged(runs, machine)
     for figure in figures:
         print(figure.line())
     document = {"figures": [figure.to_json() for figure in figures], "machine": asdict(machine)}
-    files.write_json(arguments.out, {**document, "runs": [asdict(each) for each in runs]})
+    files.write_json(out, {**document, "runs": [asdict(each) for each in runs]})
     if arguments.fold and (len(cells) < CELLS or any(each.status != "ok" for each in runs)):
-        raise UserError(f"--fold: not all of the {CELLS} cells have run; see {arguments.out}")
+        raise UserError(f"--fold: not all of the {CELLS} cells have run; see {out}")
     if arguments.fold:
         calibration.write(SHIPPED)
         print(f"written to {SHIPPED}")
-    print(f"written to {arguments.out}")
+    print(f"written to {out}")
 
 
 if __name__ == "__main__":

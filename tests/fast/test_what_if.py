@@ -55,7 +55,9 @@ def test_a_limit_is_one_beyond_which_nothing_fits(job: tuple[str, ...]) -> None:
         words = shlex.split(answers[question]["command"])
         at = next(n for n, word in enumerate(words) if word.startswith(flag) and word.endswith(("size", "length")))
         more = str(int(words[at + 1]) + 1)
-        assert answers[question]["fits"] and answers[question]["binds"].startswith("memory: activations")
+        assert answers[question]["fits"] and answers[question]["binds"].startswith(
+            ("memory: activations", "memory: context")
+        )
         assert not planned(shlex.join(words), words[at], more)["fits"]
 
 

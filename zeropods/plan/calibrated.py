@@ -31,7 +31,7 @@ from zeropods.measure.calibration import (
 from zeropods.measure.record import RECORD, Record, read_record
 from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, step_time, traffic
 from zeropods.plan.memory import LOADING, PlannedMemory, plan_memory, recorded_work
-from zeropods.plan.workload import MASTER, Activations, Term, Workload, share, total
+from zeropods.plan.workload import MASTER, Term, Workload, share, total
 from zeropods.tables import MIB
 
 CPU = "cpu"
@@ -40,10 +40,12 @@ LARGE = ("log-softmax", "gradients of the embedding")
 USED = "device_used_bytes"
 UNIT = 100 * MIB
 """Of parts that are constant."""
-STEPPED = slice(9, 11)
+STEPPED = slice(7, 9)
 """Places of the optimizer's parts of a step; before it are those of arithmetic and Python, after it the network's."""
-STEP_OPERATIONS = 1_000
-"""Small operations that are one unit of what a step costs whatever its model is."""
+TENSOR_OPERATIONS, STEP_OPERATIONS, HOOKS = 20, 1_000, 5
+"""Small operations that are one unit of what a tensor costs in a step, of what a step costs whatever its model is; and
+how many times a tensor's ZeRO-3 takes, which gathers it and gives it back. Units are near what runs show, since a
+factor is held near 1."""
 WEIGHT_PASSES = 4
 """Weights are read forward and twice backward, and their gradients written."""
 
@@ -96,32 +98,32 @@ class Calibrated:
 
 
 def resident_parts(work: Workload) -> list[list[Term]]:
-    """Terms above the bare process by what a factor is fitted for; last are constants.
+    """Terms above the bare process by what a factor is fitted for; the second and third are constants.
 
-    Small blocks stay in the C library's heap once they were needed, so that states and layers add up; large ones are
-    given back: the loss and the embedding's gradients come one after the other.
+    Small blocks stay in the C library's heap once they were needed, so that states and layers add up. Large ones are
+    given back: the loss comes first, then the gradients, with the buffers that stages 1 and 2 make for them.
     """
-    plan, shape, technique, together = plan_memory(work, 0), work.shape, work.technique, work.ranks > 1
-    size = MASTER * shape.embedding * shape.tied
-    tied = 2 * size if technique.stage == 0 and shape.joint else size
-    most = max(12 * work.rows * work.labels * shape.vocabulary, tied)
-    large = Term("the loss, or gradients of the embedding", most, "the larger of both", "activations")
+    plan, shape, stage, together = plan_memory(work, 0), work.shape, work.technique.stage, work.ranks > 1
     kept = [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and term.name != LOADING]
     layers = [term for term in plan.terms if term.part == "activations" and not term.name.startswith(LARGE)]
     # No more of a buffer is resident than is written to: a model's gradients may leave most of it empty.
     whole = MASTER * shape.parameters
     buffers = [replace(term, bytes=min(term.bytes, whole)) for term in plan.terms if term.part == "buffers"]
-    sends = together and technique.stage != 3
+    # Those of stage 3 are there from the start, and those that add up over several passes from the first pass on.
+    later = total(kept, "gradients") if stage < 3 and work.passes == 1 else 0
+    later += total(buffers) if stage in (1, 2) else 0
+    tied = MASTER * shape.embedding * shape.tied * (2 if stage == 0 and shape.joint else 1)
+    most = max(12 * work.rows * work.labels * shape.vocabulary - later, tied)
+    large = Term(
+        "the loss, or gradients of the embedding", most, "what the larger takes beyond the rest", "activations"
+    )
     # Each rank draws or loads the whole model first; what is large of it is given back.
     loaded = Term.of("what a load leaves, FP32", MASTER, shape.parameters - shape.embedding)
     return [
-        [*kept, *layers, large],
-        buffers if sends else [],
-        [] if sends else buffers,
+        [*kept, *layers, *buffers, large],
         [Term("libraries that work has touched", UNIT, "a constant")],
-        [Term("DeepSpeed", UNIT // 2, "a constant")] if technique.stage else [],
         [Term("process group", UNIT // 2, "a constant")] if together else [],
-        [loaded] if technique.stage == 3 else [],
+        [loaded] if stage == 3 else [],
     ]
 
 
@@ -129,9 +131,9 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     """Seconds at the machine's own rates, of processes that share its cores.
 
     Returns:
-        Arithmetic of a T5; of a causal model; activations; weights; Python for each tensor; of a step; what ZeRO adds
-        for each tensor; ZeRO-3; ZeRO for a step; the optimizer; what ZeRO adds to it; volume of DDP's collectives; of
-        ZeRO's; their messages. Memory is read and written for activations, weights and the optimizer.
+        Arithmetic of a T5; of a causal model; weights; Python for each tensor; of a step; what ZeRO adds for each
+        tensor; ZeRO-3; the optimizer; what ZeRO adds to it; volume of DDP's collectives; of ZeRO's; their messages.
+        Memory is read and written for weights and the optimizer.
     """
     ranks, cores, passes, technique = work.ranks, probe.cores, work.passes, work.technique
     sharing = math.ceil(ranks / machines.hosts)
@@ -140,7 +142,7 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     parameters, size = work.shape.parameters, work.element_bytes
     own = share(parameters, ranks if technique.stage else 1)
     operation = probe.python_seconds * max(1.0, sharing / cores)
-    tensors, step = len(work.shape.weights) * operation, STEP_OPERATIONS * operation
+    tensors, step = TENSOR_OPERATIONS * len(work.shape.weights) * operation, STEP_OPERATIONS * operation
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
     network = [traffic(work, replace(one_each, latency_seconds=each)) for each in latencies]
@@ -151,13 +153,11 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     return (
         arithmetic * has_encoder,
         arithmetic * (not has_encoder),
-        passes * total(Activations(work).terms()) / bandwidth,
         passes * WEIGHT_PASSES * size * parameters / bandwidth,
         passes * tensors * (2 if work.checkpointing else 1),
         step,
         tensors * (technique.stage > 0),
-        passes * tensors * (technique.stage == 3),
-        step * (technique.stage > 0),
+        passes * HOOKS * tensors * (technique.stage == 3),
         ADAM_BYTES * own / bandwidth,
         ADAM_BYTES * own / bandwidth * (technique.stage > 0),
         volume * (technique.stage == 0),
