@@ -100,8 +100,8 @@ class Calibrated:
 def resident_parts(work: Workload) -> list[list[Term]]:
     """Terms above the bare process by what a factor is fitted for; the second and third are constants.
 
-    Small blocks stay in the C library's heap once they were needed, so that states and layers add up. Large ones are
-    given back: the loss comes first, then the gradients, with the buffers that stages 1 and 2 make for them.
+    Small blocks stay in the C library's heap once they were needed, so that states, gradients and layers add up. Large
+    ones are given back: the loss comes before the embedding's gradients, and before the buffers of stages 1 and 2.
     """
     plan, shape, stage, together = plan_memory(work, 0), work.shape, work.technique.stage, work.ranks > 1
     kept = [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and term.name != LOADING]
@@ -109,14 +109,9 @@ def resident_parts(work: Workload) -> list[list[Term]]:
     # No more of a buffer is resident than is written to: a model's gradients may leave most of it empty.
     whole = MASTER * shape.parameters
     buffers = [replace(term, bytes=min(term.bytes, whole)) for term in plan.terms if term.part == "buffers"]
-    # Those of stage 3 are there from the start, and those that add up over several passes from the first pass on.
-    later = total(kept, "gradients") if stage < 3 and work.passes == 1 else 0
-    later += total(buffers) if stage in (1, 2) else 0
     tied = MASTER * shape.embedding * shape.tied * (2 if stage == 0 and shape.joint else 1)
-    most = max(12 * work.rows * work.labels * shape.vocabulary - later, tied)
-    large = Term(
-        "the loss, or gradients of the embedding", most, "what the larger takes beyond the rest", "activations"
-    )
+    loss = 12 * work.rows * work.labels * shape.vocabulary - (total(buffers) if stage in (1, 2) else 0)
+    large = Term("the loss, or gradients of the embedding", max(loss, tied), "the larger of both", "activations")
     # Each rank draws or loads the whole model first; what is large of it is given back.
     loaded = Term.of("what a load leaves, FP32", MASTER, shape.parameters - shape.embedding)
     return [
