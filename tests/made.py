@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zeropods.measure.record import RankMeasurement, Record, RunConfig, Statistics, samples_per_second, train_seconds
+from zeropods.pods.backends.local import Settings
+from zeropods.pods.rendezvous import Pod
 from zeropods.tables import GIB, MIB
 
 CONFIG_KEYS = {each.name for each in fields(RunConfig)}
@@ -98,6 +100,21 @@ def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dic
         "ranks": ranks,
         **values,
     }
+
+
+SETTINGS = Settings(
+    count=2, slots=None, backend="local", lease="idle", lease_seconds=60.0, cpu=1, memory=1, nvidia_gpu=0
+)
+"""Of a cluster that nobody starts."""
+
+
+def a_pod(number: int, **changes: Any) -> Pod:
+    """A pod that nobody has started."""
+    made: dict[str, Any] = {
+        "name": f"pod{number}", "worker": f"w{number}", "address": f"127.0.1.{number}", "hostname": "here", "slots": 1,
+        "ssh_port": 2_222, "host_key": f"ssh-ed25519 {number}", "control_port": 30_000 + number,
+    }  # fmt: skip
+    return Pod(**{**made, **changes})
 
 
 def as_record(document: dict[str, Any]) -> Record:

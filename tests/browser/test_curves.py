@@ -11,8 +11,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page
 from tensorboard.summary import Writer
 
-from tests.browser.lab import ROOT
 from tests.full.clusters import listens, processes_naming
+from tests.full.demo_page import ROOT
 from tests.full.launches import until
 from zeropods.programs import free_port
 

@@ -16,9 +16,10 @@ import pytest
 from nbstripout import strip_output
 from playwright.sync_api import Browser
 
-from tests.browser.lab import ROOT, lab
+from tests.browser.lab import lab
 from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
 from tests.full.clusters import processes_naming
+from tests.full.demo_page import ROOT
 from tests.full.forks import fork_server
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +31,6 @@ def test_flags_are_read_in_every_form() -> None:
     [
         (T5, "--epoch 3", "--epoch: no flag of textsql_train.py; --epochs?"),
         (T5, "--model_name_or_path x", "--model_name_or_path: no flag of textsql_train.py; --model_id?"),
-        (CAUSAL, "--max_steps 5", "--max_steps: no flag of causal_train.py; --max_train_steps?"),
         (CAUSAL, "--dataset_paht x", "--dataset_paht: no flag of causal_train.py; --data?"),
         (T5, "--seed", "--seed: expected one argument"),
         (T5, "--seed 1.5", "--seed: '1.5'; expected a whole number"),
@@ -44,7 +41,6 @@ def test_flags_are_read_in_every_form() -> None:
         (T5, "--compile graphs --deepspeed a.json", "--deepspeed a.json: cannot be recorded as a graph"),
         (CAUSAL, "--task text2sql", "--task 'text2sql'; expected squad, lm"),
         (CAUSAL, "--task lm --loss_on answer", "--loss_on answer: the text of --task lm has no answers"),
-        (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
         (CAUSAL, "--init drawn", "--init 'drawn'; expected pretrained, random or the folder of a finished run"),
         (CAUSAL, "--num_train_epochs inf", "--num_train_epochs inf; expected a finite number, more than 0"),
         (CAUSAL, "--max_grad_norm nan", "--max_grad_norm nan; expected a finite number, at least 0"),
@@ -72,14 +68,3 @@ def test_both_scripts_are_known_by_name_and_by_place(tmp_path: Path) -> None:
     assert arguments_of(tmp_path / "causal_train.py") is None
     assert all((PROJECT / name).is_file() for name in SCRIPTS)
     assert run_folder_of([], tmp_path, "causal_train.py") == tmp_path / CausalArguments().outputdir
-
-
-def test_reading_flags_loads_neither_torch_nor_transformers() -> None:
-    code = (
-        "import sys\n"
-        "from zeropods.train.arguments import CausalArguments, parse_flags\n"
-        "import zeropods.train.deepspeed\n"
-        "parse_flags(CausalArguments, [])\n"
-        "sys.exit(bool({'torch', 'transformers', 'deepspeed'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

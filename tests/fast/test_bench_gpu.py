@@ -14,12 +14,9 @@ import pytest
 from benchmarks.gpu.__main__ import LOCK
 from benchmarks.gpu.archive import write_archive
 from benchmarks.gpu.cells import Cell
-from benchmarks.gpu.duration import duration
-from benchmarks.gpu.losses import compared
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.needs import required
-from benchmarks.gpu.predicted import predicted_seconds
-from benchmarks.gpu.rows import false_fits, mfu, rows
+from benchmarks.gpu.rows import mfu, rows
 from benchmarks.gpu.steady import rate, ratio_of_rates, steady_steps
 from zeropods.files import folder_locked
 
@@ -69,17 +66,6 @@ def test_rates_and_their_ratio_by_hand() -> None:
     assert ratio_of_rates([0.1] * 5, 64, [0.2] * 5, 32) == pytest.approx((4.0, 4.0, 4.0))
 
 
-def test_a_cell_trains_for_the_seconds_asked_for_by_its_predicted_rate() -> None:
-    import numpy as np
-
-    cell, shapes = Cell(name="x", kind="train", model="t5-large", compile="blocks"), np.array([[48, 24]])
-    found = duration(cell, 32, shapes, H200, seconds=30.0, warm=None)
-    counted = found.steps - found.warm
-    assert counted == pytest.approx(30.0 / predicted_seconds(cell, 32, shapes, H200), abs=1)
-    assert found.warm == 40
-    assert found.seconds == 240.0
-
-
 def test_mfu_of_t5_large_at_22_and_22_tokens() -> None:
     # 6 x (302.0 M x 22 + 50.3 M x 22 + 352.4 M x 22 + 32.9 M x 22 + 59.5 M of attention) = 97.7 GFLOP a sample.
     assert mfu(record(tokens_per_sample=[22, 22]), H200) == pytest.approx(320 * 97.72e9 / 989.4e12, rel=1e-3)
@@ -87,18 +73,6 @@ def test_mfu_of_t5_large_at_22_and_22_tokens() -> None:
 
 def test_three_epochs_are_169_065_samples() -> None:
     assert rows({"t5-large-none-32": record()}, H200)[0]["three_epochs_seconds"] == pytest.approx(169_065 / 320)
-
-
-def test_a_planned_batch_that_ran_out_of_memory_is_a_false_fit() -> None:
-    assert false_fits(record(tries=[{"status": "oom"}, {"status": "ok"}]), H200)
-
-
-def test_equal_losses_are_within_noise() -> None:
-    run = record(losses=[{"step": s, "loss": 2.0} for s in range(10)])
-    run["cell"]["steps"] = 10
-    found = compared(dict.fromkeys(("losses-fp32", "losses-fast", "losses-fp32-other-seed"), run))
-    assert found is not None and found["within_noise"]
-    assert compared({"losses-fp32": record(losses=[])}) is None
 
 
 FAILED, OOM = (json.dumps({**record(status=status), "gpu": None}) for status in ("failed", "oom"))

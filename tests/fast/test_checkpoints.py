@@ -12,7 +12,6 @@ import pytest
 from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
 from zeropods.errors import UserError
 from zeropods.train.checkpoints import (
-    UNIVERSAL,
     Origin,
     UnsoundError,
     complete,
@@ -23,7 +22,6 @@ from zeropods.train.checkpoints import (
     newest_first,
     newest_good,
     prune,
-    share,
     verified,
 )
 
@@ -81,8 +79,6 @@ def link(path: Path) -> None:
         (lambda path: os.truncate(path, 100), "manifest.json", "manifest.json: damaged (Invalid JSON"),
         (lambda path: path.write_text(path.read_text().replace('"step": 20', '"step": 21')), "manifest.json",
          "manifest.json: damaged (its digest is another)"),
-        (lambda path: path.write_text("[]"), "manifest.json", "manifest.json: damaged ("),
-        (lambda path: path.write_text("[" * 100_000), "manifest.json", "manifest.json: damaged"),
         (lambda path: path.write_text('{"digest": "", "writer": "torch"}'), "manifest.json", "manifest.json: damaged"),
     ],
 )  # fmt: skip
@@ -119,22 +115,6 @@ def test_what_the_pointer_names_is_found_where_a_listing_is_old(folder: Path, mo
     assert newest_first(folder) == ["checkpoint-20", "checkpoint-10"]
 
 
-def test_what_a_killed_save_left_is_not_mixed_into_the_next_of_its_step(folder: Path) -> None:
-    (make_room(folder, 30) / "zero_pp_rank_7_of_a_killed_save.pt").touch()
-    save(folder, 30)
-    assert found(folder) == ("checkpoint-30", [])
-    assert read(folder / "checkpoint-30") == content_of(30)
-
-
-def test_a_step_that_is_saved_again_replaces_the_first_save_and_universal_forms_go(folder: Path) -> None:
-    (folder / UNIVERSAL / "10").mkdir(parents=True)
-    make_room(folder, 20)
-    assert found(folder)[0] == "checkpoint-10"
-    save(folder, 20, save="second")
-    assert read(folder / "checkpoint-20") == content_of(20, "second")
-    assert sorted(os.listdir(folder)) == ["checkpoint-10", "checkpoint-20", "latest.json"]
-
-
 def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> None:
     place = make_room(folder, 30)
     (place / "trainer_state.json").touch()
@@ -144,13 +124,6 @@ def test_a_file_that_came_while_the_step_was_saved_is_refused(folder: Path) -> N
     with pytest.raises(UserError, match=r"late\.pt came or went"):
         complete(folder, 30, an_origin(), files)
     assert found(folder)[0] == "checkpoint-20"
-
-
-def test_every_file_belongs_to_one_rank() -> None:
-    names = {*content_of(20), "of_no_known_kind", "rng_state_5.pth"}
-    shares = [share(names, rank, 3) for rank in range(3)]
-    assert sorted(name for own in shares for name in own) == sorted(names)
-    assert shares[1] == [SHARD, "rng_state_1.pth"]
 
 
 # Pruning.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,18 +98,3 @@ def test_its_runtimes_are_the_editions_of_the_image(project: Any) -> None:
     [kernel] = {f"Python {found}" for found in re.findall(r"python(3\.\d+)-cuda", text)}
     expected = [{"editor": each, "kernel": kernel, "edition": edition} for each in ("JupyterLab", "PBJ Workbench")]
     assert project["runtimes"] == expected
-
-
-def test_every_variable_of_its_page_is_read_somewhere(project: Any) -> None:
-    told = set(re.findall(r"\bZEROPODS_[A-Z_]+\b", (ROOT / "docs" / "cml.md").read_text()))
-    files = [path for folder in ("zeropods", "cml", "tools") for path in (ROOT / folder).rglob("*.py")]
-    read = "\n".join(path.read_text() for path in files)
-    assert set(project["environment_variables"]) <= told
-    assert not [name for name in told - settings() if name not in read]
-
-
-@pytest.mark.parametrize("script", ["install_dependencies.py", "run_notebook.py"])
-def test_a_script_says_what_it_does(script: str) -> None:
-    argv = [sys.executable, f"cml/{script}", "--help"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0 and f"python cml/{script}" in done.stdout

@@ -15,7 +15,7 @@ from zeropods.errors import UserError
 from zeropods.plan.memory import planned
 from zeropods.techniques import TECHNIQUES, offloads_optimizer, technique_of, technique_text
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments
-from zeropods.train.deepspeed import check_config, effective_config, read_config
+from zeropods.train.deepspeed import check_config, read_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "dsconfig"
 EVERY = {path.stem: read_config(path) for path in sorted(FOLDER.glob("*.json"))}
@@ -128,26 +128,11 @@ def test_a_causal_file_is_its_techniques_with_an_optimizer_and_a_schedule(name: 
     assert CAUSAL[name]["optimizer"]["type"] == "AdamW"
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twins_differ_in_the_profiler_block_and_in_nothing_else(name: str) -> None:
-    profiled = copy.deepcopy(CONFIGS[name])
-    assert profiled.pop("flops_profiler")["enabled"] is True
-    assert profiled == CONFIGS[TWINS[name]]
-
-
 def test_files_differ_in_the_zero_and_profiler_blocks_and_in_nothing_else() -> None:
     rest = [{k: v for k, v in c.items() if k not in ("zero_optimization", "flops_profiler")} for c in CONFIGS.values()]
     assert all(config == rest[0] for config in rest)
     sizes = {config["zero_optimization"].get(key) for config in EVERY.values() for key in BUCKETS} - {None}
     assert len(sizes) == 1 and sizes.pop() <= MODEST
-
-
-def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) -> None:
-    before = copy.deepcopy(CONFIGS["zero1profiler"])
-    config = effective_config(CONFIGS["zero1profiler"], tmp_path)
-    assert config["flops_profiler"]["output_file"] == str(tmp_path / "profile.txt")
-    assert config["tensorboard"]["output_path"] == str(tmp_path / "tensorboard")
-    assert CONFIGS["zero1profiler"] == before
 
 
 @pytest.mark.parametrize(
@@ -162,7 +147,6 @@ def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) 
         ("zero1", {"zero_optimization__stage": 4}, "zero_optimization.stage 4; expected 0, 1, 2 or 3"),
         ("zero2", {"zero_optimization__offload_param": {"device": "cpu"}}, "offload_param with stage 2: has no effect"),
         ("zero1", {"train_micro_batch_size_per_gpu": 16}, "per_gpu 16, --per_device_train_batch_size 32; write"),
-        ("zero1", {"gradient_clipping": 0.5}, "gradient_clipping 0.5, --max_grad_norm 1.0; write"),
         ("zero1", {"gradient_clipping": None}, "gradient_clipping absent, DeepSpeed would take 0.0; --max_grad_norm"),
         ("zero1", {"train_batch_size": 64}, "train_batch_size 64, 32 rows x 1 passes x 3 processes = 96; write"),
         ("zero1", {"bf16__enabled": True}, "bf16.enabled true, --precision fp32"),
@@ -170,14 +154,10 @@ def test_output_goes_into_the_run_folder_and_the_template_stays(tmp_path: Path) 
         ("zero1", {"optimizer": {"params": {"lr": 1e-5}}}, "optimizer.params.lr 1e-05, --learning_rate 0.0003"),
         ("zero1", {"optimizer": {"params": {"lr": "auto", "eps": 1e-6}}}, "eps 1e-06, AdamW's here is 1e-08"),
         ("zero1", {"scheduler": {"type": "OneCycle", "params": {}}}, "scheduler.type 'OneCycle'; expected WarmupLR"),
-        ("causal_zero2_offload", {"optimizer__params__lr": None}, "lr absent, DeepSpeed would take 0.001"),
         ("causal_zero2_offload", {"optimizer__params__betas": [0.9, 0.95]}, "betas [0.9, 0.95], the flags say"),
-        ("causal_zero2_offload", {"optimizer__params__weight_decay": 0.1}, "weight_decay 0.1, --weight_decay 0.01"),
-        ("causal_zero2_offload", {"scheduler__params__warmup_num_steps": 10}, "10, --num_warmup_steps 0"),
         ("causal_zero2_offload", {"scheduler__params__total_num_steps": None}, "absent, which it needs"),
         ("causal_zero2_offload", {"scheduler__params__cos_min_ratio": "auto"}, 'cos_min_ratio "auto": nothing fills'),
         ("causal_zero2_offload", {"scheduler__params__warmup_max_lr": 1.0}, "unknown to WarmupCosineLR"),
-        ("causal_zero3_offload", {"scheduler__params__warmup_num_steps": None}, "DeepSpeed would take 1000"),
     ],
 )
 def test_what_is_wrong_or_contradicts_the_flags_is_refused(name: str, changes: dict[str, Any], said: str) -> None:

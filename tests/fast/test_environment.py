@@ -11,13 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from zeropods import __version__
-from zeropods.measure import environment, memory
+from zeropods.measure import environment
 
 SOURCE = """
 #include <string.h>
@@ -101,24 +100,3 @@ def test_a_record_names_the_version_of_the_code_that_ran_and_what_is_installed(m
     monkeypatch.setattr(environment, "version", only_torch)
     found = environment.versions()
     assert (found["zeropods"], found["torch"], found["deepspeed"]) == (__version__, "2.13.0", None)
-
-
-def test_a_process_knows_its_age() -> None:
-    first = environment.process_age_seconds()
-    time.sleep(0.05)
-    assert 0.04 <= environment.process_age_seconds() - first < 1.0
-    assert first < 24 * 3600
-
-
-def test_without_a_gpu_the_share_of_the_cores_is_read() -> None:
-    cpu, ends = memory.Cpu(), time.process_time() + 0.2
-    while time.process_time() < ends:
-        pass
-    read = cpu.read()
-    assert read["cpu_percent"] is not None and 0 < read["cpu_percent"] <= 100 and "io_wait_percent" in read
-
-
-def test_a_moment_too_short_for_the_kernel_s_clock_has_no_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "SHORTEST_SECONDS", 3600.0)
-    cpu = memory.Cpu()
-    assert cpu.read() == {}

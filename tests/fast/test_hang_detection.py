@@ -80,14 +80,6 @@ def test_a_save_in_which_ranks_work_or_move_has_more_time(watched: Watched) -> N
         assert watched.alive(1, saving(0, place, "save.py:1 save"), saving(1)) is None
 
 
-def test_a_rank_without_signs_of_life_is_stopped_whatever_it_was_doing(watched: Watched) -> None:
-    watched.alive(1, beat(1, phase="save", patient=True))
-    found = watched.alive(11, beat(0, phase="save", patient=True)) or ""
-    assert found.startswith("pod2: no sign of a rank for 11 s")
-    assert "rank 1 on pod2 is stopped at train.py:7 step (phase save, 1 steps done)" in found
-    assert "rank 0 on pod1 is at" in found
-
-
 def test_time_in_which_nobody_looked_does_not_count(watched: Watched) -> None:
     watched.alive(3, beat(0), beat(1))
     watched.now += 1000

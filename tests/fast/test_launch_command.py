@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,24 +10,18 @@ import pytest
 from zeropods.errors import UserError
 from zeropods.launch.command import (
     FORWARDED,
-    LIGHT,
-    RUNNER,
     Launch,
     check_plain,
     exported_variables,
-    find_script,
     flag_values,
     launcher_variables,
     remote_argument,
-    run_folder_of,
     runner_argv,
     runner_environment,
     shell_line,
-    train_arguments,
     typed_flags,
 )
 from zeropods.pods.hostfile import Host
-from zeropods.train.arguments import PROJECT
 
 LAUNCH = Launch(
     script=Path("/project/textsql_train.py"),
@@ -39,17 +31,6 @@ LAUNCH = Launch(
     master_port=29511,
     ssh_config=Path("/project/.zeropods/pods/ssh_config"),
 )
-
-
-def test_the_command_is_deepspeeds_own_over_pdsh() -> None:
-    argv = runner_argv(LAUNCH, Path("/tmp/hostfile"))
-    assert argv[1:4] == ["-m", LIGHT, RUNNER]
-    flags = dict(pairwise(argv))
-    assert (flags["--hostfile"], flags["--launcher"], flags["--num_nodes"]) == ("/tmp/hostfile", "pdsh", "2")
-    assert (flags["--master_addr"], flags["--master_port"]) == ("10.0.0.1", "29511")
-    assert argv[-3:] == ["/project/textsql_train.py", "--deepspeed", "zero1.json"]
-    # One pod is reached over ssh too.
-    assert "--force_multi" in argv
 
 
 def test_the_command_can_be_pasted_into_a_shell() -> None:
@@ -62,11 +43,6 @@ def test_the_command_can_be_pasted_into_a_shell() -> None:
     assert words[:2] == ["PDSH_RCMD_TYPE=ssh", "PDSH_SSH_ARGS_APPEND=-F /project/.zeropods/pods/ssh_config"]
     assert Path(words[2]).name == "deepspeed" and words[3:] == argv[4:]
     assert "\n    --launcher pdsh \\\n" in line
-
-
-def test_without_pods_each_slot_of_this_machine_gets_a_process() -> None:
-    alone = replace(LAUNCH, launcher="none")
-    assert "deepspeed.launcher.launch" in runner_argv(alone, Path()) and alone.world_size == 4
 
 
 def through_deepspeed(argument: str) -> str:
@@ -139,20 +115,3 @@ def test_flags_are_read_in_both_forms_and_typed_by_what_they_look_like() -> None
     words = ["--a", "1", "--b-c=2=3", "--flag", "--d", "1e-3", "--a", "-9", "--e", "True"]
     assert flag_values(words) == {"a": "-9", "b_c": "2=3", "flag": "", "d": "1e-3", "e": "True"}
     assert typed_flags("/theirs.py", words) == {"a": -9, "b_c": "2=3", "flag": "", "d": 0.001, "e": True}
-
-
-def test_flags_are_written_as_the_script_reads_them() -> None:
-    words = train_arguments(outputdir=Path("/runs/a"), gradient_checkpointing=False, learning_rate=2e-3, deepspeed=None)
-    assert words == ["--outputdir", "/runs/a", "--gradient_checkpointing", "False", "--learning_rate", "0.002"]
-
-
-def test_the_run_folder_is_the_scripts_own_default_where_none_is_given(tmp_path: Path) -> None:
-    from zeropods.train.arguments import TextToSQLArguments
-
-    assert run_folder_of([], tmp_path) == tmp_path / TextToSQLArguments().outputdir
-
-
-def test_a_script_is_found_in_the_project_from_any_folder(tmp_path: Path) -> None:
-    assert find_script("textsql_train.py", tmp_path) == PROJECT / "textsql_train.py"
-    with pytest.raises(UserError, match=r"nowhere\.py: no such script"):
-        find_script("nowhere.py", tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_config, a_rank
+from tests.made import a_pod
 from zeropods.launch.outcome import (
     ABSENT_SECONDS,
     FAILED_SECONDS,
@@ -21,27 +20,12 @@ from zeropods.launch.outcome import (
     Observation,
     PdshLog,
     PodState,
-    Ranks,
-    RunLog,
     judge,
-    record_run,
 )
-from zeropods.pods.rendezvous import Pod
 
 
 def pod(number: int, processes: int = 2, most: int = 2, absent: float | None = 0.0, silent: float = 1.0) -> PodState:
-    address = f"127.0.1.{number}"
-    known = Pod(
-        name=f"pod{number}",
-        worker=f"w{number}",
-        address=address,
-        hostname="h",
-        slots=1,
-        ssh_port=1,
-        host_key="k",
-        control_port=1,
-    )
-    return PodState(pod=known, processes=processes, most=most, absent_seconds=absent, silent_seconds=silent)
+    return PodState(pod=a_pod(number), processes=processes, most=most, absent_seconds=absent, silent_seconds=silent)
 
 
 SILENT = SILENT_SECONDS + 1
@@ -92,30 +76,6 @@ def test_a_run_is_ended(
 def test_a_launcher_that_ended_in_its_last_moment_leaves_the_word_to_the_ranks() -> None:
     state = Observation(pods=[pod(1)], launcher_status=0, since_start=61.0, timeout_seconds=60.0)
     assert judge(state) == Ending()
-
-
-@pytest.mark.parametrize(
-    ("ranks", "status"),
-    [
-        (["interrupted", "interrupted"], "timeout"),
-        (["interrupted", "failed"], "timeout"),
-        (["interrupted", None], "timeout"),
-        (["oom", "interrupted"], "oom"),
-        (["ok", "ok"], "ok"),
-    ],
-)
-def test_what_ranks_say_because_their_time_was_over_is_no_cause(
-    ranks: list[str | None], status: str, tmp_path: Path
-) -> None:
-    launched = Ranks(tmp_path, ["pod1", "pod2"])
-    (tmp_path / "ranks").mkdir()
-    for number, said in enumerate(ranks):
-        if said is not None:
-            (tmp_path / "ranks" / f"{number}.json").write_text(json.dumps(a_rank(number, status=said)))
-    (tmp_path / "config.json").write_text(json.dumps(a_config(pods=2)))
-    verdict = Ending("timeout", "took longer than 60 s")
-    record = record_run(launched, verdict, RunLog())
-    assert record.status == status
 
 
 def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.full.launches import until
 from zeropods.pods import leases
-from zeropods.pods.leases import IDLE, KERNEL, Leases, takes_sigterm
+from zeropods.pods.leases import IDLE, KERNEL, Leases
 from zeropods.pods.processes import RUN, Process
 
 SLEEP = "import time; time.sleep(600)"
@@ -52,13 +52,6 @@ def lived(work: Callable[[Leases], object], seconds: float) -> list[str]:
 
     asyncio.run(main())
     return ended[:1]
-
-
-def test_shells_and_the_deepspeed_launcher_are_not_asked_to_end(start) -> None:
-    shell = start("sh")
-    rank = start(sys.executable, "-c", SLEEP)
-    launcher = start(sys.executable, "-c", SLEEP, "-m", "deepspeed.launcher.launch")
-    assert [takes_sigterm(Process(child.pid)) for child in (shell, rank, launcher)] == [False, True, False]
 
 
 @pytest.mark.usefixtures("start")

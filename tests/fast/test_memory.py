@@ -166,15 +166,6 @@ def test_a_later_attempt_goes_on_in_the_file_after_a_line_that_was_cut_off(tmp_p
     assert path.read_text().count("unix_seconds") == 1
 
 
-def test_an_interval_of_zero_reads_nothing_and_a_long_one_ends_with_the_attempt(tmp_path: Path) -> None:
-    # One sample at the beginning, one at the end.
-    for interval, calls in ((0, 0), (600.0, 2)):
-        read = Counting()
-        with Sampler(tmp_path / "0.csv", interval, read, lambda: "load"):
-            pass
-        assert read.calls == calls
-
-
 def test_a_full_disk_ends_the_sampling_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "0.csv"
     path.symlink_to("/dev/full")

@@ -63,14 +63,6 @@ def test_a_notebook_keeps_the_rules(path: Path) -> None:
     assert list(broken(path)) == []
 
 
-def test_the_notebooks_of_the_demo_are_there_and_no_two_have_one_number() -> None:
-    demo = ast.parse((ROOT / "tools" / "demo.py").read_text())
-    assigned = {ast.unparse(node.targets[0]): node.value for node in demo.body if isinstance(node, ast.Assign)}
-    names = ast.literal_eval(assigned["NOTEBOOKS"])
-    assert names and set(names) <= {path.stem for path in NOTEBOOKS}
-    assert len({re.findall(r"^\d\d(?=_)", path.name)[0] for path in NOTEBOOKS}) == len(NOTEBOOKS)
-
-
 def test_no_two_notebooks_assign_the_same_constant() -> None:
     assigned = Counter[str]()
     for path in NOTEBOOKS:

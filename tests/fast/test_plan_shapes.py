@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.machines import published_flops
 from zeropods.plan.models import known_config
 from zeropods.plan.shapes import Saved, Shape, shape_of
-from zeropods.plan.workload import Activations, Workload
+from zeropods.plan.workload import Workload
 
 KINDS = {"e": "embedding", "m": "matrix", "b": "bias", "n": "norm"}
 
@@ -61,23 +60,6 @@ def test_parameters_are_the_published_ones(name: str, parameters: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "products", "head"),
-    [
-        # Encoder by source token, with cross-attention's keys and values; the rest by target token. 2 heads of 1:
-        # attention of 2 x 3^2 in the encoder, 2^2 in the decoder, 2 x 3 x 2 between them.
-        (T5, 36 * 3 + 36 * 2 + 2 * (2 * 9 + 4 + 12), 10 * 2),
-        # 84 matmul parameters a token, and 1 layer x 2 heads x 2 x 3^2 for half the square of attention.
-        (LLAMA, 84 * 3 + 36, 20 * 2),
-        # A window of one token: of the square 3^2, less the 2^2 beyond it.
-        (replace(LLAMA, window=1, windowed=1), 84 * 3 + 4 * (9 - 4), 20 * 2),
-    ],
-)
-def test_flops_of_a_smallest_model_by_hand(shape: Shape, products: int, head: int) -> None:
-    assert shape.training_flops(3, 2) == 6 * (products + head)
-    assert shape.layer_products(3, 2) == products
-
-
-@pytest.mark.parametrize(
     ("name", "recorded"),
     [
         ("t5-tiny", known_config("t5-tiny") | {"dropout_rate": 0.0, "is_gated_act": False}),
@@ -114,23 +96,6 @@ def test_what_attention_really_runs(
 ) -> None:
     way = {"attention": attention, "precision": precision, "before_ampere": before_ampere}
     assert Workload(shape=shape_named(model), rows=1, tokens=tokens, labels=1, **way).kernel == kernel
-
-
-@pytest.mark.parametrize(
-    ("work", "in_loss", "backward"),
-    [
-        # 2 x 100 + 4 x 10 in the encoder, 100 + 2 x 10 in the decoder, 60 at the ends, a head of 4 x 5 bytes thrice;
-        # two gradients of width 3; those of the embedding, its own and as the head's, are 40 bytes each.
-        (T5_WORK, 240 + 120 + 60 + 3 * 20, (420 + 24, 40)),
-        # Inputs alone, and what the layers are given beside them: 5 x 2.
-        (replace(T5_WORK, checkpointing=True), 16 + 8 + 60 + 10 + 3 * 20, (94 + 24 + 120, 40)),
-        # Three gradients of width 3, two bytes each.
-        (LLAMA_WORK, 400 + 80 + 80 + 3 * 20, (560 + 36, 40)),
-    ],
-)
-def test_activations_of_a_smallest_model_by_hand(work: Workload, in_loss: int, backward: tuple[int, int]) -> None:
-    made = Activations(work)
-    assert (made.in_loss(), made.backward()[0]) == (in_loss, backward)
 
 
 @pytest.mark.parametrize(

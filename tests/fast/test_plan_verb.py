@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from zeropods.cli import main, parser
-from zeropods.errors import UserError
 from zeropods.plan.estimate import Estimate, plan, request_for
 from zeropods.plan.machines import Machines
 from zeropods.report.plan import length_plans
@@ -152,55 +151,6 @@ def test_a_plan_by_length_has_a_line_for_each_way_and_length() -> None:
     assert made.plot.text == "planned memory of one GPU at 128, 256 tokens"
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("gpt-9",), "gpt-9.*t5-tiny.*llama-8b"),
-        (("t5-small", "--epochs", "2"), "--epochs 2 without --samples"),
-        (("t5-small", "--precision", "fp16"), "--precision fp16; expected fp32 or bf16"),
-        (("t5-small", "--technique", "zero9"), "zero9.*zero3_offload"),
-        (("t5-small", "--gpu", "Abacus"), "Abacus.*--flops"),
-        (("t5-small", "--steps", "1", "--samples", "2"), "give one of them"),
-        (("bloom-560m", "--source-length", "96"), "bloom-560m is a causal model; give --seq-length and --label-length"),
-        (("t5-small", "--seq-length", "96"), "t5-small is an encoder-decoder; give --source-length"),
-        (("t5-small", "--gradient-checkpointing", "both"), "both: t5-small is an encoder-decoder; give True or False"),
-        (("llama-8b", "--attention", "flash"), "flash; expected eager, sdpa, flash_attention_2 or all"),
-        (("llama-8b", "--attention", "flash_attention_2"), "no fp32; give --precision bf16"),
-        (("llama-8b", "--attention", "flash_attention_2", "--precision", "fp16", "--gpu", "T4"), "an Ampere.*sdpa"),
-        (("distilgpt2", "--seq-length", "1025"), "--seq-length 1025; distilgpt2 has 1024 positions"),
-        (("distilgpt2", "--label-length", "600"), "--label-length 600; expected at most --seq-length 512"),
-        (("distilgpt2", "--gpu", "T4", "--precision", "bf16"), "T4 has no BF16.*fp16"),
-        (("llama-8b", "--precision", "int8"), "--precision int8; expected fp32 or bf16 or fp16"),
-    ],
-)
-def test_bad_input_is_one_line(argv: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message) as raised:
-        result(*argv)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "said"),
-    [
-        ("--pods", "many", "'many'; expected a number"),
-        ("--pods", "1.5", "1.5; expected a whole number"),
-        ("--pods", "0", "0; expected more than 0"),
-        ("--gpu-memory", "-1", "-1; expected more than 0"),
-        ("--latency", "-1", "-1; expected 0 to 1e+15"),
-        ("--gpu-memory", "nan", "nan; expected 1e-15 to 1e+15"),
-        ("--batch-size", "1e300", "1e300; expected 1e-15 to 1e+15"),
-        ("--gradient-checkpointing", "yes", "'yes'; expected True or False"),
-    ],
-)
-def test_what_a_flag_cannot_be_is_one_line(
-    flag: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "--model", "t5-small", flag, value])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"zeropods plan: argument {flag}: ") and said in line
-
-
 def test_a_mean_time_between_failures_gives_how_often_to_save(capsys: pytest.CaptureFixture[str]) -> None:
     # Young: sqrt(2 x 30 s x 86,400 s) = 2,277 s. Daly's corrections: x (1 + 0.0132 / 3 + 0.00017 / 9), - 30 s: 2,257 s.
     argv = ["plan", "--model", "t5-small", "--mtbf", "24", "--save-seconds", "30"]
@@ -211,15 +161,6 @@ def test_a_mean_time_between_failures_gives_how_often_to_save(capsys: pytest.Cap
     assert saving["goodput"] == pytest.approx((1 - 30 / 2_287) * (1 - 1_143.5 / 86_400), abs=1e-4)
     assert main(argv) == 0
     assert f"Save every 2,257 s, {saving['steps']:,} steps of {saving['technique']}: 97." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [(["--mtbf", "24"], "--mtbf 24: needs --save-seconds S too"), (["--save-seconds", "5"], "needs --mtbf HOURS too")],
-)
-def test_both_are_needed(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
-    assert main(["plan", "--model", "t5-small", *flags]) == 1
-    assert said in capsys.readouterr().err
 
 
 def test_every_heading_of_a_plan_has_its_unit_and_no_number_an_exponent() -> None:

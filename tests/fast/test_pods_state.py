@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 
+from tests.made import SETTINGS, a_pod
 from zeropods import programs
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.pods import cluster, start
 from zeropods.pods.backends.cml import described
-from zeropods.pods.backends.local import Settings
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.rendezvous import Pod
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
-SETTINGS = Settings(
-    count=2, slots=None, backend="local", lease="idle", lease_seconds=60.0, cpu=4, memory=32, nvidia_gpu=0
-)  # fmt: skip
+PODS = tuple(a_pod(number, slots=2, host_key=KEY) for number in (1, 2))
 HOLDER = """
 import sys
 from zeropods.pods import cluster
@@ -40,15 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def pod(number: int) -> Pod:
-    return Pod(
-        name=f"pod{number}", worker=f"w{number}", address=f"127.0.1.{number}", hostname="here", slots=2,
-        ssh_port=2222, host_key=KEY, control_port=40_000 + number,
-    )  # fmt: skip
-
-
 def whole(name: str, **changes: Any) -> Cluster:
-    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "pods": (pod(1), pod(2)), **changes}
+    told = {"settings": SETTINGS, "workers": ("w1", "w2"), "pods": PODS, **changes}
     return Cluster(folder=cluster.folder_of(name), **told)
 
 
@@ -88,7 +78,7 @@ def test_a_name_that_could_be_another_path_or_a_flag_is_refused(name: str) -> No
     ],
 )
 def test_pods_of_one_machine_share_it_and_talk_over_loopback(backend: str, second: str, shared: bool) -> None:
-    pods = (pod(1), replace(pod(2), address=second))
+    pods = (PODS[0], replace(PODS[1], address=second))
     found = whole("one", settings=replace(SETTINGS, backend=backend), pods=pods)
     assert [host.line() for host in found.hosts] == ["127.0.1.1 slots=2", f"{second} slots=2"]
     assert (found.shared_machine, found.environment) == (shared, {"GLOO_SOCKET_IFNAME": "lo"} if shared else {})
@@ -148,26 +138,6 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(UserError, match=r"^sshd, ssh, ssh-keygen, pdsh: .* openssh-client openssh-server pdsh$"):
         start.require_programs()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--count", "0"], "--count 0; expected a positive number"),
-        (["--count", "1", "--slots", "-1"], "--slots -1; expected a positive number"),
-        (["--count", "1", "--seconds", "0"], "--seconds 0.0; expected a positive number"),
-        (["--count", "1", "--name", "../x"], "cluster name '../x'"),
-        (["--count", "1", "--backend", "cml"], "backend cml: neither"),
-        (["--count", "1", "--ssh-config", "x"], "ssh configuration x: is for hosts of your own"),
-        ([], "--count: not given"),
-    ],
-)
-def test_what_cannot_come_up_is_refused_in_one_line(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str], home: Path
-) -> None:
-    assert main(["pods", "up", *arguments]) == 1
-    error = capsys.readouterr().err
-    assert line in error and error.count("\n") == 1 and not home.exists()
 
 
 def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str], home: Path) -> None:

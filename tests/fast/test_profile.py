@@ -15,7 +15,7 @@ import pytest
 from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import parser
 from zeropods.errors import UserError
-from zeropods.measure.profile import Report, amount, parse_report
+from zeropods.measure.profile import Report, parse_report
 from zeropods.measure.profile_checks import Fault, check_report
 from zeropods.report.profile import ProfileReport
 
@@ -70,24 +70,6 @@ def a_profiled_record(**values: Any) -> dict[str, Any]:
     rank = a_rank(step_seconds=[0.5, 0.3, *[0.08] * 9], warmup_steps=2)
     profiler = {"flops_profiler": {"enabled": True, "profile_step": 1}}
     return a_record(**{"ranks": [rank], "effective_batch_size": 2, "deepspeed": profiler, **values})
-
-
-@pytest.mark.parametrize(
-    ("text", "unit", "number"),
-    [
-        ("602.28 MMACs", "MACs", 602_280_000.0),
-        ("16.38 K", "parameters", 16_380.0),
-        ("7.5 B", "parameters", 7.5e9),
-        ("1e+06 T", "FLOPs", 1e18),
-        ("4.4e+01 TFLOPS", "FLOP/s", 44e12),
-        ("1.8 Gs", "s", 1.8e9),
-        ("55.98 min", "s", None),
-        ("1.05 G", "parameters", None),
-        ("1e999", "FLOPs", None),
-    ],
-)
-def test_a_figure_is_read_in_its_unit_and_in_no_other(text: str, unit: str, number: float | None) -> None:
-    assert amount(text, unit) == number
 
 
 def test_depths_and_modules_have_their_figures_and_sizes() -> None:
@@ -286,16 +268,6 @@ def test_the_record_beside_a_report_is_found_and_an_old_one_does_no_harm(
     result, text = profile(folder)
     assert run in result["run"] and run in text
     assert ("profiler_overhead" in {fault["name"] for fault in result["faults"]}) == ("ranks" in record)
-
-
-def test_tables_say_each_line_with_its_meaning_and_only_what_is_wrong_is_corrected() -> None:
-    zero1, zero3 = real(ZERO1), real(ZERO3)
-    rows = {row[0]: row for row in zero3.summary(with_meaning=True).rows}
-    assert len(rows) == len(zero3.checked.report.lines) + 1  # and the heading
-    assert rows["fwd MACs per GPU"][1:3] == ("1.17 GMACs", "602.27 MMACs") and all(row[3] for row in rows.values())
-    assert {row[2] for row in zero1.summary().rows} == {""}
-    assert [row[0] for row in zero3.classes(top=2).rows] == ["Linear", "T5Attention"]
-    assert [row[0] for row in zero1.tree(1).rows] == ["(root)", "shared", "encoder", "decoder", "lm_head"]
 
 
 def test_plots_say_in_words_what_they_show() -> None:

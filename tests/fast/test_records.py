@@ -21,7 +21,6 @@ from zeropods.measure.record import (
     Statistics,
     compose_record,
     read_record,
-    real_tokens,
     samples_per_second,
     train_seconds,
     write_record,
@@ -138,23 +137,14 @@ def test_a_missing_key_is_refused_with_its_place(tmp_path: Path, key: str) -> No
     ("key", "value"),
     [
         ("effective_batch_size", "32"),
-        ("effective_batch_size", 32.0),
         ("gradient_checkpointing", 1),
         ("status", "fine"),
         ("hosts", "pod1"),
-        ("deepspeed", []),
         ("deepspeed", {"zero_optimization": 5}),
-        ("deepspeed", {"flops_profiler": [1]}),
         ("hardware.gpus", 3),
-        ("hardware.cores", "2"),
         ("slots", 0),
-        ("world_size", 0),
-        ("per_device_train_batch_size", 0),
-        ("train_seconds", "16"),
         ("ranks.0.step_seconds", [0.8]),
-        ("ranks.0.peak_resident_bytes", 1.5),
         ("ranks.0.largest_batch", {"rows": 1}),
-        ("ranks.0.phases", {"steady": {"seconds": 1.0}}),
         ("losses.0.step", True),
     ],
 )
@@ -167,13 +157,6 @@ def test_a_value_of_another_kind_is_refused_with_its_place(tmp_path: Path, key: 
 def test_what_is_no_finite_number_is_refused(tmp_path: Path, key: str, value: float) -> None:
     said = refused(tmp_path, changed(a_record(), key, value))
     assert said.startswith(f"{key} is ") and "finite number" in said
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 2', '"ok"', "\x00"])
-def test_a_damaged_file_is_one_line(tmp_path: Path, text: str) -> None:
-    folder = write_run(tmp_path / "run", text)
-    with pytest.raises(UserError, match=r"record\.json: "):
-        read_record(folder)
 
 
 def timed(*seconds: float) -> RankMeasurement:
@@ -236,8 +219,3 @@ def test_a_rank_without_a_measurement_is_counted(tmp_path: Path) -> None:
     left(tmp_path, ("ok", "ok"), ended=(1.0, 1.0))
     (tmp_path / "ranks" / "1.json").unlink()
     assert compose_record(tmp_path).reason == "1 of 2 ranks left no measurement"
-
-
-def test_tokens_with_a_loss_are_among_those_of_a_text() -> None:
-    rank = RankMeasurement(rank=0, host="pod1", source_tokens=100, target_tokens=30)
-    assert [real_tokens(rank, task) for task in ("text2sql", "squad", "lm")] == [130, 100, 100]

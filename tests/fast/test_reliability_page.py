@@ -23,7 +23,6 @@ def trial(**other: Any) -> dict[str, Any]:
     return plain | other
 
 
-NOTHING = dict.fromkeys(("steps_lost", "seconds_to_find", "seconds_to_resume", "left_over", "largest_difference"))
 SEVERAL = [
     trial(goodput=0.75),
     trial(seconds_to_find=11.25, steps_lost=0, goodput=0.25),
@@ -40,21 +39,6 @@ def test_the_page_is_made_of_the_results_and_explains_their_faults() -> None:
     results = read_json(RESULTS)
     assert page(results) == PAGE.read_text(encoding="utf-8")
     assert {one["fault"] for one in results["trials"]} <= set(FAULTS)
-
-
-@pytest.mark.parametrize(
-    ("trials", "cells"),
-    [
-        (SEVERAL, ["3", "3", "3", "2, 6", "5.0, 11.2", "20.0, 61.0", "50%, 25%"]),
-        ([trial(survived=False, **NOTHING)], ["1", "0", "0", *["not measured"] * 4]),
-        ([], ["0", "0", "0", *["not measured"] * 4]),
-    ],
-)
-def test_a_line_shows_the_median_and_the_worst_of_what_was_measured(
-    trials: list[dict[str, Any]], cells: list[str]
-) -> None:
-    lines = [line for line in made_of(*trials).splitlines() if line.startswith("| rank killed ")]
-    assert [cell.strip() for cell in lines[0].strip("|").split("|")][1:] == cells
 
 
 def test_what_is_over_the_limits_is_counted() -> None:

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_rank, a_record, as_record
-from zeropods.cli import main
+from tests.made import SETTINGS, a_pod, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, batch_of, plan_launch
 from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
 from zeropods.measure.record import Record
-from zeropods.pods.backends.local import Settings
 from zeropods.pods.cluster import Cluster
-from zeropods.pods.rendezvous import Pod
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, batch_on
 
 TRAIN = PROJECT / "textsql_train.py"
@@ -60,24 +57,7 @@ def test_a_batch_is_read_with_our_scripts_own_defaults(
 @pytest.fixture
 def three(tmp_path: Path) -> Cluster:
     """Pods that nobody has started; that they are planned for is enough here."""
-    settings = Settings(
-        count=3, slots=None, backend="local", lease="idle", lease_seconds=9.0, cpu=1, memory=1,
-        nvidia_gpu=0,
-    )  # fmt: skip
-    pods = tuple(
-        Pod(
-            name=f"pod{n}",
-            worker=f"w{n}",
-            address=f"127.0.1.{n}",
-            hostname="h",
-            slots=1,
-            ssh_port=2222,
-            host_key="k",
-            control_port=1,
-        )
-        for n in (1, 2, 3)
-    )
-    return Cluster(folder=tmp_path / "three", settings=settings, pods=pods)
+    return Cluster(folder=tmp_path / "three", settings=SETTINGS, pods=tuple(map(a_pod, (1, 2, 3))))
 
 
 def restarted(
@@ -160,37 +140,3 @@ def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_pa
         Restarts(most=1, min_pods=4).check(asked)
     with pytest.raises(UserError, match=r"theirs.py is no script of ours; give --per_device_train_batch_size"):
         Restarts(most=1).check(replace(asked, script=Path("/theirs.py")))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("--launcher", "slurm", "--restarts", "2"), "--restarts 2: SLURM requeues a job by itself"),
-        (("--launcher", "none", "--restarts", "2", "--min-pods", "1"), "--min-pods 1: is for --launcher pdsh"),
-        (("--min-pods", "2"), "--min-pods 2: says how a run goes on; give --restarts too"),
-        (("--restarts", "-1"), "--restarts -1; expected at least 0"),
-        (("--partition", "p"), "--partition: is for --launcher slurm"),
-        (("--launcher", "slurm", "--name", "n"), "it chooses the nodes"),
-        (("--launcher", "slurm", "--export", "HOME"), "gets the whole environment"),
-        (("--launcher", "slurm", "--slots", "0"), "--slots 0; expected at least 1"),
-        (("--slots", "2"), "--slots 2: pods have slots of their own; leave it out"),
-        (("--launcher", "slurm", "--cpus-per-slot", "0"), "expected at least 1"),
-        (("--launcher", "none", "--num-pods", "2"), "this machine alone"),
-        (("--num-pods", "0"), "--num-pods 0; expected at least 1"),
-        (("--timeout", "nan"), "--timeout nan; expected more than 0 seconds"),
-        (("--step-timeout", "nan"), "--step-timeout nan; expected more than 4 seconds, or 0 for none"),
-    ],
-)
-def test_flags_without_a_meaning_are_refused_in_one_line(
-    arguments: tuple[str, ...], fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["launch", *arguments, "--", "causal_train.py", "--task", "lm", "--data", "allenai/c4"]) == 1
-    assert fault in capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_an_unknown_flag_refers_to_the_help_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["pods", "up", "--cout", "2"])
-    assert (
-        capsys.readouterr().err == "zeropods pods up: unrecognized arguments: --cout 2; see zeropods pods up --help\n"
-    )

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from zeropods.cli import main
-from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.slurm import JobLog, SlurmJob, Submission, read_job, verdict_of
+from zeropods.launch.slurm import SlurmJob, Submission, verdict_of
 from zeropods.pods.hostfile import Host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +30,6 @@ SUBMISSION = Submission(
     ),
     partition="gpu",
     time_limit="1:00:00",
-)
-LINE = (
-    "JobId=17 JobName=zeropods-a UserId=a(1) Priority=1 Account=(null) QOS=(null) JobState={state} Reason={reason} "
-    "Dependency=(null) Requeue=1 Restarts=2 BatchFlag=1 Reboot=0 ExitCode={code}:0 RunTime=00:00:04 "
-    "TimeLimit=00:10:00 TimeMin=N/A NodeList=pod[1-2] BatchHost=pod1 Command=/a b JobState=NO WorkDir=/c"
 )
 JOB = SlurmJob(number=17, state="FAILED", reason=None, exit_status=1, restarts=0, nodes="pod1", time_limit="00:10:00")
 
@@ -60,13 +54,6 @@ def test_a_job_begins_without_the_variables_of_the_one_that_submits_it() -> None
     assert "SLURM_JOB_ID" not in kept and "SLURM_RESTART_COUNT" not in kept
 
 
-def test_a_job_is_read_from_scontrols_line() -> None:
-    job = read_job(LINE.format(state="RUNNING", reason="None", code=0))
-    assert job == replace(JOB, state="RUNNING", exit_status=0, restarts=2, nodes="pod[1-2]")
-    with pytest.raises(UserError, match="scontrol show job: 'nothing'; expected a line"):
-        read_job("nothing")
-
-
 @pytest.mark.parametrize(
     ("state", "exit_status", "status"),
     [
@@ -77,21 +64,6 @@ def test_a_job_is_read_from_scontrols_line() -> None:
 )  # fmt: skip
 def test_a_state_has_a_status(state: str, exit_status: int, status: str | None) -> None:
     assert verdict_of(replace(JOB, state=state, exit_status=exit_status)).status == status
-
-
-def test_a_log_is_read_as_it_grows_with_its_nodes_names(tmp_path: Path) -> None:
-    path, shown = tmp_path / "log", list[str]()
-    path.write_text("of an earlier job\n")
-    log = JobLog(path, shown.append)
-    with open(path, "a") as file:
-        file.write("0: one\n 1: two\nsrun: three\n1: no")
-        file.flush()
-        log.nodes = ("pod1", "pod2")
-        log.read()
-        file.write("t yet\n")
-    log.read()
-    assert shown == ["pod1: one", "pod2: two", "srun: three", "pod2: not yet"]
-    assert log.tail("pod2") == ["pod2: two", "pod2: not yet"]
 
 
 def test_without_slurm_a_launch_is_one_line_and_a_dry_run_needs_none(

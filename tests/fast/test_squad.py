@@ -66,14 +66,11 @@ def test_an_id_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
     [
         (changed(answers=[{"text": "in Oslo", "answer_start": 7}]), "'q1': answer 'in Oslo' is not in its context"),
         (changed(answers=[{"text": "in Rome", "answer_start": 6}]), "'in Rome' is not at answer_start 6 but at 7"),
-        (changed(answers=[{"text": "in Rome", "answer_start": "7"}]), "qas.0.answers.0.answer_start is '7'"),
         (changed(answers=[{"text": " ", "answer_start": 3}]), "answers.0.text is ' '"),
         (changed(answers=[]), "answers is []"),
-        (changed(question=None), "data.0.paragraphs.0.qas.0.question is None"),
         (changed(question="half \ud800"), "train-v1.1.json: broken JSON"),
         (b'{"data":\n [}', "train-v1.1.json: broken JSON: expected value at line 2 column 3"),
         ([], "train-v1.1.json: it is []"),
-        ({"version": "1.1"}, "train-v1.1.json: data: Field required"),
         ({"data": []}, "train-v1.1.json: holds no question"),
     ],
 )

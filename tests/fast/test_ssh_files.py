@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.pods.ssh import known_hosts_text, make_key, pdsh_ssh_arguments, ssh_argv, ssh_config_text
+from zeropods.pods.ssh import pdsh_ssh_arguments, ssh_argv, ssh_config_text
 
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJSkCIaR6JoKZS8Eyy485VZS1CacHjMygpojMfbbyY2L"
 OPTIONS = {
     "user": "me", "port": "2222", "identitiesonly": "yes", "identityagent": "none", "globalknownhostsfile": "/dev/null",
     "stricthostkeychecking": "true", "batchmode": "yes", "passwordauthentication": "no", "connecttimeout": "2",
@@ -34,21 +32,6 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "ssh_config"
     path.write_text(ssh_config_text(["127.0.1.1", "pod2"], 2222, tmp_path / "id", tmp_path / "known", "me"))
     return path
-
-
-def test_key_is_private_and_its_public_half_is_returned(tmp_path: Path) -> None:
-    public = make_key(tmp_path / "id", "of this test")
-    assert public.startswith("ssh-ed25519 AAAA") and public.count(" ") == 1
-    assert stat.S_IMODE((tmp_path / "id").stat().st_mode) == 0o600
-    assert (tmp_path / "id.pub").read_text() == f"{public} of this test\n"
-
-
-def test_known_hosts_has_a_line_for_each_pod_that_ssh_keygen_finds(tmp_path: Path) -> None:
-    text = known_hosts_text([("127.0.1.1", 2222, KEY), ("pod2", 22, KEY)])
-    assert text == f"[127.0.1.1]:2222 {KEY}\npod2 {KEY}\n"
-    (tmp_path / "known").write_text(text)
-    argv = ["ssh-keygen", "-F", "[127.0.1.1]:2222", "-f", str(tmp_path / "known")]
-    assert KEY.split()[1] in subprocess.run(argv, capture_output=True, text=True, timeout=20, check=True).stdout
 
 
 def test_ssh_reads_the_options_for_a_pod_and_for_no_other_host(config: Path) -> None:

@@ -129,11 +129,6 @@ def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
     assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and old[0].f1 is None
 
 
-def test_a_run_in_a_notebook_lists_its_f1(tmp_path: Path) -> None:
-    run = Run(causal(tmp_path / "a", score=SQUAD_SCORE))
-    assert ("F1", "0.500 [0.400, 0.600]") in run.summary().rows
-
-
 def epochs(folder: Path, **values: Any) -> Run:
     """300 rows by 48: seven steps an epoch, 20 steps, evaluated before the first and twice in the second epoch."""
     losses = [(0, 6.0), (7, 3.0), (10, 2.75), (14, 2.5), (20, 2.25)]

@@ -94,15 +94,9 @@ def test_what_cannot_be_judged_is_named(tmp_path: Path, old: dict[str, Any], new
     ("changes", "said"),
     [
         ({"samples_per_second": float("nan")}, "groups.0.samples_per_second is nan: "),
-        ({"samples_per_second": "fast"}, "groups.0.samples_per_second is 'fast': "),
-        ({"eval_loss": True}, "groups.0.eval_loss is True: "),
         ({"samples_per_second_interval": [1, 2, 3]}, "groups.0.samples_per_second_interval is "),
         ({"execution_accuracy_interval": [0.5, float("nan")]}, "groups.0.execution_accuracy_interval.1 is nan"),
-        ({"settings": None}, "groups.0.settings is None: "),
-        ("", "broken JSON"),
         ("{", "broken JSON"),
-        ("[" * 100_000, "broken JSON"),
-        ("[]", "should be an object"),
         ('{"schema_version": 1, "groups": []}', "schema_version is 1: Input should be 2"),
         ('{"schema_version": 2}', "groups: Field required"),
         (None, "no such file"),
@@ -135,9 +129,3 @@ def test_a_summary_may_be_judged_by_the_one_that_it_replaces(
     assert main([*argv, "--json"]) == 1
     (worse,) = json.loads(capsys.readouterr().out)["against"]["worse"]
     assert (worse["figure"], worse["old"], worse["new"]) == ("samples_per_second", *map(pytest.approx, (80.0, 40.0)))
-
-
-@pytest.mark.parametrize("price", ["-1", "nan", "much"])
-def test_a_price_is_a_number_of_at_least_zero(tmp_path: Path, price: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["summary", "--out", str(tmp_path), "--price-per-hour", price])

@@ -18,7 +18,7 @@ from zeropods.launch import command
 from zeropods.launch.command import Launch
 from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.sweep.matrix import Matrix, matrix_of
-from zeropods.sweep.results import Sweep, earlier_seconds
+from zeropods.sweep.results import Sweep
 from zeropods.sweep.run import Trial, held, refuse_other_runs, run_sweep, standing_row, trials
 
 NONE, ZERO1 = "well-none-1-pod-schema", "well-zero1-2-pods-schema"
@@ -54,23 +54,6 @@ def standing(trial: Trial, *, again: bool = False) -> str | None:
     return standing_row(trial, None, again=again).status
 
 
-def values(arguments: tuple[str, ...]) -> dict[str, str]:
-    return dict(zip(arguments[::2], arguments[1::2], strict=True))
-
-
-def test_a_cell_has_a_folder_and_arguments_for_each_repeat(tmp_path: Path) -> None:
-    planned = trials(a_matrix(seeds=[7, 8]), tmp_path)
-    folders = [trial.folder.relative_to(tmp_path).as_posix() for trial in planned]
-    assert folders == [f"{NONE}/1", f"{ZERO1}/1", f"{ZERO1}/2", f"{NONE}/2"]
-    none, zero1 = (values(trial.arguments) for trial in planned[:2])
-    assert [each["--per_device_train_batch_size"] for each in (none, zero1)] == ["48", "24"]
-    assert "--deepspeed" not in none and Path(zero1["--deepspeed"]).name == "zero1.json"
-    assert {(trial.repeat, values(trial.arguments)["--seed"]) for trial in planned} == {(1, "7"), (2, "8")}
-    assert "zeropods launch" not in planned[0].command and planned[1].command.startswith(
-        "zeropods launch --num-pods 2 -- "
-    )
-
-
 @pytest.mark.parametrize(
     ("record", "again", "status"),
     [
@@ -84,13 +67,6 @@ def test_a_run_that_has_a_result_is_not_run_again(record: Any, again: bool, stat
     row = standing_row(recorded(trial, record), None, again=again)
     assert row.status == status
     assert row.reason == ("pod2: why" if status not in ("ok", None) else None)
-
-
-def test_a_run_that_never_began_or_was_killed_is_run_again(trial: Trial) -> None:
-    assert standing(trial) is None
-    recorded(trial, a_record())
-    (trial.folder / "record.json").unlink()
-    assert standing(trial) is None
 
 
 def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None:
@@ -126,12 +102,6 @@ def a_sweep(out: Path, *statuses: str | None) -> Sweep:
             record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
             rows[number] = rows[number].recorded(as_record(record), 30.0)
     return Sweep(out=out, matrix=a_matrix(), rows=tuple(rows))
-
-
-def test_wall_times_of_an_earlier_call_are_kept(tmp_path: Path) -> None:
-    assert earlier_seconds(tmp_path) == {}
-    a_sweep(tmp_path, "ok", "oom").write()
-    assert list(earlier_seconds(tmp_path).values()) == [30.0, 30.0, None, None]
 
 
 @pytest.mark.parametrize(
@@ -181,18 +151,6 @@ def called(*words: object) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The verb with these words: its arguments and its result."""
     arguments = parser().parse_args(["sweep", *map(str, words)])
     return arguments, arguments.run(arguments)
-
-
-def test_a_matrix_that_is_measured_is_shown_and_nothing_is_run(file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    a_sweep(out, "ok", "oom").write()
-    for trial in trials(a_matrix(), out):
-        recorded(trial, a_record())
-    arguments, said = called(file, "--out", out)
-    lines = arguments.readable(said).splitlines()
-    assert lines[0].startswith("| cell") and lines[-1] == f"sweep: {out / 'sweep.json'}"
-    assert [row["seconds"] for row in said["cells"]] == [30.0, 30.0, None, None] and arguments.status(said) == 0
 
 
 def test_a_dry_run_lists_the_runs_in_their_order_and_writes_nothing(

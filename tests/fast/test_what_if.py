@@ -109,20 +109,10 @@ def test_a_checkpoint_takes_what_those_of_runs_take(job: tuple[str, ...], files:
 
 
 def test_phases_of_a_run_add_up() -> None:
-    job = (
-        "t5-tiny",
-        "--technique",
-        "zero2_offload",
-        "--samples",
-        "960",
-        "--epochs",
-        "2",
-        "--save-seconds",
-        "7",
-        "--mtbf",
-        "9",
-    )
-    found = result(*job, "--what-if")
+    found = result(
+        "t5-tiny", "--technique", "zero2_offload", "--samples", "960", "--epochs", "2", "--save-seconds", "7",
+        "--mtbf", "9", "--what-if",
+    )  # fmt: skip
     start, steps, evaluation, saving, whole = found["life"]
     (technique,) = found["techniques"]
     assert steps["seconds"] == pytest.approx(technique["total_seconds"])

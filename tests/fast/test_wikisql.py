@@ -33,20 +33,14 @@ def test_an_example_comes_with_its_table_and_query_whose_numbers_become_text(tmp
     ("examples", "said"),
     [
         ([b"{broken"], "2: broken JSON"),
-        ([b'{"question": "\xff"}'], "2: broken JSON"),
-        ([b'{"question": "half \\ud800"}'], "2: broken JSON"),
-        ([b"[" * 100_000], "2: broken JSON"),
         ([b"[]"], "2: it is []"),
         ([EXAMPLE | {"table_id": "u"}], "2: table_id 'u' has no table"),
         ([EXAMPLE | {"question": " "}], "2: question is ' '"),
         ([EXAMPLE | {"sql": SQL | {"sel": 2}}], "2: Query(sel=2"),
         ([EXAMPLE | {"sql": SQL | {"sel": True}}], "2: sql.sel is True"),
-        ([EXAMPLE | {"sql": SQL | {"agg": 6}}], "2: sql.agg is 6: Input should be less than 6"),
         ([EXAMPLE | {"sql": SQL | {"conds": [[5, 0, "x"]]}}], "its table t has 2 columns"),
         ([EXAMPLE | {"sql": SQL | {"conds": [[0, 4, "x"]]}}], "2: sql.conds.0.1 is 4"),
-        ([EXAMPLE | {"sql": SQL | {"conds": [[0, 0, None]]}}], "2: sql.conds.0.2 is None"),
         ([EXAMPLE | {"sql": SQL | {"conds": [[0, 0]]}}], "2: sql.conds.0"),
-        ([EXAMPLE | {"sql": SQL | {"conds": "x"}}], "2: sql.conds is 'x'"),
     ],
 )
 def test_a_bad_example_is_named_with_its_line(tmp_path: Path, examples: list[Any], said: str) -> None:
@@ -60,10 +54,8 @@ def test_a_bad_example_is_named_with_its_line(tmp_path: Path, examples: list[Any
     [
         ({}, "tables.jsonl:2: table id 't' occurs twice"),
         ({"id": "u", "rows": [["Ann"]]}, "tables.jsonl:2: 2 columns, but a row or the types with 1"),
-        ({"id": "u", "types": ["text"]}, "tables.jsonl:2: 2 columns, but a row or the types with 1"),
         ({"id": "u", "types": ["text", "date"]}, "tables.jsonl:2: types.1 is 'date'"),
         ({"id": "u", "header": []}, "tables.jsonl:2: header is []"),
-        ({"id": 5}, "tables.jsonl:2: id is 5"),
     ],
 )
 def test_a_bad_table_is_named_with_its_line(tmp_path: Path, table: Any, said: str) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, check_arguments, train_arguments
-from zeropods.plan.facts import shape_named
 from zeropods.pods.hostfile import Host
 from zeropods.train.arguments import CausalArguments
 from zeropods.workshop import ROOT, CausalWorkshop, Workshop
-from zeropods.workshop.causal import TECHNIQUES, read_recipes
+from zeropods.workshop.causal import read_recipes
 
 EACH = [(name, task) for name, tasks in read_recipes().items() for task in tasks]
 
@@ -62,15 +61,6 @@ def test_other_settings_are_another_run_and_steps_take_the_place_of_the_clock() 
     assert Workshop(model="t5-large").training["init"] == "pretrained"
 
 
-def test_the_states_of_a_model_are_measured_on_all_pods_apart_from_what_is_compared(tmp_path: Path) -> None:
-    workshop = Workshop(runs=tmp_path / "runs", pods=4)
-    matrix = workshop.states_matrix
-    cells = [(cell.technique, cell.pods) for cell in matrix.cells]
-    assert cells == [("none", 1), ("zero1", 4), ("zero2", 4), ("zero3", 4)] and matrix.questions is None
-    assert {cell.model for cell in matrix.cells} == {"t5-efficient-mini"} and matrix.flags["effective_batch_size"] == 4
-    assert not workshop.states_folder.is_relative_to(workshop.area)
-
-
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """Where notebooks find their runs, of which that of 02 has left a model."""
@@ -116,12 +106,6 @@ def test_the_effective_batch_is_the_same_on_any_number_of_processes(processes: i
     assert flags["per_device_train_batch_size"] * flags["gradient_accumulation_steps"] * processes == 16
     pods = min(processes, 3)
     assert Workshop(runs=trained, pods=pods).on_pods("zero1")["per_device_train_batch_size"] * pods == 48
-
-
-def test_each_technique_has_its_configuration() -> None:
-    runs = [CausalWorkshop().on(technique) for technique in TECHNIQUES]
-    assert len({run["outputdir"] for run in runs}) == len(TECHNIQUES)
-    assert all(run["deepspeed"].is_file() for run in runs[1:]) and runs[0]["deepspeed"] is None
 
 
 def test_the_published_questions_are_the_workshops_and_can_be_trained_on_all_tokens(
@@ -172,8 +156,3 @@ def test_a_recipe_agrees_with_the_script_and_its_configuration(name: str, task: 
     known: dict[str, Any] = {key: value for key, value in flags.items() if value is not None}
     known |= {key: str(known[key]) for key in ("data", "outputdir")} | {"deepspeed": None}
     assert CausalArguments(**known).max_grad_norm == 1.0
-
-
-@pytest.mark.parametrize(("name", "parameters"), [("t5-small", 60_506_624), ("t5-large", 737_668_096)])
-def test_the_published_models_have_their_published_sizes(name: str, parameters: int) -> None:
-    assert shape_named(name).parameters == parameters

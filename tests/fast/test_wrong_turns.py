@@ -134,42 +134,6 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
     assert sorted(os.listdir(here)) == [".set.held", "data", "set"]
 
 
-LAUNCH = ["launch", "--launcher", "none", "--dry-run"]
-SCRIPT = ["--", "script.py", "--outputdir", "run"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["pods", "up", "--count", "1", "--memory", "nan"], "--memory nan; expected a positive number"),
-        (["pods", "up", "--count", "1", "--nvidia-gpu", "-1"], "--nvidia-gpu -1; expected at least 0"),
-        (["pods", "up", "--count", "1", "--seconds", "inf"], "--seconds inf; expected a positive number"),
-        (["pods", "up", "--count", "1", "--name", ""], "cluster name '': expected 1 to 40 letters"),
-        (["pods", "down", "--name", ""], "cluster name '': expected 1 to 40 letters"),
-        (["pods", "check", "--name", ""], "cluster name '': expected 1 to 40 letters"),
-        (["launch", "--name", "", *SCRIPT], "cluster name '': expected 1 to 40 letters"),
-        (["pods", "up", "--count", "100000"], "--count 100000; expected at most 500 pods on a machine"),
-        (["pods", "up", "--count", "300", "--seconds", "0.01"], "of 300 pods were started in 0.01 s; give them more"),
-        ([*LAUNCH, "--export", "NOT_SET_HERE", *SCRIPT], "--export NOT_SET_HERE: not set here"),
-        ([*LAUNCH, "--", "textsql_train.py", "--outputdir", ""], "--outputdir '': expected a folder"),
-        ([*LAUNCH, "--export", "A=B", *SCRIPT], "--export 'A=B': no name of an environment variable"),
-        ([*LAUNCH, "--export", "", *SCRIPT], "--export '': no name of an environment variable"),
-        ([*LAUNCH, "--export", "AN_API_KEY", *SCRIPT], "--export AN_API_KEY: sounds like a secret"),
-    ],
-)
-def test_an_odd_value_is_refused_and_starts_nothing(
-    words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ZEROPODS_HOME", str(here / "home"))
-    monkeypatch.setenv("AN_API_KEY", "hush")
-    (here / "script.py").touch()
-    assert main(words) == 1
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert main(["pods", "list"]) == 0
-    assert "no cluster is up" in capsys.readouterr().out
-    assert not list((here / "home").glob("*"))
-
-
 def test_a_million_processes_are_planned_at_once_and_nothing_may_cost_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,19 +20,9 @@ from zeropods.pods.cluster import Cluster, names, take_down
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [
-    "--model_id",
-    "t5-tiny",
-    "--init",
-    "random",
-    "--dropout",
-    "0",
-    "--logging_steps",
-    "1",
-    "--save_steps",
-    "0",
-    "--precision",
-    "fp32",
-]
+    "--model_id", "t5-tiny", "--init", "random", "--dropout", "0", "--logging_steps", "1", "--save_steps", "0",
+    "--precision", "fp32",
+]  # fmt: skip
 """A processor that multiplies BF16 would be asked to: numbers are compared here."""
 
 

@@ -1,4 +1,4 @@
-"""A demo page in a process of its own, over runs whose models have random weights."""
+"""Pages in processes of their own: the demo page, over runs whose models have random weights, and other servers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.made import a_record, a_score, write_run
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 
 ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/")
 SECONDS = 90.0
 
 
@@ -66,8 +67,10 @@ def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
     train_tokenizer(texts).save_pretrained(folder)
 
 
-def start(command: list[object], log: Path, cwd: Path = ROOT, **environment: str) -> Served:
-    """A process with the page, as soon as it says where."""
+def start(
+    command: list[object], log: Path, cwd: Path = ROOT, said: re.Pattern[str] = ADDRESS, **environment: str
+) -> Served:
+    """A process of Python that serves a page, as soon as it says where."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *map(str, command)], cwd=cwd, env={**os.environ, **environment},
@@ -75,9 +78,19 @@ def start(command: list[object], log: Path, cwd: Path = ROOT, **environment: str
         )  # fmt: skip
     deadline = time.monotonic() + SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        if said := re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()):
-            return Served(process, said.group(), log)
+        if found := said.search(log.read_text()):
+            return Served(process, found.group(), log)
         time.sleep(0.2)
     process.kill()
     process.wait()
     raise AssertionError(log.read_text()[-4000:])
+
+
+def refused(application: Path, *arguments: object, **environment: str) -> str:
+    """What an application of CML says where it cannot start."""
+    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
+    command = [sys.executable, str(application), *map(str, arguments)]
+    whole = {**kept, **environment}
+    done = subprocess.run(command, env=whole, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 1
+    return done.stderr

@@ -16,14 +16,12 @@ import pytest
 
 from tests.full.launches import ROOT, until
 from tests.full.one_pod import WAIT_SECONDS, OnePod, all_gone, process_in
-from tests.full.ordinary_user import NUMBER, ORDINARY, as_ordinary_user
 from zeropods.errors import UserError
 from zeropods.pods.processes import Process, is_alive, send
 from zeropods.pods.ssh import Sshd, make_key
 from zeropods.pods.wire import WireError
 from zeropods.programs import free_port
 
-WORKER = "exec /mnt/python/bin/python3 /mnt/project/worker_p.py"
 RANK = """\
 import os, pathlib, signal, sys, time
 def asked(*_):
@@ -205,22 +203,6 @@ def test_nothing_is_left_however_a_pod_ends(
     assert said in pod.said()
     # Whatever was there was asked first, unless nobody was left to do so.
     assert (tmp_path / "r.asked").exists() == ("agent" not in victim)
-
-
-def test_an_ordinary_user_can_be_a_pod(start_pod, tmp_path_factory, rank, tmp_path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("the other tests have shown it: they do not run as root")
-    pod = start_pod(argv=as_ordinary_user(tmp_path_factory.mktemp("seen"), ROOT, "project", WORKER), user=ORDINARY)
-    done = pod.ssh("id -u")
-    assert done.stdout.strip() == NUMBER, done.stderr
-    pod.ask(do="renew", run="r", seconds=20.0)
-    pod.ssh_session("export ZEROPODS_RUN=r; sleep 600; true")
-    until(lambda: pod.ask(do="renew", run="r", seconds=20.0)["processes"] == 1)
-    assert pod.ask(do="end", run="r", grace_seconds=5.0)["left"] == 0
-    family = pod.processes()
-    pod.warden.terminate()
-    assert pod.warden.wait(WAIT_SECONDS) == 0
-    assert all_gone(family)
 
 
 # What cannot begin

@@ -130,14 +130,3 @@ def test_bf16_weights_have_a_loss_in_fp32() -> None:
     loss = model.to(torch.bfloat16)(**batch).loss
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=0.01, atol=0.0)
-
-
-def test_generation_is_that_of_the_plain_model_with_padding_on_the_left() -> None:
-    ours, theirs = (model.eval() for model in pair("llama"))
-    asked = {
-        "input_ids": torch.tensor([[0, 0, 5, 6], [9, 8, 7, 6]]),
-        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
-        "max_new_tokens": 6,
-        "do_sample": False,
-    }
-    assert torch.equal(ours.generate(**asked), theirs.generate(**asked))

@@ -19,7 +19,7 @@ from transformers import (
 
 from zeropods.data.tokenizers import train_byte_tokenizer
 from zeropods.errors import UserError
-from zeropods.plan.models import known_config, known_models
+from zeropods.plan.models import known_config
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import (
     load_causal,
@@ -146,28 +146,6 @@ def test_a_folder_that_is_no_causal_model_is_refused_in_one_line(
 def test_dropout_for_a_family_without_it_is_refused() -> None:
     with pytest.raises(UserError, match=r"--dropout 0\.1: mamba has no dropout"):
         set_dropout(MambaConfig(), 0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "flags", "line"),
-    [
-        (
-            "llama-tiny",
-            {"max_seq_length": 1_025},
-            "--max_seq_length 1025: llama-tiny has 1024 positions",
-        ),
-        ("small", {"data": "set"}, "tokens, small has 100 embedding rows;"),
-    ],
-)
-def test_what_a_model_cannot_do_is_refused(
-    name: str,
-    flags: dict[str, Any],
-    line: str,
-    tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(known_models(), "small", {**known_config("gpt-tiny"), "vocab_size": 100})
-    assert line in said(name, tokenizer, init="random", **flags)
 
 
 def test_a_model_with_another_tokenizer_than_the_sets_is_refused(saved: Path) -> None:

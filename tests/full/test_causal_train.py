@@ -17,11 +17,11 @@ from zeropods.cli import main
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, key_of_preparation, prepare
 from zeropods.errors import guarded
+from zeropods.export import export
 from zeropods.measure.record import BatchShape, Record, read_record
-from zeropods.train.arguments import CausalArguments, TextToSQLArguments, parse_flags
+from zeropods.train.arguments import CausalArguments, parse_flags
 from zeropods.train.causal import Causal
 from zeropods.train.run import fine_tune
-from zeropods.train.text2sql import TextToSQL
 
 TINY = [
     "--model_name_or_path", "gpt-tiny", "--init", "random", "--precision", "fp32", "--threads", "1", "--dropout", "0",
@@ -146,13 +146,12 @@ def test_the_model_can_be_loaded_by_anyone(text_run: Path, squad_run: Path) -> N
         assert getattr(model.config, "prompt", None) == prompt
 
 
-def test_the_same_call_again_finds_the_run_finished(
-    text_run: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (text_run / "record.json").stat().st_mtime_ns
-    train(text_run, text, *LM, *WHOLE, *ALSO)
-    assert "this run is finished" in capsys.readouterr().err
-    assert (text_run / "record.json").stat().st_mtime_ns == before
+def test_it_is_exported_with_its_tied_weight_once(text_run: Path, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    done = export(text_run, tmp_path / "out")
+    assert (done.source, done.checkpoint) == (str(text_run / "model"), 5)
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_data_that_a_run_has_prepared_are_not_replaced(
@@ -234,16 +233,11 @@ def test_real_questions_and_text_train_with_a_published_tokenizer(shared_data: P
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--data", "/nowhere"), "--data /nowhere: no such folder"),
         (("--attn_implementation", "flash_attention_2"), "use --attn_implementation sdpa"),
         (("--task", "lm"), "--task lm: --data {} was prepared with squad; leave the flag out"),
         (("--max_seq_length", 64), "--max_seq_length 64: --data {} was prepared with 96"),
-        (("--loss_on", "all"), "--loss_on all: --data {} was prepared with answer"),
         (("--tokenizer_name", "gpt2"), "--tokenizer_name gpt2: --data {} was prepared with gpt-tiny"),
         (("--text_field", "body"), "--text_field body: --data {} is made already"),
-        (("--lr_scheduler_type", "cosin"), "--lr_scheduler_type 'cosin'; expected linear, cosine"),
-        (("--deepspeed", ROOT / "dsconfig" / "causal_zero2_offload.json"), "give --lr_scheduler_type cosine"),
-        (("--model_name_or_path", "gpt-huge"), "has no shape known here"),
         (("--generation_prompt", " "), "--generation_prompt ' ': no words"),
     ],
 )
@@ -252,15 +246,6 @@ def test_bad_flags_are_refused(
 ) -> None:
     run = tmp_path / "run"
     assert said.format(questions) in refused(capsys, "--data", questions, "--outputdir", run, *flags)
-
-
-def test_a_set_of_another_task_is_refused_by_each_script(
-    capsys: pytest.CaptureFixture[str], questions: Path, prepared: Path, tmp_path: Path
-) -> None:
-    assert "prepared for text2sql" in refused(capsys, "--data", prepared, "--outputdir", tmp_path / "a")
-    argv = ["--dataset_path", str(questions), "--outputdir", str(tmp_path / "b")]
-    assert guarded(lambda: fine_tune(TextToSQL(parse_flags(TextToSQLArguments, argv)), argv)) == 1
-    assert "prepared for squad; causal_train.py trains on it" in capsys.readouterr().err
 
 
 def test_the_best_model_needs_a_dev_split(capsys: pytest.CaptureFixture[str], text_run: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -63,17 +62,6 @@ def test_three_pods_come_up_serve_and_leave_nothing(home: Path) -> None:
     cluster.down()
     cluster.down()
     assert not processes_of(home) and not any(listens(*port) for port in ports) and not list(home.iterdir())
-
-
-def test_pods_come_up_in_a_notebook_whose_loop_is_running(home: Path) -> None:
-    async def cell() -> str:
-        cluster = pods.up(1)
-        html, table = cluster._repr_html_(), str(cluster.list())
-        cluster.down()
-        return html + table
-
-    shown = asyncio.run(cell())
-    assert "pod1" in shown and "ready" in shown and not processes_of(home)
 
 
 def test_check_finds_good_pods_good_and_names_one_that_has_died(

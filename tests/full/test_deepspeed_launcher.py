@@ -28,20 +28,15 @@ def up(shared_home: Path) -> Iterator[dict[str, Any]]:
     zeropods("pods", "down")
 
 
-def test_a_launch_over_deepspeed_is_recorded_and_printed_as_one_document(up: dict[str, Any], tmp_path: Path) -> None:
+def test_a_launch_over_deepspeed_is_recorded_printed_as_one_document_and_imports_no_torch_here_nor_on_any_pod(
+    up: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     done = zeropods("launch", "--json", "--", RANK, "--outputdir", tmp_path / "run", "--said", ODD)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == record(tmp_path / "run")["status"] == "ok"
     assert json.loads(done.stdout)["argv"] == [ODD]
     assert len(record(tmp_path / "run")["ranks"]) == 2 and not left(tmp_path / "run")
-
-
-def test_the_launcher_imports_no_torch_here_nor_on_any_pod(
-    up: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    done = zeropods("launch", "--", RANK, "--outputdir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
     imported = [line.rpartition("|")[2].strip() for line in (tmp_path / "run" / "launch.log").read_text().splitlines()]
     # By the runner, and by the launcher of each of the two pods.
     assert imported.count("deepspeed.constants") == 3 and "torch" not in imported
@@ -93,15 +88,3 @@ def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_d
             assert stranger.poll() is None
         finally:
             stranger.kill()
-
-
-def test_a_dry_run_prints_the_command_and_starts_nothing(up: dict[str, Any], tmp_path: Path) -> None:
-    done = zeropods("launch", "--dry-run", "--json", "--", RANK, "--outputdir", tmp_path / "run")
-    argv = json.loads(done.stdout)["argv"]
-    assert argv[argv.index("--launcher") + 1] == "pdsh" and not (tmp_path / "run").exists()
-
-
-def test_without_pods_it_runs_here(tmp_path: Path) -> None:
-    done = zeropods("launch", "--launcher", "none", "--json", "--", RANK, "--outputdir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["ranks"]) == 1

@@ -8,8 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.full.conftest import ROOT
-from tests.full.demo_page import SECONDS, Served, start, untrained_runs
+from tests.full.demo_page import SECONDS, Served, refused, start, untrained_runs
 from zeropods.errors import UserError
 from zeropods.programs import free_port
 
@@ -32,6 +30,7 @@ WAIT = 90_000
 """Milliseconds: a page is 70 requests, and other tests want the cores too."""
 SAID = "document.querySelector('#zp-answer .zp-question, #zp-answer .zp-message')?.innerText"
 """What the page answered to, or why it did not."""
+APPLICATION = ROOT / "cml" / "run_demo.py"
 CATS = "Name;Age\nTom;3\nKit;5\n<b>Mia</b>;2\n"
 
 
@@ -64,7 +63,7 @@ def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """The application as CML starts it."""
     port = str(free_port("127.0.0.1"))
     log = tmp_path_factory.mktemp("application") / "log"
-    served = start([ROOT / "cml" / "run_demo.py", "--runs", runs], log, CDSW_APP_PORT=port)
+    served = start([APPLICATION, "--runs", runs], log, CDSW_APP_PORT=port)
     assert served.address == f"http://127.0.0.1:{port}/"
     yield served
     served.end()
@@ -251,20 +250,12 @@ def test_a_signal_ends_it_well_and_frees_the_port(
     assert "Traceback" not in served.log.read_text()[before:]
 
 
-def said(*arguments: object, **environment: str) -> str:
-    """What the application says where it cannot start."""
-    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
-    command = [sys.executable, str(ROOT / "cml" / "run_demo.py"), *map(str, arguments)]
-    done = subprocess.run(
-        command, env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
-    assert done.returncode == 1
-    return done.stderr
-
-
 def test_without_a_port_or_a_run_the_application_says_so(tmp_path: Path) -> None:
-    assert said() == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
-    assert "no run there" in said("--runs", tmp_path, CDSW_APP_PORT="65535")
+    assert (
+        refused(APPLICATION)
+        == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
+    )
+    assert "no run there" in refused(APPLICATION, "--runs", tmp_path, CDSW_APP_PORT="65535")
 
 
 def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:

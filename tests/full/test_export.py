@@ -132,33 +132,6 @@ def test_masters_of_bf16_weights_are_exported_and_the_best_step_where_the_run_en
     assert {tensor.dtype for tensor in weights(tmp_path / "out").values()} == {torch.float32}
 
 
-@pytest.fixture(scope="module")
-def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A causal run of two steps on a line of text said again and again."""
-    from zeropods.train.arguments import CausalArguments, parse_flags
-    from zeropods.train.causal import Causal
-    from zeropods.train.run import fine_tune
-
-    folder = tmp_path_factory.mktemp("causal")
-    for split in ("train", "valid", "test"):
-        (folder / "text").mkdir(exist_ok=True)
-        (folder / "text" / f"{split}.txt").write_text("Pods report in, and a run begins on all of them.\n" * 200)
-    argv = [
-        "--task", "lm", "--data", str(folder / "text"), "--model_name_or_path", "gpt-tiny", "--init", "random",
-        "--tokenizer_name", "gpt-tiny", "--max_seq_length", "16", "--max_train_steps", "2", "--save_steps", "2",
-        "--per_device_train_batch_size", "2", "--threads", "1", "--precision", "fp32", "--eval_steps", "0",
-        "--max_eval_steps", "1", "--outputdir", str(folder / "run"),
-    ]  # fmt: skip
-    fine_tune(Causal(parse_flags(CausalArguments, argv)), argv)
-    return folder / "run"
-
-
-def test_a_causal_run_is_exported_with_its_tied_weight_once(causal: Path, tmp_path: Path) -> None:
-    done = export(causal, tmp_path / "out")
-    assert (done.source, done.checkpoint) == (str(causal / "model"), 2)
-    assert "lm_head.weight" not in weights(tmp_path / "out")
-
-
 def refusal(run: Path, out: Path, **options: Any) -> str:
     with pytest.raises(UserError) as refused:
         export(run, out, **options)

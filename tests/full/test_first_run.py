@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -53,19 +52,6 @@ def test_a_model_of_which_a_byte_was_changed_is_refused(
     assert changed in refused(capsys, *flags)
     (copy / "model" / "SHA256SUMS").unlink()
     assert main(["export", "run", "--out", "meant"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [({"d_model": "x"}, "Validation error for field 'd_model'"), ({"model_type": "fox"}, "model type `fox`")],
-)
-def test_a_model_with_a_foreign_configuration_is_one_line(
-    config: dict[str, str], reason: str, copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = copy / "model" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
-    line = said(capsys, "export", "run", "--out", "exported")
-    assert "run/model: cannot be loaded (" in line and reason in line
 
 
 def test_another_prompt_than_the_models_is_refused_unless_forced(

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -39,20 +38,6 @@ def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) ->
     stacks = (tmp_path / "run" / "stacks" / "0.txt").read_text()
     assert "in train" in stacks and "in _run" in stacks
     assert not left(tmp_path / "run")
-
-
-def test_a_process_that_is_stopped_is_found_and_ended(tmp_path: Path) -> None:
-    folder, found = tmp_path / "run", []
-    thread = threading.Thread(target=lambda: found.append(run(folder)))
-    thread.start()
-    until(lambda: read_beats(folder) and read_beats(folder)[0].step > 2)
-    os.kill(read_beats(folder)[0].pid, signal.SIGSTOP)
-    thread.join(60)
-    (done,) = found
-    assert done.record is not None and done.record.status == "timeout"
-    assert "rank 0 is stopped at" in done.reason
-    assert "is stopped; its main thread when it last gave a sign" in (folder / "stacks" / "0.txt").read_text()
-    assert not left(folder)
 
 
 @pytest.fixture(scope="module")

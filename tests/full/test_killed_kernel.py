@@ -18,7 +18,7 @@ from tests.full.launches import RANK, processes, record, until
 from zeropods.pods.cluster import names, take_down
 
 CELLS = (
-    "from zeropods import pods\ncluster = pods.up(2, name='notebook')",
+    "from zeropods import pods\ncluster = pods.up(2, name='notebook', lease_seconds=12)",
     """from tests.full.over_pdsh import pdsh_argv
 from zeropods.launch.command import plan_launch
 from zeropods.launch.supervisor import Supervision, run_launch
@@ -58,7 +58,7 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
     killer.join()
     # The script is none of ours: no pod has imported torch for it.
     assert not forking
-    # The leases of the run (10 s) and of the pods (30 s) run out.
+    # The leases of the run (10 s) and of the pods (12 s) run out.
     until(lambda: not processes(RANK, folder))
     until(lambda: not processes_of(home))
     try:

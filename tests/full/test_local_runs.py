@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,14 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.made import a_config, a_rank, a_record, as_record
+from tests.made import a_config, a_rank
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
 from zeropods.launch.local import run_here, run_one
 from zeropods.launch.notebook import train
-from zeropods.launch.outcome import TrainLog, UnopenedError, planned_steps
+from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import Record, read_record
-from zeropods.measure.run_folder import open_run
 from zeropods.pods.hostfile import Host
 
 WAIT_SECONDS, LIMIT_SECONDS = 20.0, 1.5
@@ -169,15 +167,6 @@ def test_a_run_of_this_machine_is_started_again_after_sigkill(
     assert len((folder / "marks").read_text()) == attempts
 
 
-def test_a_run_that_was_killed_can_be_resumed(script: Callable[[str], Path], tmp_path: Path) -> None:
-    record = one(script("config(); os.kill(os.getpid(), signal.SIGKILL)"), tmp_path / "run")
-    assert (record.status, record.reason) == ("failed", "rank 0 left no measurement: killed by SIGKILL")
-    assert read_record(tmp_path / "run") == record
-    opening = open_run(tmp_path / "run", a_config()["identity"], again=False)
-    assert (opening.attempt, opening.resume, opening.finished) == (1, True, False)
-    assert "SIGKILL" in json.loads((tmp_path / "run" / "attempts" / "0.json").read_text())["reason"]
-
-
 @pytest.mark.parametrize(
     ("told", "found"),
     [
@@ -219,27 +208,3 @@ def test_a_notebook_s_run_is_ended_too_and_not_by_a_time_that_ends_nothing(
     for seconds in (0.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"--timeout .*; expected more than 0 seconds"):
             train(told, outputdir=tmp_path / "other", timeout_seconds=seconds)
-
-
-@pytest.mark.parametrize(
-    ("identity", "steps"),
-    [
-        ({"max_train_seconds": 0.0, "max_steps": -1, "epochs": 3.0}, 5_286),
-        ({"max_train_seconds": 0.0, "max_steps": 7, "epochs": 3.0}, 7),
-        ({"max_train_seconds": 150.0}, None),
-    ],
-)
-def test_how_many_steps_a_run_will_have(identity: dict[str, float], steps: int | None) -> None:
-    config = as_record(a_record(identity=identity, train_rows=56_355, effective_batch_size=32))
-    assert planned_steps(config) == steps
-
-
-def test_progress_is_read_from_new_and_complete_lines_only(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text("INFO step 1 loss 9\n")
-    log = TrainLog(tmp_path / "train.log")
-    with open(log.path, "a") as file:
-        file.write("INFO step 10 loss 2.5\nINFO something else\nINFO step 20 lo")
-        file.flush()
-        assert log.entries() == [(10, "loss", 2.5)]
-        file.write("ss 2\n")
-    assert log.entries() == [(20, "loss", 2.0)]

@@ -7,10 +7,7 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from tests.full.launches import ROOT, ended, record, started, train
 from zeropods import pods
@@ -18,27 +15,6 @@ from zeropods.pods.cluster import KEY, SECRET, Cluster
 from zeropods.pods.processes import POD
 
 PAUSE_SECONDS = 0.02
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What was there to be read in the life of a cluster with one run."""
-
-    needles: dict[str, bytes]
-    said: str
-    command_lines: set[bytes]
-    environments: dict[int, bytes]
-    ranks: list[int]
-    agents: set[int]
-    """Agents and their wardens."""
-    files: dict[Path, bytes]
-    """Of the cluster, of the run, and of all pods of this machine."""
-    modes: dict[str, int]
-    """Of the cluster's folder and of what is in it."""
-
-    def found(self, text: bytes) -> list[str]:
-        """Names of the secrets in a text."""
-        return [name for name, needle in self.needles.items() if needle in text]
 
 
 @contextlib.contextmanager
@@ -56,27 +32,6 @@ def watching() -> Iterator[set[bytes]]:
     yield lines
     over.set()
     thread.join()
-
-
-@pytest.fixture(scope="module")
-def seen(shared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """A cluster from its start to the end of a run over pdsh, watched all the time."""
-    run = tmp_path_factory.mktemp("runs") / "run"
-    with watching() as lines:
-        up = pods.up(3, name="watched")
-        try:
-            process = started(up, run, "--seconds", 1.5)
-            ranks = train(run)
-            environments = of_processes("environ")
-            agents = {pid for pid, line in of_processes("cmdline").items() if b"worker_p.py" in line}
-            said = ended(process)
-            assert record(run)["status"] == "ok", said
-            files = everything(up.folder, run, *Path(tempfile.gettempdir()).glob(f"{POD}*"))
-            modes = {path.name: path.stat().st_mode & 0o777 for path in (up.folder, *up.folder.iterdir())}
-            needles = secrets_of(up)
-        finally:
-            up.down()
-    return Seen(needles, said, lines, environments, ranks, agents, files, modes)
 
 
 def secrets_of(cluster: Cluster) -> dict[str, bytes]:
@@ -109,25 +64,39 @@ def everything(*folders: Path) -> dict[Path, bytes]:
     return found
 
 
-def test_no_command_line_showed_a_secret(seen: Seen) -> None:
+def test_secrets_lie_in_two_files_and_nowhere_else_while_a_run_goes_on(shared_home: Path, tmp_path: Path) -> None:
+    """A cluster from its start to the end of a run over pdsh, watched all the time."""
+    run = tmp_path / "run"
+    with watching() as lines:
+        up = pods.up(3, name="watched")
+        try:
+            process = started(up, run, "--seconds", 1.5)
+            ranks = train(run)
+            environments = of_processes("environ")
+            agents = {pid for pid, line in of_processes("cmdline").items() if b"worker_p.py" in line}
+            said = ended(process)
+            assert record(run)["status"] == "ok", said
+            files = everything(up.folder, run, *Path(tempfile.gettempdir()).glob(f"{POD}*"))
+            modes = {path.name: path.stat().st_mode & 0o777 for path in (up.folder, *up.folder.iterdir())}
+            needles = secrets_of(up)
+        finally:
+            up.down()
+
+    def found(text: bytes) -> list[str]:
+        return [name for name, needle in needles.items() if needle in text]
+
     words = [b"worker_p.py", b"sshd", b"pdsh", b"rank.py", b"ssh"]
-    assert [word for word in words if not any(word in line for line in seen.command_lines)] == []
-    assert [(line, seen.found(line)) for line in seen.command_lines if seen.found(line)] == []
-
-
-def test_no_environment_but_that_of_pods_holds_a_secret_while_a_run_goes_on(seen: Seen) -> None:
-    assert all(b"ZEROPODS_RUN=" in seen.environments[rank] for rank in seen.ranks)
-    assert not any(b"ZEROPODS_SECRET" in seen.environments[rank] for rank in seen.ranks)
+    assert [word for word in words if not any(word in line for line in lines)] == []
+    assert [(line, found(line)) for line in lines if found(line)] == []
+    assert all(b"ZEROPODS_RUN=" in environments[rank] for rank in ranks)
+    assert not any(b"ZEROPODS_SECRET" in environments[rank] for rank in ranks)
     # A pod's own two processes were started with it, which /proc shows to their own user only.
-    assert {pid for pid, text in seen.environments.items() if seen.found(text)} <= seen.agents
-
-
-def test_only_their_own_two_files_hold_them_and_nobody_else_may_read_these(seen: Seen) -> None:
-    assert {path.name for path, text in seen.files.items() if seen.found(text)} == {SECRET, KEY}
-    assert (seen.modes["watched"], seen.modes[SECRET], seen.modes[KEY]) == (0o700, 0o600, 0o600)
-    names = {path.name for path in seen.files}
+    assert {pid for pid, text in environments.items() if found(text)} <= agents
+    assert {path.name for path, text in files.items() if found(text)} == {SECRET, KEY}
+    assert (modes["watched"], modes[SECRET], modes[KEY]) == (0o700, 0o600, 0o600)
+    names = {path.name for path in files}
     assert {"record.json", "config.json", "state.json", "hostfile", "ssh_config", "launch.json"} <= names
-    assert any(path.suffix == ".log" for path in seen.files)
-    assert "rank 0 trains" in seen.said and seen.found(seen.said.encode()) == []
+    assert any(path.suffix == ".log" for path in files)
+    assert "rank 0 trains" in said and found(said.encode()) == []
     notebooks = list((ROOT / "notebooks").glob("*.ipynb"))
-    assert notebooks and [path.name for path in notebooks if seen.found(path.read_bytes())] == []
+    assert notebooks and [path.name for path in notebooks if found(path.read_bytes())] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.regrouped import CAUSAL, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
+from tests.full.test_attacks_weights import Trap
 from zeropods.errors import UserError
 from zeropods.measure.record import read_record
 from zeropods.train.checkpoints import Origin, complete, hashed, names_in, read_manifest
@@ -112,23 +113,11 @@ def test_a_universal_form_that_was_left_behind_is_made_again(saved: Path) -> Non
     assert (place / "scheduler.pt").read_bytes() == whole[place / "scheduler.pt"]
 
 
-class Evil:
-    """A pickle that makes a folder when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.path),)
-
-
 def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(saved: Path, tmp_path: Path) -> None:
     import torch
 
-    torch.save(Evil(tmp_path / "made"), saved / f"global_step{SAVED}" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    torch.save(Trap(tmp_path / "made"), saved / f"global_step{SAVED}" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
     complete(saved.parent, SAVED, read_manifest(saved).origin, hashed(saved, names_in(saved)))
-    with pytest.raises(
-        UserError, match=rf"global_step{SAVED}: holds \S*mkdir, which is no plain value; it is not opened"
-    ):
+    with pytest.raises(UserError, match=rf"global_step{SAVED}: holds \S*, which is no plain value; it is not opened"):
         fitted(saved)
     assert not (tmp_path / "made").exists()

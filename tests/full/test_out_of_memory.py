@@ -18,7 +18,7 @@ def test_a_rank_that_the_kernel_ended_is_named_with_its_pod_and_phase(home: Path
         subprocess.run(within(group, up), capture_output=True, timeout=60, check=True)
         cluster = pods.find("small")
         try:
-            said = ended(started(cluster, folder, "--seconds", 60, "--hog_mib", 2))
+            said = ended(started(cluster, folder, "--seconds", 60, "--hog_mib", 8))
         finally:
             cluster.down()
     found = record(folder)

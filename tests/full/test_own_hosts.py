@@ -7,11 +7,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,11 @@ from tests.full.clusters import (
     zeropods,
 )
 from tests.full.launches import until
+from tests.made import SETTINGS
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods.backends.local import ROOT, Settings
+from zeropods.pods.backends.local import ROOT
 from zeropods.pods.cluster import names
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.processes import Process, descendants
@@ -36,11 +36,6 @@ from zeropods.pods.ssh import known_hosts_text, make_key
 
 NAMES = {"first": "127.0.7.2", "second": "127.0.7.1"}
 """The user's names of the hosts, in the order of the hostfile, which is not that of the addresses."""
-
-
-SETTINGS = Settings(
-    count=2, slots=None, backend="namespaces", lease="idle", lease_seconds=60, cpu=1, memory=1, nvidia_gpu=0
-)
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ def test_the_secret_stands_in_no_argument_list_or_log_nor_in_ssh_s_environment(h
 def test_hosts_with_a_network_of_their_own_reach_this_machine(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = Namespaces(tmp_path, SETTINGS)
+    network = Namespaces(tmp_path, replace(SETTINGS, backend="namespaces"))
     try:
         second, first = network.claim(2)
         monkeypatch.setitem(NAMES, "first", first)
@@ -179,25 +174,6 @@ def test_a_host_without_the_project_or_its_python_is_named(
     with made.serving("first", command), pytest.raises(UserError, match=line):
         up(made, count=1)
     assert not processes_of(home) and not list(home.iterdir())
-
-
-def test_a_launch_trains_in_the_hostfile_s_order(hosts: Own, home: Path, tmp_path: Path) -> None:
-    write_hostfile(tmp_path / "single", [Host(name, 1) for name in NAMES])
-    cluster = pods.up(hostfile=tmp_path / "single", ssh_config=hosts.ssh_config)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.full.over_pdsh",
-        cluster.name,
-        str(ROOT / "tests" / "full" / "rank.py"),
-    ]
-    done = subprocess.run(
-        [*command, "--outputdir", str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert (done.returncode, record["status"]) == (0, "ok"), done.stderr
-    assert [rank["host"] for rank in record["ranks"]] == list(NAMES.values())
-    assert "pod2: rank 1 trains" in done.stderr.splitlines()
 
 
 def test_a_launch_on_a_hostfile_brings_pods_up_and_down_or_uses_those_that_are_up(

@@ -38,14 +38,6 @@ def test_every_constrained_answer_is_a_query_on_its_table(
         assert parse_query(row["prediction"], example.table.header) is not None and row["query"] is not None
 
 
-def test_answers_in_batches_are_those_one_at_a_time(trained: Path, sample: Path) -> None:
-    answerer = QueryAnswerer.load(trained)
-    examples = list(itertools.islice(read_split(sample, "test"), 16))
-    single, batched = (answerer.answer(examples, Generation(max_new_tokens=30, batch_size=size)) for size in (1, 16))
-    # A batch is multiplied by other kernels, whose roundings may decide between two tokens that are as likely.
-    assert sum(one == other for one, other in zip(single, batched, strict=True)) >= len(examples) - 1
-
-
 def test_predict_and_score_print_one_document_each(
     trained: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.full.conftest import ROOT, TINY
+from tests.full.conftest import TINY
 from tests.full.forks import Forked, fork_server
 from tests.full.launches import until
-from zeropods.measure.record import compose_record, read_record
 from zeropods.programs import child_environment, free_port
 
 PODS = ("10.0.0.1", "10.0.0.2")
@@ -64,21 +63,6 @@ def flags(prepared: Path, tmp_path: Path) -> list[object]:
     return ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--eval_steps", "0", "--precision", "fp32"]
 
 
-def test_under_a_supervisor_the_ranks_leave_measurements_and_no_record(
-    two_ranks: TwoRanks, flags: list[object], tmp_path: Path
-) -> None:
-    zero1 = ["--deepspeed", ROOT / "dsconfig" / "zero1.json"]
-    with two_ranks([*flags, *zero1, "--max_steps", "2"], ZEROPODS_RUN="r1") as ranks:
-        assert said(ranks) == [[], []]
-        assert [rank.returncode for rank in ranks] == [0, 0]
-    run = tmp_path / "run"
-    assert not (run / "record.json").exists()
-    assert [measurement(run, rank)["host"] for rank in (0, 1)] == list(PODS)
-    record = compose_record(run)
-    assert (record.status, record.pods, record.slots) == ("ok", 2, 1)
-    assert record.hosts == list(PODS)
-
-
 def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(
     two_ranks: TwoRanks, flags: list[object], tmp_path: Path
 ) -> None:
@@ -96,24 +80,6 @@ def test_a_rank_that_waits_for_a_lost_one_still_leaves_what_it_measured(
     assert left["step"] == len(np.load(run / "steps" / "0.npy")) >= left["losses"][-1]["step"]
     assert left["peak_resident_bytes"] >= left["phases"]["steady"]["peak_resident_bytes"] > 0
     assert left["sampled"]["resident_bytes"]["samples"] > 0
-
-
-def test_ranks_that_are_told_to_end_say_so_and_the_record_names_who_was_first(
-    two_ranks: TwoRanks, flags: list[object], tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    with two_ranks([*flags, "--max_steps", "100000", "--per_device_train_batch_size", "1"]) as ranks:
-        log = run / "train.log"
-        until(lambda: log.is_file() and "step 3 " in log.read_text(), SECONDS)
-        for rank in ranks:
-            rank.send_signal(signal.SIGTERM)
-        for rank in ranks:
-            rank.communicate(SECONDS)
-        assert all(rank.returncode for rank in ranks)
-    record = read_record(run)
-    assert record.status in ("interrupted", "failed")
-    assert " on 10.0.0." in record.reason
-    assert len(list((run / "ranks").iterdir())) == 2
 
 
 def test_an_error_that_all_ranks_share_is_said_once_and_one_before_they_meet_by_each(

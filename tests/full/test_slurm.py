@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from getpass import getuser
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from zeropods.errors import UserError
 from zeropods.launch.slurm import JOB, SlurmError, look, plan_slurm, run_slurm
 from zeropods.launch.supervisor import Supervision
 
-Launch = Callable[..., dict[str, Any]]
 WAIT_SECONDS = 60
 
 

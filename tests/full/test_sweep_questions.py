@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from zeropods.cli import main
 from zeropods.evaluate.score_file import score_of
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
 from zeropods.report.summary import read_runs
-from zeropods.sweep.matrix import at_tiny_scale, matrix_of, read_matrix
+from zeropods.sweep.matrix import at_tiny_scale, matrix_of
 from zeropods.sweep.run import run_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,25 +49,20 @@ def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_name
     assert f"not scored: {score.parent}: the raw data of {tmp_path} are no longer near it" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(900)
-def test_the_published_runs_have_their_results_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:
+def test_published_runs_over_pods_have_their_results_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:
+    """One with checkpointing on two pods, and the largest; what the others ask for is read in the fast lane."""
     file = ROOT / "matrices" / "published.yaml"
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    *_, zero1, _, largest = document["cells"]
+    document["cells"] = [{**zero1, "pods": 2}, largest]
     # As many examples as one step takes.
-    matrix = at_tiny_scale(read_matrix(file), str(file)).model_copy(update={"limit": 96})
+    matrix = at_tiny_scale(matrix_of(document, str(file)), str(file)).model_copy(update={"limit": 96})
     sweep = run_sweep(matrix, tmp_path / "out", cluster)
-    assert [row.status for row in sweep.rows] == ["ok"] * 7
+    assert [row.status for row in sweep.rows] == ["ok", "ok"]
     assert {score_of(sweep.out / row.folder) is not None for row in sweep.rows} == {True}
     records = [read_record(sweep.out / row.folder) for row in sweep.rows]
     batches = {(r.model_id, r.technique, r.pods): (r.effective_batch_size, r.gradient_checkpointing) for r in records}
-    assert batches == {
-        ("t5-tiny", "none", 1): (32, True),
-        ("t5-tiny", "zero1", 3): (96, False),
-        ("t5-large-tiny", "none", 1): (32, True),
-        ("t5-large-tiny", "zero1", 2): (64, True),
-        ("t5-large-tiny", "zero1", 3): (96, True),
-        ("t5-large-tiny", "zero3_offload", 3): (96, True),
-        ("t5-3b-tiny", "zero3_offload", 3): (3, True),
-    }
+    assert batches == {("t5-large-tiny", "zero1", 2): (64, True), ("t5-3b-tiny", "zero3_offload", 3): (3, True)}
     assert all(record.eval_losses and record.steps == 3 for record in records)
 
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +12,7 @@ import pytest
 
 from tests.full.clusters import listens
 from tests.full.conftest import ROOT, TINY, run_several
+from tests.full.demo_page import refused
 from tests.full.launches import until
 from zeropods.measure.record import read_record
 from zeropods.programs import free_port
@@ -70,65 +64,27 @@ def test_deepspeed_s_own_scalars_are_in_the_run_folder(zero1: Path) -> None:
     assert [step for step, _ in drawn["Train/Samples/lr"]] == [32, 64]
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port("127.0.0.1")
-
-
-@pytest.fixture
-def application(trained: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {**os.environ, "CDSW_APP_PORT": str(port)}
-    command = [sys.executable, str(APPLICATION), "--runs", str(trained.parent)]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    yield child
-    child.kill()
-    child.communicate()
-
-
-def served_runs(port: int, child: subprocess.Popen[bytes]) -> list[str]:
-    """What TensorBoard's API lists, as soon as it lists anything."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        assert child.poll() is None
+def test_a_killed_application_leaves_nothing(trained: Path) -> None:
+    """What it shows, and its end by Ctrl-C, are looked at in the browser."""
+    port = free_port("127.0.0.1")
+    command = [sys.executable, str(APPLICATION), "--runs", str(trained.parent), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as application:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs", timeout=5) as answer:
-                if runs := json.load(answer):
-                    return runs
-        except (urllib.error.URLError, ConnectionError):
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"no runs within {SECONDS} s")
-
-
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_the_application_shows_the_runs_and_leaves_nothing(
-    application: subprocess.Popen[bytes], port: int, end: signal.Signals
-) -> None:
-    runs = served_runs(port, application)
-    assert {"tiny/tensorboard/train", "tiny/tensorboard/validation"} <= set(runs)
-    application.send_signal(end)
-    assert application.wait(timeout=20) == (-end if end == signal.SIGKILL else 0)
+            until(lambda: listens("127.0.0.1", port), SECONDS)
+        finally:
+            application.kill()
     until(lambda: not listens("127.0.0.1", port), 10)
-    assert application.stderr is not None and b"Traceback" not in application.stderr.read()
 
 
-def said(*arguments: object, **environment: str) -> str:
-    """What the application says where it cannot start."""
-    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
-    command = [sys.executable, str(APPLICATION), *map(str, arguments)]
-    done = subprocess.run(
-        command, env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False
-    )  # fmt: skip
-    assert done.returncode == 1
-    return done.stderr
-
-
-def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path, port: int) -> None:
-    assert said() == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
-    assert "no such folder" in said("--runs", tmp_path / "none", "--port", port)
+def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path) -> None:
+    assert (
+        refused(APPLICATION)
+        == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
+    )
+    assert "no such folder" in refused(APPLICATION, "--runs", tmp_path / "none", "--port", 1)
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         number = busy.getsockname()[1]
         busy_line = f"zeropods: port {number}: Address already in use; give another with --port\n"
-        assert said(CDSW_APP_PORT=str(number)) == busy_line
+        assert refused(APPLICATION, CDSW_APP_PORT=str(number)) == busy_line

@@ -1,0 +1,135 @@
+"""What the command line refuses: each call ends with one line that says what is wrong, and nothing is written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from zeropods.cli import main
+
+PREPARE = "prepare --data nowhere --tokenizer gpt-tiny --out nowhere --task"
+SCRIPT = "-- script.py --outputdir run"
+HERE = "launch --launcher none --dry-run"
+HUB = "-- causal_train.py --task lm --data allenai/c4"
+SLURM = "launch --launcher slurm"
+NAME = "cluster name '': expected 1 to 40 letters"
+REFUSED = [
+    # Words that nobody knows.
+    ("plan --mod t5-small", "unrecognized arguments: --mod t5-small; see zeropods plan --help"),
+    ("pods up --cout 2", "zeropods pods up: unrecognized arguments: --cout 2; see zeropods pods up --help"),
+    ("data get imagenet --out x", "invalid choice: 'imagenet'"),
+    ("prepare --data x --tokenizer y --prompt none --out z", "argument --prompt: invalid choice: 'none'"),
+    ("predict --model m --data d --out p --split validation", "argument --split: invalid choice: 'validation'"),
+    # Preparation.
+    (f"{PREPARE} squad --prompt schema", "--prompt schema: a flag of task text2sql, not of squad"),
+    (f"{PREPARE} lm --plain-vocabulary", "--plain-vocabulary True: a flag of task text2sql, not of lm"),
+    (f"{PREPARE} text2sql --max-seq-length 8", "--max-seq-length 8: a flag of task squad and lm, not of text2sql"),
+    (f"{PREPARE} squad --text-field body", "--text-field body: a flag of task lm, not of squad"),
+    (f"{PREPARE} lm --loss-on answer", "loss_on 'answer': text of the task lm has no answers"),
+    (f"{PREPARE} text2sql --max-source-tokens 1", "--max-source-tokens 1; expected at least 2"),
+    (f"{PREPARE} lm --max-seq-length 1", "--max-seq-length 1; expected at least 2"),
+    (f"{PREPARE} squad --limit 0", "--limit 0; expected at least 1"),
+    (f"{PREPARE} squad", "nowhere: no such folder; give one that is there, or fetch SQuAD"),
+    ("data sample --out /proc/x/sample", "/proc/x"),
+    # Launches.
+    (f"{SLURM} --restarts 2 {HUB}", "--restarts 2: SLURM requeues a job by itself"),
+    (f"launch --launcher none --restarts 2 --min-pods 1 {HUB}", "--min-pods 1: is for --launcher pdsh"),
+    (f"launch --min-pods 2 {HUB}", "--min-pods 2: says how a run goes on; give --restarts too"),
+    (f"launch --restarts -1 {HUB}", "--restarts -1; expected at least 0"),
+    (f"launch --partition p {HUB}", "--partition: is for --launcher slurm"),
+    (f"{SLURM} --name n {HUB}", "it chooses the nodes"),
+    (f"{SLURM} --export HOME {HUB}", "gets the whole environment"),
+    (f"{SLURM} --slots 0 {HUB}", "--slots 0; expected at least 1"),
+    (f"launch --slots 2 {HUB}", "--slots 2: pods have slots of their own; leave it out"),
+    (f"{SLURM} --cpus-per-slot 0 {HUB}", "expected at least 1"),
+    (f"launch --launcher none --num-pods 2 {HUB}", "this machine alone"),
+    (f"launch --num-pods 0 {HUB}", "--num-pods 0; expected at least 1"),
+    (f"launch --timeout nan {HUB}", "--timeout nan; expected more than 0 seconds"),
+    (f"launch --step-timeout nan {HUB}", "--step-timeout nan; expected more than 4 seconds, or 0 for none"),
+    (f"launch --name '' {SCRIPT}", NAME),
+    (f"{HERE} --export NOT_SET_HERE {SCRIPT}", "--export NOT_SET_HERE: not set here"),
+    (f"{HERE} -- textsql_train.py --outputdir ''", "--outputdir '': expected a folder"),
+    (f"{HERE} --export A=B {SCRIPT}", "--export 'A=B': no name of an environment variable"),
+    (f"{HERE} --export '' {SCRIPT}", "--export '': no name of an environment variable"),
+    (f"{HERE} --export AN_API_KEY {SCRIPT}", "--export AN_API_KEY: sounds like a secret"),
+    # Pods.
+    ("pods up", "--count: not given"),
+    ("pods up --count many", "--count: 'many'; expected a whole number"),
+    ("pods up --count 0", "--count 0; expected a positive number"),
+    ("pods up --count 1 --slots -1", "--slots -1; expected a positive number"),
+    ("pods up --count 1 --seconds inf", "--seconds inf; expected a positive number"),
+    ("pods up --count 1 --memory nan", "--memory nan; expected a positive number"),
+    ("pods up --count 1 --nvidia-gpu -1", "--nvidia-gpu -1; expected at least 0"),
+    ("pods up --count 1 --name ../x", "cluster name '../x'"),
+    ("pods up --count 1 --backend cml", "backend cml: neither"),
+    ("pods up --count 1 --ssh-config x", "ssh configuration x: is for hosts of your own"),
+    ("pods up --hostfile hosts --count 3", "--count 3: hosts has 1 hosts"),
+    ("pods up --count 100000", "--count 100000; expected at most 500 pods on a machine"),
+    ("pods up --count 300 --seconds 0.01", "of 300 pods were started in 0.01 s; give them more"),
+    *((f"pods {verb} --name ''", NAME) for verb in ("up --count 1", "down", "check")),
+    # Predictions, sweeps, summaries, the demo.
+    ("predict --model nowhere --limit -1", "--limit: -1; expected more than 0"),
+    ("predict --model nowhere --num-beams 0", "--num-beams: 0; expected more than 0"),
+    ("perplexity nowhere --data d --split test --max-seq-length 0", "--max-seq-length: 0; expected more than 0"),
+    ("sweep empty.yaml --dry-run", "empty.yaml: nothing; expected keys with values, like repeats: 2"),
+    *((f"summary runs --out s --price-per-hour {price}", "--price-per-hour") for price in ("-1", "nan", "free")),
+    *((f"demo . --port {port!r}", "expected a number from 1 to 65535") for port in ("web", "0", "65536", "٣٣", "")),
+    # Plans.
+    ("plan --model gpt-9", "gpt-9 ... t5-tiny ... llama-8b"),
+    ("plan --model t5-small --epochs 2", "--epochs 2 without --samples"),
+    ("plan --model t5-small --precision fp16", "--precision fp16; expected fp32 or bf16"),
+    ("plan --model t5-small --technique zero9", "zero9 ... zero3_offload"),
+    ("plan --model t5-small --gpu Abacus", "Abacus ... --flops"),
+    ("plan --model t5-small --steps 1 --samples 2", "give one of them"),
+    ("plan --model t5-small --mtbf 24", "--mtbf 24: needs --save-seconds S too"),
+    ("plan --model t5-small --save-seconds 5", "needs --mtbf HOURS too"),
+    ("plan --model bloom-560m --source-length 9", "bloom-560m is a causal model; give --seq-length and --label-length"),
+    ("plan --model t5-small --seq-length 96", "t5-small is an encoder-decoder; give --source-length"),
+    ("plan --model t5-small --gradient-checkpointing both", "t5-small is an encoder-decoder; give True or False"),
+    ("plan --model llama-8b --attention flash", "flash; expected eager, sdpa, flash_attention_2 or all"),
+    ("plan --model llama-8b --attention flash_attention_2", "no fp32; give --precision bf16"),
+    ("plan --model llama-8b --attention flash_attention_2 --precision fp16 --gpu T4", "an Ampere ... sdpa"),
+    ("plan --model distilgpt2 --seq-length 1025", "--seq-length 1025; distilgpt2 has 1024 positions"),
+    ("plan --model distilgpt2 --label-length 600", "--label-length 600; expected at most --seq-length 512"),
+    ("plan --model distilgpt2 --gpu T4 --precision bf16", "T4 has no BF16 ... fp16"),
+    ("plan --model llama-8b --precision int8", "--precision int8; expected fp32 or bf16 or fp16"),
+    ("plan --model t5-small --pods many", "argument --pods: 'many'; expected a number"),
+    ("plan --model t5-small --pods 1.5", "argument --pods: 1.5; expected a whole number"),
+    ("plan --model t5-small --pods 0", "argument --pods: 0; expected more than 0"),
+    ("plan --model t5-small --latency -1", "argument --latency: -1; expected 0 to 1e+15"),
+    ("plan --model t5-small --gpu-memory nan", "argument --gpu-memory: nan; expected 1e-15 to 1e+15"),
+    ("plan --model t5-small --gradient-checkpointing yes", "'yes'; expected True or False"),
+]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a script, a hostfile and an empty matrix."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZEROPODS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AN_API_KEY", "hush")
+    for name in ("script.py", "empty.yaml"):
+        (tmp_path / name).touch()
+    (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_a_call_is_refused_in_one_line_and_leaves_nothing(
+    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(here.iterdir())
+    try:
+        status = main(shlex.split(words))
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    out, err = capsys.readouterr()
+    (line,) = (line for line in err.splitlines() if line.startswith("zeropods"))
+    assert status in (1, 2) and out == ""
+    assert all(part in line for part in said.split(" ... ")), line
+    # No name of a function, a type or a temporary file.
+    assert not re.search(r"NoneType|<class|invalid \w+ value|UserError|\(\) -> |/\.\w", line)
+    assert sorted(path for path in here.rglob("*") if path.name != "home") == before
