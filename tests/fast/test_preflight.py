@@ -13,9 +13,9 @@ import pytest
 
 from zeropods.errors import UserError
 from zeropods.pods import checks
-from zeropods.pods.checks import Check, Expectation, operation_state
+from zeropods.pods.checks import Check, Expectation
 from zeropods.pods.preflight import PodChecks, Preflight, preflight_self, ssh_check
-from zeropods.programs import Turn, free_port
+from zeropods.programs import free_port
 from zeropods.tables import GIB
 
 DEADLINE_SECONDS = 20.0
@@ -93,19 +93,6 @@ JUDGED = [
 @pytest.mark.parametrize(("check", "verdict", "value"), JUDGED)
 def test_what_is_found_is_judged_by_what_the_run_needs(check: Check, verdict: str, value: str) -> None:
     assert (check.verdict, check.value) == (verdict, value) and bool(check.remedy) == (verdict != "ok")
-
-
-def test_cache_of_compiled_operations_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    (tmp_path / "cpu_adam").mkdir()
-    turn = Turn(str(tmp_path / "cpu_adam" / "lock"))
-    turn.try_acquire()
-    assert operation_state() == "compiling"
-    turn.release()
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert operation_state().startswith("impossible: no C++ compiler")
-    (tmp_path / "cpu_adam" / "cpu_adam.so").touch()
-    assert operation_state() == "compiled"
 
 
 @pytest.mark.parametrize(

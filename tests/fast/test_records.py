@@ -115,48 +115,32 @@ def test_a_record_of_the_version_before_which_listed_every_duration_is_read(tmp_
     assert refused(tmp_path / "other", changed(old, "ranks.0.step_seconds", [None])).startswith(refusal[:20])
 
 
-@pytest.mark.parametrize("version", [1, 4, None, "3", GONE])
-def test_another_version_is_refused_with_both_named(tmp_path: Path, version: object) -> None:
-    said = refused(tmp_path, changed(a_record(), "schema_version", version))
-    shown = None if version is GONE else version
-    assert said == f"schema_version {shown!r}; this version reads 2 and 3: run it again"
-
-
-@pytest.mark.parametrize("key", ["speed", "ranks.0.speed", "losses.0.speed"])
-def test_an_unknown_key_is_refused_with_its_place(tmp_path: Path, key: str) -> None:
-    assert refused(tmp_path, changed(a_record(), key, 1)).startswith(f"{key} is 1: ")
-
-
-@pytest.mark.parametrize("key", ["run_id", "status", "effective_batch_size", "losses.0.loss", "reason"])
-def test_a_missing_key_is_refused_with_its_place(tmp_path: Path, key: str) -> None:
-    said = refused(tmp_path, changed(a_record(), key, GONE))
-    assert said.startswith(f"{key}: ") and said.endswith("; run it again")
-
-
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "said"),
     [
-        ("effective_batch_size", "32"),
-        ("gradient_checkpointing", 1),
-        ("status", "fine"),
-        ("hosts", "pod1"),
-        ("deepspeed", {"zero_optimization": 5}),
-        ("hardware.gpus", 3),
-        ("slots", 0),
-        ("ranks.0.step_seconds", [0.8]),
-        ("ranks.0.largest_batch", {"rows": 1}),
-        ("losses.0.step", True),
+        *(("schema_version", version, f"schema_version {version}; this version reads 2 and 3: run it again")
+          for version in (1, 4, None)),
+        ("schema_version", GONE, "schema_version None; this version reads 2 and 3: run it again"),
+        *((key, 1, f"{key} is 1: ") for key in ("speed", "ranks.0.speed", "losses.0.speed")),
+        *((key, GONE, f"{key}: ") for key in ("run_id", "status", "losses.0.loss", "reason")),
+        ("effective_batch_size", "32", "effective_batch_size is '32': "),
+        ("gradient_checkpointing", 1, "gradient_checkpointing is 1: "),
+        ("status", "fine", "status is 'fine': "),
+        ("hosts", "pod1", "hosts is 'pod1': "),
+        ("deepspeed", {"zero_optimization": 5}, "deepspeed.zero_optimization is 5: "),
+        ("hardware.gpus", 3, "hardware.gpus is 3: "),
+        ("slots", 0, "slots is 0: "),
+        ("ranks.0.step_seconds", [0.8], "ranks.0.step_seconds"),
+        ("ranks.0.largest_batch", {"rows": 1}, "ranks.0.largest_batch"),
+        ("losses.0.step", True, "losses.0.step is True: "),
+        *((key, value, f"{key} is {value}: Input should be a finite number")
+          for key in ("train_seconds", "losses.0.loss", "ranks.0.wall_seconds") for value in (math.nan, -math.inf)),
     ],
-)
-def test_a_value_of_another_kind_is_refused_with_its_place(tmp_path: Path, key: str, value: object) -> None:
-    assert refused(tmp_path, changed(a_record(), key, value)).startswith(key)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("key", ["train_seconds", "losses.0.loss", "ranks.0.wall_seconds"])
-def test_what_is_no_finite_number_is_refused(tmp_path: Path, key: str, value: float) -> None:
-    said = refused(tmp_path, changed(a_record(), key, value))
-    assert said.startswith(f"{key} is ") and "finite number" in said
+)  # fmt: skip
+def test_what_is_no_record_of_this_version_is_refused_with_its_place(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    assert refused(tmp_path, changed(a_record(), key, value)).startswith(said)
 
 
 def timed(*seconds: float) -> RankMeasurement:

@@ -239,14 +239,6 @@ def test_copied_and_resumed_runs_are_remarked(tmp_path: Path) -> None:
     ]
 
 
-def test_a_technique_of_ones_own_is_shown_with_the_keys_that_make_it_so(tmp_path: Path) -> None:
-    nvme = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}, "zero_quantized_weights": True}}
-    a_run(tmp_path / "run", "custom", deepspeed=nvme)
-    assert (row(tmp_path)["technique"], row(tmp_path)["planned_bytes"]) == ("custom", None)
-    shown = read_runs([tmp_path]).to_markdown()
-    assert "custom (zero_quantized_weights true, offload_param.device nvme)" in shown
-
-
 # What rows differ in, and ratios between those that may be compared.
 
 PROFILED = {"technique": "zero1", "deepspeed": {"flops_profiler": {"enabled": True}}}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.made import a_rank, a_record, a_score, write_run
+from tests.made import a_rank, a_record, write_run
 from zeropods.cli import main
 
 VERBS = {
@@ -71,14 +71,6 @@ def test_what_is_there_is_not_written_into(
     before = sorted(os.listdir(here / "run"))
     assert said in refused(capsys, *words)
     assert sorted(os.listdir(here / "run")) == before
-
-
-def test_an_accuracy_above_1_is_not_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(here / "run", a_record(), score_test=a_score(execution_accuracy=7))
-    assert main(["summary", "run", "--out", "report", "--json"]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["execution_accuracy"] is None
-    assert "execution_accuracy is 7: Input should be less than or equal to 1" in run["reason"]
 
 
 def test_a_summary_of_broken_runs_alone_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,24 +146,16 @@ def test_a_configuration_is_planned_as_its_model_is(
 LARGE = {"hidden_size": 4_096, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
 PUBLISHED = [
     ("llama", 8_030_261_248, {**LARGE, "vocab_size": 128_256, "intermediate_size": 14_336}),
-    ("mistral", 7_248_023_552, {"vocab_size": 32_768}),
     ("qwen2", 494_032_768, {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4_864,
                             "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
                             "tie_word_embeddings": True}),
-    ("qwen3", 8_190_735_360, {**LARGE, "vocab_size": 151_936, "intermediate_size": 12_288, "num_hidden_layers": 36,
-                              "head_dim": 128}),
-    ("gpt_neox", 162_322_944, {"vocab_size": 50_304, "hidden_size": 768, "intermediate_size": 3_072,
-                               "num_hidden_layers": 12, "num_attention_heads": 12}),
-    ("bloom", 7_069_016_064, {"vocab_size": 250_880, "hidden_size": 4_096, "n_layer": 30, "n_head": 32}),
-    ("gemma2", 2_614_341_888, {"vocab_size": 256_000}),
     ("phi3", 3_821_079_552, {"vocab_size": 32_064}),
     ("t5", 783_150_080, {"d_model": 1_024, "d_ff": 2_816, "num_layers": 24, "num_heads": 16,
                          "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
-    ("mt5", 300_176_768, {"vocab_size": 250_112, "tie_word_embeddings": False}),
     ("mixtral", 46_702_792_704, {"num_local_experts": 8}),
 ]  # fmt: skip
-"""Llama-3.1-8B, Mistral-7B-v0.3, Qwen2.5-0.5B, Qwen3-8B, pythia-160m, bloom-7b1, gemma-2-2b, Phi-3-mini, flan-t5-large,
-mt5-small, Mixtral-8x7B: their checkpoints' parameters, and what their configurations say beside defaults."""
+"""Llama-3.1-8B, Qwen2.5-0.5B, Phi-3-mini, flan-t5-large, Mixtral-8x7B: parameters of their checkpoints, and what their
+configurations say beside defaults."""
 
 
 @pytest.mark.parametrize(("kind", "parameters", "given"), PUBLISHED)

@@ -110,14 +110,6 @@ def said(answerer: QueryAnswerer, rows: list[int], **how: int) -> list[Query | N
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("length", [2, 40])
-def test_any_weights_say_queries_however_short_they_are_cut(answerer: QueryAnswerer, beams: int, length: int) -> None:
-    queries = said(answerer, [0, 1, 2], num_beams=beams, max_new_tokens=length)
-    for query, header in zip(queries, HEADERS, strict=True):
-        assert query is not None and parse_query(format_query(query, header), header) is not None
-
-
-@pytest.mark.parametrize("beams", [1, 3])
 def test_an_answer_does_not_depend_on_the_rest_of_the_batch(answerer: QueryAnswerer, beams: int) -> None:
     together = said(answerer, [0, 1, 2, 0], num_beams=beams)
     alone = [said(answerer, [row], num_beams=beams)[0] for row in (0, 1, 2)]
