@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import yaml
 
 from tests.pages import ROOT, anchors, pages
 from zeropods.cli import parser
@@ -61,8 +60,3 @@ def test_the_walk_through_the_house_names_every_room_and_module_beside_them_and_
     assert [name for name in modules if f"`{name}`" not in walk and f"`zeropods/{name}`" not in walk] == []
     named = re.findall(r"`((?:zeropods|tests|docs)/[\w/]*/)`", walk)
     assert named and [name for name in named if not (ROOT / name).is_dir()] == []
-
-
-def test_the_citation_has_what_its_format_requires() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["cff-version"] == "1.2.0" and {"message", "title", "authors", "license"} <= set(citation)

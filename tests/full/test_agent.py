@@ -1,33 +1,41 @@
-"""The agent of a pod, with a real warden, a real sshd and real processes: what it starts, watches and ends."""
+"""The agent of a pod, with a real warden, a real sshd and real processes: who gets in, and what is left of it.
+
+How it ends runs, whole or in part, is what tests of launches over pods see.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.full.launches import ROOT, until
-from tests.full.one_pod import WAIT_SECONDS, OnePod, all_gone, process_in
+from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods.processes import Process, is_alive, send
-from zeropods.pods.ssh import Sshd, make_key
-from zeropods.pods.wire import WireError
+from zeropods.pods.cluster import KEY, Cluster, workers_of
+from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
+from zeropods.pods.ssh import Sshd, make_key, ssh_argv
+from zeropods.pods.wire import ask_all
 from zeropods.programs import free_port
 
+WAIT_SECONDS = 30.0
 RANK = """\
 import os, pathlib, signal, sys, time
 def asked(*_):
     pathlib.Path(sys.argv[1] + ".asked").write_text("yes")
     sys.exit(0)
-signal.signal(signal.SIGTERM, signal.SIG_IGN if "deaf" in sys.argv else asked)
+signal.signal(signal.SIGTERM, asked)
 pathlib.Path(sys.argv[1] + ".new").write_text(str(os.getpid()))
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(600)
@@ -35,172 +43,126 @@ time.sleep(600)
 
 
 @pytest.fixture
-def start_pod(tmp_path: Path) -> Iterator[Callable[..., OnePod]]:
-    """Starts the test's pod, which is ended with all that it had."""
-    pods: list[OnePod] = []
-
-    def start(**how: object) -> OnePod:
-        pods.append(OnePod(tmp_path, **how))
-        return pods[-1]
-
-    yield start
-    for pod in pods:
-        pod.clean_up()
-        assert not pod.processes()
-
-
-@pytest.fixture(scope="module")
-def shared_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnePod]:
-    """A pod that tests leave up; each has runs of its own."""
-    pod = OnePod(tmp_path_factory.mktemp("pod"))
-    yield pod
-    pod.clean_up()
-    assert not pod.processes()
-
-
-@pytest.fixture
-def rank(tmp_path: Path) -> Callable[..., str]:
+def rank(tmp_path: Path) -> Callable[[str], str]:
     """Makes the command line of a process that writes its number into a file, and notes when it is asked to end."""
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    return lambda file, *how: f"{sys.executable} {script} {tmp_path / file} {' '.join(how)}"
+    return lambda file: f"{sys.executable} {script} {tmp_path / file}"
 
 
-def detached(command: str) -> str:
-    """A shell line that leaves `command` running when its shell and its session are gone."""
-    return f"(setsid nohup {command} </dev/null >/dev/null 2>&1 &)"
+def up(**how: Any) -> Cluster:
+    """A cluster of one pod, which nothing here renews."""
+    return pods.up(1, name="one", backend="local", lease="idle", **how)
 
 
-def run_of_two(pod: OnePod, rank: Callable[..., str], folder: Path, run: str) -> tuple[Process, Process]:
-    """A session with one process of a run, and one that was detached from it."""
-    pod.ask(do="renew", run=run, seconds=20.0)
-    pod.ssh_session(f"export ZEROPODS_RUN={run}; {detached(rank(f'{run}.away'))}; {rank(run)}; true")
-    return process_in(folder / run), process_in(folder / f"{run}.away")
+def warden(cluster: Cluster) -> Process:
+    """The process of the worker; its only child is the agent."""
+    (worker,) = workers_of(cluster).processes()
+    found = worker.find()
+    assert found is not None
+    return found
 
 
-def test_a_pod_registers_and_its_sshd_answers_the_clusters_key_only(start_pod, tmp_path, monkeypatch) -> None:
-    for name in ("CDSW_PROJECT", "CDSW_API_KEY", "CDSW_MASTER_IP"):
+def said(cluster: Cluster) -> str:
+    """What warden and agent have printed."""
+    (log,) = (cluster.folder / "logs").iterdir()
+    return log.read_text(encoding="utf-8")
+
+
+def ask(cluster: Cluster, **request: Any) -> dict[str, Any]:
+    (answer,) = ask_all(cluster.agents, cluster.secret, request, WAIT_SECONDS)
+    assert isinstance(answer, dict), answer
+    return answer
+
+
+def shell(cluster: Cluster, command: str) -> list[str]:
+    """The command line that lets the pod's shell run a command."""
+    return [*ssh_argv(cluster.ssh_config, cluster.pods[0].address, [])[:-1], command]
+
+
+def session(cluster: Cluster, command: str) -> subprocess.Popen[bytes]:
+    """A shell command on the pod that goes on."""
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(shell(cluster, command), stdin=nothing, stdout=nothing, stderr=nothing)
+
+
+def process_in(file: Path) -> Process:
+    """The process that has written its number into a file, once it has."""
+    until(lambda: file.is_file() and file.read_text().strip())
+    process = find_process(int(file.read_text()))
+    assert process is not None, "it has ended already"
+    return process
+
+
+def test_a_pod_answers_the_cluster_s_key_only_and_keeps_those_of_cml_to_itself(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CDSW_PROJECT", "CDSW_API_KEY"):
         monkeypatch.setenv(name, f"the {name}")
-    pod = start_pod()
-    assert (pod.registration.worker, pod.registration.slots) == ("worker-1", 1)
-    seen = dict(line.split("=", 1) for line in pod.ssh("env").stdout.splitlines())
+    cluster = up()
+    (pod,) = cluster.pods
+    told = subprocess.run(shell(cluster, "env"), capture_output=True, text=True, timeout=WAIT_SECONDS, check=True)
+    seen = dict(line.split("=", 1) for line in told.stdout.splitlines())
     assert seen["ZEROPODS_POD"] == pod.address and str(Path(sys.executable).parent) in seen["PATH"]
-    assert {name: value for name, value in seen.items() if name.startswith("CDSW_")} == {
-        "CDSW_ENGINE_ID": "worker-1",
-        "CDSW_IP_ADDRESS": pod.address,
-        "CDSW_MASTER_IP": "the CDSW_MASTER_IP",
-        "CDSW_PROJECT": "the CDSW_PROJECT",
-    }
-    until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in pod.said())
-    assert pod.temporary.stat().st_mode & 0o777 == 0o700
-    os.remove(tmp_path / "id_ed25519")
-    make_key(tmp_path / "id_ed25519", "stranger")
-    done = pod.ssh("true")
+    of_cml = {"CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT"}
+    assert {name for name in seen if name.startswith("CDSW_")} == of_cml
+    until(lambda: f"pod {pod.address}: ready, ssh port {pod.ssh_port}\n" in said(cluster))
+    (cluster.folder / KEY).unlink()
+    make_key(cluster.folder / KEY, "stranger")
+    done = subprocess.run(shell(cluster, "true"), capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert done.returncode == 255 and "Permission denied" in done.stderr
 
 
-# Leases
-
-
-def test_a_run_that_is_not_renewed_is_ended_and_others_go_on(shared_pod, rank, tmp_path) -> None:
-    pod = shared_pod
-    lost = run_of_two(pod, rank, tmp_path, "lost")
-    kept = run_of_two(pod, rank, tmp_path, "kept")
-    pod.ssh_session(f"{rank('unmarked')}; true")
-    unmarked = process_in(tmp_path / "unmarked")
-    pod.ask(do="renew", run="lost", seconds=1.0)
-    until(lambda: all_gone({*lost}))
-    assert (tmp_path / "lost.asked").exists(), "it was killed without being asked"
-    assert all(map(is_alive, [*kept, unmarked]))
-    with pytest.raises(WireError, match="run lost has ended"):
-        pod.ask(do="renew", run="lost", seconds=10.0)
-    assert pod.ask(do="renew", run="kept", seconds=10.0)["processes"] == 2
-    late = pod.ssh_session(f"export ZEROPODS_RUN=lost; {rank('late')}; true")
-    late.wait(WAIT_SECONDS)
-
-
-def test_a_renewal_tells_how_many_processes_there_are_and_were(shared_pod, rank, tmp_path) -> None:
-    pod = shared_pod
-    opened = pod.ask(do="renew", run="counted", seconds=20.0)
-    assert (opened["processes"], opened["seen"], opened["last_seen_seconds"]) == (0, 0, None)
-    members = run_of_two(pod, rank, tmp_path, "counted")
-    assert pod.ask(do="status")["runs"]["counted"] == 2
-    for process in members:
-        send(process, signal.SIGKILL)
-    until(lambda: pod.ask(do="renew", run="counted", seconds=20.0)["processes"] == 0)
-    after = pod.ask(do="renew", run="counted", seconds=20.0)
-    assert after["seen"] == 2 and 0 < after["last_seen_seconds"] < WAIT_SECONDS
-
-
-def test_the_end_of_a_run_asks_first_kills_what_does_not_heed_it_and_leaves_others(shared_pod, rank, tmp_path) -> None:
-    pod = shared_pod
-    members = run_of_two(pod, rank, tmp_path, "ended")
-    others = run_of_two(pod, rank, tmp_path, "other")
-    pod.ssh_session(f"export ZEROPODS_RUN=ended; {rank('deaf', 'deaf')}; true")
-    deaf = process_in(tmp_path / "deaf")
-    pod.ssh(detached(rank("behind")))
-    behind = process_in(tmp_path / "behind")
-    assert pod.ask(do="end", run="ended", grace_seconds=1.0)["left"] == 0
-    assert all_gone({*members, deaf})
-    assert (tmp_path / "ended.asked").exists() and (tmp_path / "ended.away.asked").exists()
-    assert all(map(is_alive, [*others, behind]))
-
-
-def test_a_kernel_lease_that_is_not_renewed_ends_the_pod(start_pod, rank, tmp_path) -> None:
-    pod = start_pod(lease="kernel", lease_seconds=2.0)
-    pod.ssh_session(f"{rank('session')}; true")
+def test_an_idle_lease_is_held_by_a_session(home: Path, rank: Callable[[str], str], tmp_path: Path) -> None:
+    cluster = up(lease_seconds=3.0)
+    worker, held = warden(cluster), session(cluster, f"{rank('session')}; true")
     process_in(tmp_path / "session")
-    family = pod.processes()
-    assert 1.0 < pod.ask(do="renew")["lease_seconds_left"] <= 2.0
-    assert pod.warden.wait(WAIT_SECONDS) == 0
-    assert all_gone(family)
-    assert "its kernel lease was not renewed for 2 s" in pod.said()
-
-
-def test_an_idle_lease_is_held_by_a_session(start_pod, rank, tmp_path) -> None:
-    pod = start_pod(lease="idle", lease_seconds=2.0)
-    session = pod.ssh_session(f"{rank('session')}; true")
-    process_in(tmp_path / "session")
-    with pytest.raises(subprocess.TimeoutExpired):
-        pod.warden.wait(3.5)
-    session.kill()
-    session.wait(WAIT_SECONDS)
-    assert pod.warden.wait(WAIT_SECONDS) == 0
-    assert "its idle lease was not used for 2 s" in pod.said()
-
-
-# The end of a pod
+    with pytest.raises(psutil.TimeoutExpired):
+        worker.wait(4.5)
+    held.kill()
+    held.wait(WAIT_SECONDS)
+    worker.wait(WAIT_SECONDS)
+    assert "its idle lease was not used for 3 s" in said(cluster)
 
 
 @pytest.mark.parametrize(
-    ("victim", "signum", "status", "said"),
+    ("victim", "signum", "told"),
     [
-        ("agent", signal.SIGKILL, 1, "the agent was killed by signal 9"),
-        ("group", signal.SIGKILL, -9, ""),
-        ("sshd", signal.SIGKILL, 1, "its sshd ended with status -9"),
-        ("stopped agent", signal.SIGTERM, 1, "did not end in 10 s"),
-        ("warden", signal.SIGTERM, 0, "ended: it got SIGTERM\n"),
-        ("", 0, 0, "ended: it was asked to\n"),
+        ("agent", signal.SIGKILL, "the agent was killed by signal 9"),
+        ("group", signal.SIGKILL, ""),
+        ("sshd", signal.SIGKILL, "its sshd ended with status -9"),
+        ("stopped agent", signal.SIGTERM, "did not end in 10 s"),
+        ("warden", signal.SIGTERM, "ended: it got SIGTERM\n"),
+        ("", 0, "ended: it was asked to\n"),
     ],
 )
 def test_nothing_is_left_however_a_pod_ends(
-    start_pod, rank, tmp_path, victim: str, signum: int, status: int, said: str
+    home: Path, rank: Callable[[str], str], tmp_path: Path, victim: str, signum: int, told: str
 ) -> None:
-    pod = start_pod()
-    run_of_two(pod, rank, tmp_path, "r")
-    family, folder = pod.processes(), pod.temporary
+    cluster = up()
+    ask(cluster, do="renew", run="r", seconds=20.0)
+    detached = f"(setsid nohup {rank('r.away')} </dev/null >/dev/null 2>&1 &)"
+    session(cluster, f"export ZEROPODS_RUN=r; {detached}; {rank('r')}; true")
+    process_in(tmp_path / "r")
+    process_in(tmp_path / "r.away")
+    worker = warden(cluster)
+    (agent,) = worker.children()
+    sshd = next(child for child in agent.children() if child.name() == "sshd")
+    # sshd writes its title over its arguments: they may end in blanks or in zeros.
+    title = (PROC / str(sshd.pid) / "cmdline").read_bytes().decode()
+    (folder,) = re.findall(r"-f\W(\S+)/sshd_config", title)
+    family = [worker, *descendants(worker.pid)]
     if victim in ("agent", "sshd"):
-        send(getattr(pod, victim), signum)
+        send(agent if victim == "agent" else sshd, signum)
     elif victim:
         if victim == "stopped agent":
-            send(pod.agent, signal.SIGSTOP)
-        os.killpg(pod.warden.pid, signum)
+            send(agent, signal.SIGSTOP)
+        os.killpg(worker.pid, signum)
     else:
-        assert pod.ask(do="end") == {"ending": True}
-    assert pod.warden.wait(WAIT_SECONDS) == status
-    until(lambda: all_gone(family))
-    assert not folder.exists()
-    assert said in pod.said()
+        assert ask(cluster, do="end") == {"ending": True}
+    worker.wait(WAIT_SECONDS)
+    until(lambda: not any(map(is_alive, family)))
+    assert not Path(folder).exists() and told in said(cluster)
     # Whatever was there was asked first, unless nobody was left to do so.
     assert (tmp_path / "r.asked").exists() == ("agent" not in victim)
 

@@ -85,12 +85,6 @@ def squad_run(questions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_a_run_on_raw_text_leaves_the_whole_folder(text_run: Path) -> None:
-    files = ("config.json", "train.log", "data/manifest.json", "model/model.safetensors", "model/tokenizer.json")
-    assert all((text_run / name).is_file() for name in files)
-    assert [path.name for path in (text_run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-5"]
-
-
 def test_a_run_on_text_says_its_perplexity_and_a_command_that_works(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,15 +93,6 @@ def test_a_run_on_text_says_its_perplexity_and_a_command_that_works(
     assert last.startswith("ok: 2 steps, loss ") and re.search(r", perplexity [\d.]+ \(test\), ", last), last
     assert main(shlex.split(last.partition("next: zeropods ")[2])) == 0
     assert (tmp_path / "a-summary" / "index.html").is_file()
-
-
-def test_its_record_says_what_was_run(text_run: Path) -> None:
-    record = read_record(text_run)
-    said = [getattr(record, key) for key in ("status", "task", "prompt", "model_id", "init", "technique", "steps")]
-    assert said == ["ok", "lm", None, "gpt-tiny", "random", "none", 5]
-    settings = [record.identity[key] for key in ("task", "max_seq_length", "loss_on", "attn_implementation")]
-    assert settings == ["lm", 32, "all", "sdpa"]
-    assert record.ranks[0].shape["model_type"] == "gpt2"
 
 
 def test_every_token_but_a_blocks_first_carries_a_loss_and_none_is_padding(text_run: Path) -> None:
