@@ -32,7 +32,7 @@ def write_run(folder: Path) -> None:
 def has_come(page: Page) -> bool:
     """Whether the page, loaded again, shows the second run."""
     page.reload()
-    page.wait_for_timeout(3000)
+    page.get_by_text("first/tensorboard/train").first.wait_for(timeout=SECONDS * 1000)
     return "second/tensorboard/train" in page.inner_text("body")
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.command import run_folder_of
-from zeropods.train.arguments import PROJECT, SCRIPTS, CausalArguments, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.train.arguments import SCRIPTS, CausalArguments, TextToSQLArguments, parse_flags
 
 T5, CAUSAL = TextToSQLArguments, CausalArguments
 
@@ -60,11 +57,3 @@ def test_bad_flags_are_refused_in_one_line(kind: type[T5 | CAUSAL], words: str, 
 def test_where_a_run_is_written_is_no_setting_of_it(kind: type[T5 | CAUSAL]) -> None:
     there = kind(outputdir="there", resume="never", save_total_limit=2, memory_interval=0.0)
     assert there.comparable() == kind().comparable()
-
-
-def test_both_scripts_are_known_by_name_and_by_place(tmp_path: Path) -> None:
-    assert arguments_of("causal_train.py") is arguments_of(PROJECT / "causal_train.py") is CausalArguments
-    assert arguments_of(PROJECT / "textsql_train.py") is TextToSQLArguments
-    assert arguments_of(tmp_path / "causal_train.py") is None
-    assert all((PROJECT / name).is_file() for name in SCRIPTS)
-    assert run_folder_of([], tmp_path, "causal_train.py") == tmp_path / CausalArguments().outputdir

@@ -100,12 +100,6 @@ def test_a_figure_is_what_its_formula_gives(key: str, record: Record, expected: 
     assert figures(record)[key] == (pytest.approx(expected) if isinstance(expected, float | int) else expected)
 
 
-def test_cost_is_pods_times_hours_times_price() -> None:
-    # 2 pods x 1,800 s = 1 pod hour.
-    record = ranks("wall_seconds", 1_800.0, 1_800.0)
-    assert (figures(record, 3.0)["cost"], figures(record)["cost"]) == (3.0, None)
-
-
 def test_what_a_run_that_ended_early_has_not_measured_is_none() -> None:
     found = figures(as_record(a_failed_record()))
     known = {key for key, value in found.items() if value is not None}

@@ -76,12 +76,6 @@ def test_a_broken_record_is_listed_with_its_reason_and_breaks_no_other(
     assert (broken["status"], well["status"]) == ("broken", "ok") and reason in broken["reason"]
 
 
-@pytest.mark.parametrize("text", ['{"identity": 5}', '{"hardware": []}', "[" * 100_000])
-def test_a_configuration_of_another_kind_breaks_its_run(tmp_path: Path, held: Path, text: str) -> None:
-    (held / "config.json").write_text(text)
-    assert row(tmp_path)["status"] == "broken"
-
-
 def test_a_reason_is_one_line_and_cannot_steer_a_terminal(tmp_path: Path) -> None:
     write_run(tmp_path / "a", a_failed_record("oom", "tried \x1b[31m\u202e to allocate\n2 GiB"))
     assert "- a: oom: tried \ufffd[31m\ufffd to allocate 2 GiB\n" in read_runs([tmp_path]).to_markdown()

@@ -24,16 +24,6 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_the_defaults_are_the_small_jobs() -> None:
-    workshop, causal = Workshop(), CausalWorkshop()
-    assert (workshop.dataset, workshop.model, workshop.training["init"]) == ("sample", "t5-tiny", "random")
-    assert (causal.model_id, Path(causal.data).name, causal.training["init"]) == (
-        "bloom-tiny",
-        "sample-squad",
-        "random",
-    )
-
-
 def test_the_notebook_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "MODEL": "t5-small",

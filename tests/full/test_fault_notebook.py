@@ -7,10 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,33 +23,9 @@ SAME = 1e-5
 """Relative: FP32, no dropout, sums in another order."""
 
 
-@dataclass(frozen=True)
-class Executed:
-    """The notebook, executed."""
-
-    folder: Path
-    said: str
-    processes: list[int]
-    """Of its home, once it has ended."""
-
-    def run(self, kind: str) -> Path:
-        (found,) = (self.folder / "runs").glob(f"*-{kind}")
-        return found
-
-    @property
-    def journal(self) -> dict[str, Any]:
-        (entry,) = read_json(self.run("lost-pod") / "restarts.json")["restarts"]
-        return dict(entry)
-
-    def outputs(self) -> list[str]:
-        """What each cell shows as its value."""
-        cells = json.loads((self.folder / "copies" / "07_faults.ipynb").read_text())["cells"]
-        values = [out for cell in cells for out in cell.get("outputs", []) if out["output_type"] == "execute_result"]
-        return ["".join(out["data"]["text/plain"]) for out in values]
-
-
 @pytest.fixture(scope="module")
-def executed(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executed]:
+def executed(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the notebook's runs, copies and pods, once it has ended."""
     folder = tmp_path_factory.mktemp("faults")
     workshop = Workshop(runs=folder / "runs", limit=64)
     shutil.copytree(sample, workshop.data)
@@ -67,30 +40,44 @@ def executed(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    yield Executed(folder, done.stdout, processes_of(folder / "home"))
+    return folder
 
 
-def test_the_run_that_lost_a_pod_is_resumed_and_ends_well_on_two(executed: Executed) -> None:
-    record, killed = read_record(executed.run("lost-pod")), read_json(executed.run("lost-pod") / "fault.json")
+def run(folder: Path, kind: str) -> Path:
+    (found,) = (folder / "runs").glob(f"*-{kind}")
+    return found
+
+
+def outputs(folder: Path) -> list[str]:
+    """What each cell shows as its value."""
+    cells = json.loads((folder / "copies" / "07_faults.ipynb").read_text())["cells"]
+    values = [out for cell in cells for out in cell.get("outputs", []) if out["output_type"] == "execute_result"]
+    return ["".join(out["data"]["text/plain"]) for out in values]
+
+
+def test_the_run_that_lost_a_pod_is_resumed_and_ends_well_on_two(executed: Path) -> None:
+    lost = run(executed, "lost-pod")
+    record, killed = read_record(lost), read_json(lost / "fault.json")
+    (entry,) = read_json(lost / "restarts.json")["restarts"]
     assert (record.status, record.pods, record.restarts, record.steps) == ("ok", 2, 1, 12)
-    assert executed.journal["pod"] == killed["pod"] == "pod2"
-    found, first = executed.journal["found_unix_seconds"], record.ranks[0]
+    assert entry["pod"] == killed["pod"] == "pod2"
+    found, first = entry["found_unix_seconds"], record.ranks[0]
     # How soon, on a machine that does nothing else, is what the trials of `make soak` measure.
     assert killed["killed_unix_seconds"] < found
     assert first.ended_unix_seconds and first.wall_seconds and first.start_seconds
     assert found < first.ended_unix_seconds - first.wall_seconds + first.start_seconds
     # At most one interval between checkpoints is done again.
-    assert first.first_step >= 4 and executed.journal["steps"] - first.first_step <= 4
+    assert first.first_step >= 4 and entry["steps"] - first.first_step <= 4
 
 
-def test_its_losses_are_those_of_the_undisturbed_run(executed: Executed) -> None:
-    ours, theirs = (read_record(executed.run(kind)) for kind in ("lost-pod", "undisturbed"))
+def test_its_losses_are_those_of_the_undisturbed_run(executed: Path) -> None:
+    ours, theirs = (read_record(run(executed, kind)) for kind in ("lost-pod", "undisturbed"))
     assert len(ours.losses) >= 4 and largest_difference(ours, theirs) < SAME
     assert ours.eval_losses[-1].loss == pytest.approx(theirs.eval_losses[-1].loss, rel=SAME)
 
 
-def test_the_notebook_shows_both_side_by_side(executed: Executed) -> None:
-    (table,) = [out for out in executed.outputs() if "ended by" in out]
+def test_the_notebook_shows_both_side_by_side(executed: Path) -> None:
+    (table,) = [out for out in outputs(executed) if "ended by" in out]
     rows = {
         cells[0]: cells[1:] for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in table.split("\n")[2:])
     }
@@ -98,5 +85,5 @@ def test_the_notebook_shows_both_side_by_side(executed: Executed) -> None:
     assert rows["pods"] == ["3, then 2: pod1, pod3", "1"] and rows["effective batch"] == ["48", "48"]
 
 
-def test_nothing_of_the_run_or_the_pods_is_left(executed: Executed) -> None:
-    assert executed.outputs()[-1] == "0" and not executed.processes
+def test_nothing_of_the_run_or_the_pods_is_left(executed: Path) -> None:
+    assert outputs(executed)[-1] == "0" and not processes_of(executed / "home")

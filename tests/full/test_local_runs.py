@@ -94,28 +94,6 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     return [int(pid) for pid in pids if int(pid) in left]
 
 
-def test_a_run_leaves_its_record_and_its_words_and_is_not_run_twice(
-    script: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(script("rank('ok', None); print('a word')"), tmp_path / "run")
-    assert read_record(tmp_path / "run").status == "ok"
-    assert (tmp_path / "run" / "launch.log").read_text() == "a word\n"
-    run(script("print('nothing to do')"), tmp_path / "run")
-    assert capsys.readouterr().err == "nothing to do\n"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("rank('oom', 'no memory left'); sys.exit(1)", "oom: no memory left"),
-        ("print('bad flag'); sys.exit(3)", r"status 3 .*\nbad flag"),
-    ],
-)
-def test_a_failure_names_its_reason(body: str, said: str, script: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        run(script(body), tmp_path / "run")
-
-
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="failed: long ago"):
         run(script("rank('failed', 'long ago'); sys.exit(1)"), tmp_path / "run")

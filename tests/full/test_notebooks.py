@@ -44,12 +44,6 @@ def finished(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def test_a_notebook_that_fails_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
-    process = demo(tmp_path, "04_read_profiler", **SMALL)
-    _, errors = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 1 and "no trained model" in errors.splitlines()[-1]
-
-
 def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_leaves_no_process(
     sample: Path, tmp_path: Path
 ) -> None:
