@@ -135,7 +135,7 @@ def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
     assert len(set(servers)) == 2 and all("zeropods.launch.forks" in server.cmdline() for server in servers)
     launch.send_signal(signal.SIGINT)
     launch.wait(60)
-    assert not any(rank.is_running() for rank in ranks)
+    until(lambda: not any(rank.is_running() for rank in ranks), 30)
     again = subprocess.run(
         command("launch", *CLUSTER, "--", "textsql_train.py", *flags[:-1], 3, "--resume", "never"),
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,

@@ -7,7 +7,6 @@ import getpass
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,9 +21,8 @@ from zeropods.errors import UserError
 from zeropods.pods.checks import Check, Expectation
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import Preflight, preflight
-from zeropods.pods.ssh import known_hosts_text, make_key, pdsh_ssh_arguments, ssh_argv, ssh_config_text
+from zeropods.pods.ssh import known_hosts_text, make_key, ssh_config_text
 
-START_SECONDS = 20.0
 DEAD_SECONDS, NOISE_SECONDS = 3.0, 2.0
 """A dead pod is named by then; what a busy machine may add."""
 FIRST, SECOND = "127.0.1.1", "127.0.1.2"
@@ -131,24 +129,6 @@ def test_good_pods_pass_and_one_with_another_torch_is_named(
     # The master's port is looked at on the first pod only; here sshd itself has it.
     assert check_of(taken, 0, "port").verdict == "failed"
     assert "port" not in [check.check for check in taken.pods[1].checks]
-
-
-def test_ssh_and_pdsh_reach_pods_by_the_same_configuration(served: Served) -> None:
-    words = ["printf", "%s|", "two words", "$HOME", "it's", 'a"b', "back\\slash"]
-    append = {"PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(served.ssh_config)}
-    with served.sshd(FIRST) as one, served.sshd(SECOND) as two:
-        served.know({FIRST: one, SECOND: two})
-        said = [
-            subprocess.run(
-                argv, capture_output=True, text=True, timeout=START_SECONDS, check=True, env={**os.environ, **append}
-            ).stdout
-            for argv in (
-                ssh_argv(served.ssh_config, FIRST, words),
-                ["pdsh", "-R", "ssh", "-w", f"{FIRST},{SECOND}", "echo here"],
-            )
-        ]
-    assert said[0] == "two words|$HOME|it's|a\"b|back\\slash|"
-    assert sorted(said[1].splitlines()) == ["127.0.1.1: here", "127.0.1.2: here"]
 
 
 def test_changed_and_unknown_host_keys_are_never_accepted(

@@ -77,6 +77,7 @@ def test_a_signal_saves_at_the_next_step_and_a_later_call_ends_with_the_same_wei
     monkeypatch.setenv("ZEROPODS_SAVE_SIGNAL", "SIGTERM")
     with signals_from(told, signal.SIGTERM, "step 3 "):
         assert status_of(told, prepared, *STEPS) == os.EX_TEMPFAIL
+    monkeypatch.delenv("ZEROPODS_SAVE_SIGNAL")
     record = read_record(told)
     step = record.steps
     assert 3 <= step < 9

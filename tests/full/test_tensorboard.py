@@ -81,7 +81,7 @@ def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path) -> None:
         refused(APPLICATION)
         == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
     )
-    assert "no such folder" in refused(APPLICATION, "--runs", tmp_path / "none", "--port", 1)
+    assert "no such folder" in refused(APPLICATION, "--runs", tmp_path / "none", "--port", free_port("127.0.0.1"))
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
