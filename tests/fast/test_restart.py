@@ -11,7 +11,7 @@ import pytest
 from tests.made import SETTINGS, a_pod, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch import command
-from zeropods.launch.command import Launch, batch_of, plan_launch
+from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import Ending, UnopenedError
 from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
 from zeropods.measure.record import Record
@@ -36,22 +36,6 @@ def test_passes_make_up_for_ranks_where_they_divide(
     ranks: int, effective: int, most_rows: int, share: Batch | None
 ) -> None:
     assert batch_on(ranks, effective, most_rows) == share
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments", "batch"),
-    [
-        (TRAIN, (), Batch(32, 1)),
-        (TRAIN, ("--per_device_train_batch_size", "8"), Batch(8, 1)),
-        (TRAIN, ("--per-device-train-batch-size=8", "--gradient-accumulation-steps", "3"), Batch(8, 3)),
-        (Path("/theirs.py"), ("--per_device_train_batch_size", "8"), None),
-        (Path("/theirs.py"), ("--per_device_train_batch_size=8", "--gradient_accumulation_steps=1"), Batch(8, 1)),
-    ],
-)
-def test_a_batch_is_read_with_our_scripts_own_defaults(
-    script: Path, arguments: tuple[str, ...], batch: Batch | None
-) -> None:
-    assert batch_of(script, arguments) == batch
 
 
 @pytest.fixture

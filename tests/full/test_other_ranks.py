@@ -12,7 +12,6 @@ from tests.full.test_attacks_weights import Trap
 from zeropods.errors import UserError
 from zeropods.measure.record import read_record
 from zeropods.train.checkpoints import Origin, complete, hashed, names_in, read_manifest
-from zeropods.train.job import fitting
 from zeropods.train.resume import Checkpoints
 
 TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
@@ -70,19 +69,6 @@ def test_other_rows_per_step_and_another_technique_are_refused_with_what_fits(ru
     run = runs.killed("zero1", 2, "technique")
     said = runs.train("none", 1, run, status=1)
     assert f"{run}: holds a run of technique zero1, this call is of none; give the run's own --deepspeed" in said
-
-
-@pytest.mark.parametrize(
-    ("effective", "rows", "ranks", "said"),
-    [
-        (12, 12, 3, "give --per_device_train_batch_size 4 --gradient_accumulation_steps 1"),
-        (96, 32, 2, "give --per_device_train_batch_size 24 --gradient_accumulation_steps 2"),
-        (7, 3, 1, "give --per_device_train_batch_size 1 --gradient_accumulation_steps 7"),
-        (12, 12, 5, "12 does not divide by 5: take 1, 2, 3, 4, 6, 12 processes"),
-    ],
-)
-def test_what_fits_needs_no_more_memory_than_was_asked_for(effective: int, rows: int, ranks: int, said: str) -> None:
-    assert fitting(effective, rows, ranks) == said
 
 
 @pytest.fixture

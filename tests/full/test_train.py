@@ -17,7 +17,6 @@ from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import guarded
 from zeropods.measure.record import Record, read_record
-from zeropods.measure.run_folder import locked
 from zeropods.train.arguments import TextToSQLArguments, parse_flags
 from zeropods.train.run import fine_tune
 from zeropods.train.text2sql import TextToSQL
@@ -183,16 +182,3 @@ def test_a_run_to_go_on_with_is_checked(
 ) -> None:
     here = ("--dataset_path", prepared, "--outputdir", tmp_path / "run", "--model_id", "t5-small", "--init", trained)
     assert "its model is t5-tiny, not t5-small; give --model_id t5-tiny" in refused(capsys, *here)
-
-
-def test_a_folder_in_use_is_refused(capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path) -> None:
-    with locked(tmp_path / "run"):
-        said = refused(capsys, "--dataset_path", prepared, "--outputdir", tmp_path / "run")
-    assert f"in use by process {os.getpid()}" in said
-
-
-def test_other_settings_in_a_finished_folder_are_refused(
-    capsys: pytest.CaptureFixture[str], trained: Path, prepared: Path
-) -> None:
-    said = refused(capsys, "--max_steps", 7, "--eval_steps", 3, "--dataset_path", prepared, "--outputdir", trained)
-    assert "max_steps 6 -> 7" in said
