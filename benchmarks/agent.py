@@ -5,40 +5,40 @@ Its lease is renewed each 5 s, as a notebook does: what it costs to wait include
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from tests.full.one_pod import OnePod
-from zeropods.pods.wire import ask_agents
+from zeropods import pods
+from zeropods.pods.cluster import workers_of
+from zeropods.pods.wire import ask_all
+from zeropods.programs import variable_set
 
 SECONDS, RENEWAL_SECONDS = 20, 5
 
 
 def measure(work: Path) -> list[Figure]:
     """Share of a core over 20 s, and memory after them."""
-    pod = OnePod(work, lease="kernel", lease_seconds=30.0)
-    try:
-        pids = (pod.warden.pid, pod.agent.pid)
-        began, before = time.perf_counter(), _processor_seconds(pids)
-        asyncio.run(_renew(pod))
-        share = 100 * (_processor_seconds(pids) - before) / (time.perf_counter() - began)
-        resident, proportional = (_mebibytes(pids, key) for key in ("Rss", "Pss"))
-    finally:
-        pod.clean_up()
+    with variable_set("ZEROPODS_HOME", str(work / "home")):
+        cluster = pods.up(1, name="idle", backend="local", lease="idle")
+        try:
+            (worker,) = workers_of(cluster).processes()
+            warden = worker.find()
+            assert warden is not None
+            pids = (warden.pid, *(agent.pid for agent in warden.children()))
+            began, before = time.perf_counter(), _processor_seconds(pids)
+            for _ in range(SECONDS // RENEWAL_SECONDS):
+                time.sleep(RENEWAL_SECONDS)
+                ask_all(cluster.agents, cluster.secret, {"do": "renew"}, RENEWAL_SECONDS)
+            share = 100 * (_processor_seconds(pids) - before) / (time.perf_counter() - began)
+            resident, proportional = (_mebibytes(pids, key) for key in ("Rss", "Pss"))
+        finally:
+            cluster.down()
     note = f"proportional (shared pages divided): {proportional:.1f} MiB"
     return [
         Figure(name="idle agent and warden, processor time", value=share, unit="% of a core", asked="under 0.1"),
         Figure(name="idle agent and warden, resident", value=resident, unit="MiB", asked="under 40", note=note),
     ]
-
-
-async def _renew(pod: OnePod) -> None:
-    agent = (pod.address, pod.registration.control_port)
-    for _ in range(SECONDS // RENEWAL_SECONDS):
-        await asyncio.sleep(RENEWAL_SECONDS)
-        await ask_agents([agent], pod.secret, {"do": "renew"}, RENEWAL_SECONDS)
 
 
 def _processor_seconds(pids: tuple[int, ...]) -> float:

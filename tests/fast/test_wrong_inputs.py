@@ -180,19 +180,3 @@ def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytes
 
     assert guarded(fails) == 1
     assert capsys.readouterr().err == "zeropods: /there/out/train.jsonl: Permission denied\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--task squad --data other", "--task squad: t5 is a T5, which answers text2sql; leave it out"),
-        ("--data nowhere", "t5: does not say its prompt (None); give --prompt question or schema"),
-    ],
-)
-def test_a_t5_is_asked_for_no_data_of_another_task(words: str, said: str, here: Path) -> None:
-    (here / "t5").mkdir()
-    (here / "t5" / "model.safetensors").touch()
-    (here / "t5" / "config.json").write_text(json.dumps({"is_encoder_decoder": True}))
-    call = [sys.executable, "-m", "zeropods", "predict", "--model", "t5", "--split", "test", "--out", "p"]
-    done = subprocess.run([*call, *words.split()], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and said in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -60,6 +61,23 @@ def test_another_prompt_than_the_models_is_refused_unless_forced(
     words = ["predict", "--model", "run", "--data", sample, *ASK, "--prompt", "question"]
     assert "was trained with schema; leave it out, or add --force-prompt" in said(capsys, *words)
     assert main([*map(str, words), "--force-prompt"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--task", "squad", "--data", "t5"], "--task squad: t5 is a T5, which answers text2sql; leave it out"),
+        (["--data", "nowhere"], "t5: does not say its prompt (None); give --prompt question or schema"),
+    ],
+)
+def test_a_t5_is_asked_for_no_data_of_another_task(
+    words: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t5").mkdir()
+    (tmp_path / "t5" / "model.safetensors").touch()
+    (tmp_path / "t5" / "config.json").write_text(json.dumps({"is_encoder_decoder": True}))
+    assert fault in said(capsys, "predict", "--model", "t5", *ASK, *words)
 
 
 def test_a_t5_has_no_perplexity(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_a_server_stays_where_forks_end_just_as_nobody_wants_them_any_more(
 ) -> None:
     (tmp_path / "ends.py").write_text("import os; os._exit(0)")
     before = fork(server, [str(script), "600"], child_environment())
-    for number in range(100):
+    for number in range(40):
         forked = fork(server, [str(tmp_path / "ends.py")], child_environment())
         assert forked is not None
         if number % 2:
