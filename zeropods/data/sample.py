@@ -1,6 +1,7 @@
-"""`zeropods data sample`: a small data set, generated without any download; WikiSQL's layout is made from `facts/`.
+"""`zeropods data sample`: a small data set for each task, generated without any download from what `facts/` holds.
 
-A file of `facts/` holds tables, separated by empty lines. A table is
+Text-to-SQL in WikiSQL's layout, people in SQuAD's and towns in WikiText's. The last two are made of `facts/words.json`,
+the first of the tables in `facts/*.csv`, separated by empty lines. A table is
 
     id,singular,plural        planets,planet,planets
     column names              Planet,Type,Diameter (km)
@@ -27,33 +28,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from zeropods.data.causal_samples import squad_files, text_files
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 
+FACTS = Path(__file__).with_name("facts")
 QUESTIONS = {"train": 24_000, "dev": 600, "test": 600}
 HELD_OUT_TABLES = {"dev": 4, "test": 4}
 """Number of tables that only this split has."""
 HELD_OUT_SHARE = 5
 """One question in so many of dev and of test is about such a table."""
 
-KINDS = {
-    "name": "text", "who": "text", "text": "text", "person": "text",
-    "amount": "real", "level": "real", "year": "real", "count": "real",
-}  # fmt: skip
 KEYS = ("name", "who")
+NUMBERS = ("amount", "level", "year", "count")
 SELECTABLE = {
-    "": tuple(KINDS),
+    "": (*KEYS, "text", "person", *NUMBERS),
     "COUNT": KEYS,
-    "MAX": ("amount", "level", "year", "count"),
-    "MIN": ("amount", "level", "year", "count"),
+    "MAX": NUMBERS,
+    "MIN": NUMBERS,
     "SUM": ("amount", "count"),
     "AVG": ("amount", "level", "count"),
 }
@@ -63,6 +60,8 @@ CONDITION_WEIGHTS = (1.3, 65, 24, 6, 4)
 AGGREGATE_WEIGHTS = (66, 12, 12, 7, 12, 7)
 """Chosen so that what is left after senseless draws are dropped is about WikiSQL's mix."""
 OPERATOR_WEIGHTS = (55, 22, 22)
+STYLE_WEIGHTS = (70, 12, 18)
+"""Of a question as it is, without its mark, and in lower case besides."""
 KEY_SHARE = 0.5
 """Share of plain look-ups that go by the row's name."""
 SHARE_ASKED = 0.4
@@ -78,13 +77,12 @@ class FactColumn:
 
     name: str
     kind: str
-    """A key of KINDS."""
     phrases: tuple[str, ...]
 
     @property
     def type(self) -> str:
         """`text` or `real`, as in WikiSQL's files."""
-        return KINDS[self.kind]
+        return "real" if self.kind in NUMBERS else "text"
 
     @property
     def nouns(self) -> list[str]:
@@ -154,7 +152,7 @@ def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> SampleSumm
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: a file; name a folder")
-    files, counts = {"text2sql": _wikisql_files, "squad": squad_files, "lm": text_files}[task](Random(seed))
+    files, counts = {"text2sql": _wikisql_files, "squad": _squad_files, "lm": _text_files}[task](Random(seed))
     found = {path.name for path in out.iterdir()} if out.exists() else set()
     if found and not found >= files.keys():
         raise UserError(f"{out}: holds {min(found)!r}, not a sample; name a new folder or empty this one")
@@ -206,26 +204,19 @@ def _questions_of_splits(rng: Random) -> dict[str, list[AskedQuestion]]:
 
 
 def read_facts() -> list[FactTable]:
-    """All tables, in the order of file names; `ValueError` says which table is malformed."""
-    folder = resources.files("zeropods.data").joinpath("facts")
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".csv")), key=lambda file: file.name)
-    blocks = (block for file in files for block in file.read_text("utf-8").strip().split("\n\n"))
+    """All tables, in the order of file names."""
+    blocks = (block for file in sorted(FACTS.glob("*.csv")) for block in file.read_text("utf-8").strip().split("\n\n"))
     return [_fact_table(list(csv.reader(block.strip().splitlines()))) for block in blocks]
 
 
 @cache
-def _words() -> dict[str, Any]:
-    """Templates and words by name, as `facts/questions.json` has them."""
-    return json.loads(resources.files("zeropods.data").joinpath("facts", "questions.json").read_text("utf-8"))
+def _words(file: str = "questions") -> dict[str, Any]:
+    """Templates and words by name, as a JSON file of `facts/` has them."""
+    return json.loads((FACTS / f"{file}.json").read_text("utf-8"))
 
 
 def _fact_table(block: list[list[str]]) -> FactTable:
     (id, singular, plural), names, kinds, phrases, *rows = block
-    for line in (kinds, phrases, *rows):
-        if len(line) != len(names):
-            raise ValueError(f"facts {id}: {line!r}; expected {len(names)} cells")
-    if not set(kinds) <= KINDS.keys() or sum(kind in KEYS for kind in kinds) != 1:
-        raise ValueError(f"facts {id}: kinds {kinds!r}; expected one name or who, and others of {list(KINDS)}")
     columns = tuple(FactColumn(n, k, tuple(p.split("|"))) for n, k, p in zip(names, kinds, phrases, strict=True))
     cells = tuple(tuple(_cell(c, v) for c, v in zip(columns, row, strict=True)) for row in rows)
     return FactTable(id, singular, plural, columns, cells)
@@ -257,8 +248,7 @@ def _json_lines(documents: Iterable[dict[str, object]]) -> bytes:
 # Random queries with a usable answer, in about WikiSQL's mix of aggregates, operators and conditions.
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """A query, and the number of rows of its table that it matches."""
 
     query: Query
@@ -308,12 +298,10 @@ def _condition(table: FactTable, column: int, row: Row, rng: Random) -> Conditio
 
 def _round_number(low: Decimal, high: Decimal, operator: str) -> str:
     """The roundest number that parts `low` from `high`: `> n` holds for `high` only, `< n` for `low` only."""
+    start, rounding = (low, ROUND_CEILING) if operator == ">" else (high, ROUND_FLOOR)
     for exponent in range(9, -5, -1):
         step = Decimal(1).scaleb(exponent)
-        if operator == ">":
-            number = (low / step).to_integral_value(ROUND_CEILING) * step
-        else:
-            number = (high / step).to_integral_value(ROUND_FLOOR) * step
+        number = (start / step).to_integral_value(rounding) * step
         if (low <= number < high) if operator == ">" else (low < number <= high):
             break
     return f"{number.normalize() + 0:f}"
@@ -346,20 +334,20 @@ def ask(table: FactTable, drawn: Draw, rng: Random) -> tuple[str, Query]:
     """
     conds = list(drawn.query.conds)
     rng.shuffle(conds)
-    template = rng.choice(_templates(table, drawn, rng))
+    template, order = rng.choice(_templates(table, drawn, rng)), list(range(len(conds)))
     if "{mods}" in template or "preds}" in template:
         said = sorted(((_predicate(table, c, n, rng), n) for n, c in enumerate(conds)), key=_rank)
-        order = [n for _, n in said]
         several = "{many}" in template or ("{entity}" in template and drawn.matches > 1)
         slots = _spoken(table, [text for text, _ in said], several, rng)
         if "{mods}" in template and rng.random() < 0.15:
-            order = list(range(len(conds)))
             slots["mods"] = _joined(["whose " + _clause(table, c, n, rng) for n, c in enumerate(conds)])
+        else:
+            order = [n for _, n in said]
     else:
-        order = list(range(len(conds)))
         slots = {"clause": _joined(["the " + _clause(table, c, n, rng) for n, c in enumerate(conds)])}
     question = template.format(**slots, value=_mark(0), **_names(table, drawn, rng))
-    question = _finished(question, rng)
+    bare = question.rstrip("?.")
+    question = rng.choices((question, bare, bare.lower()), STYLE_WEIGHTS)[0]
     for number, condition in enumerate(conds):
         question = question.replace(_mark(number), condition.value)
     return question, replace(drawn.query, conds=tuple(conds[n] for n in order))
@@ -411,19 +399,15 @@ def _predicate(table: FactTable, condition: Condition, number: int, rng: Random)
     written = column.marked(operator)
     if written and rng.random() < 0.6:
         return rng.choice(written).replace("{}", _mark(number))
-    return "has " + _possession(column, operator, _mark(number), rng)
-
-
-def _possession(column: FactColumn, operator: str, value: str, rng: Random) -> str:
-    noun, words = rng.choice(column.nouns), _words()
+    noun, value, words = rng.choice(column.nouns), _mark(number), _words()
     if column.type == "text":
-        return f"{rng.choice(('', 'the '))}{noun} {value}"
+        return f"has {rng.choice(('', 'the '))}{noun} {value}"
     if column.kind == "count":
         chosen = {"=": ("", "exactly"), ">": words["more"], "<": words["fewer"]}
-        return f"{rng.choice(chosen[operator])} {value} {noun}".strip()
+        return f"has {rng.choice(chosen[operator])} {value} {noun}".replace("  ", " ")
     above, below = ("after", "before") if column.kind == "year" else ("above", "below")
     chosen = {"=": ("of",), ">": words[above], "<": words[below]}
-    return f"{'an' if noun[0] in 'aeio' else 'a'} {noun} {rng.choice(chosen[operator])} {value}"
+    return f"has {'an' if noun[0] in 'aeio' else 'a'} {noun} {rng.choice(chosen[operator])} {value}"
 
 
 def _clause(table: FactTable, condition: Condition, number: int, rng: Random) -> str:
@@ -462,8 +446,7 @@ def _short_modifiers(predicates: list[str]) -> str:
     """`in China with a height above 300`."""
     state = [text.split(" ", 1)[1] for text in predicates if not text.startswith("has ")]
     possession = [text.split(" ", 1)[1] for text in predicates if text.startswith("has ")]
-    parts = [_joined(state)] if state else []
-    return " ".join(parts + ([f"with {_joined(possession)}"] if possession else []))
+    return " ".join(filter(None, [_joined(state), f"with {_joined(possession)}" if possession else ""]))
 
 
 def _joined(parts: list[str]) -> str:
@@ -475,9 +458,110 @@ def _mark(number: int) -> str:
     return f"\0{number}\0"
 
 
-def _finished(question: str, rng: Random) -> str:
-    style = rng.choices(("as it is", "no mark", "lower"), (70, 12, 18))[0]
-    if style == "as it is":
-        return question
-    bare = question.rstrip("?.")
-    return bare.lower() if style == "lower" else bare
+# SQuAD's layout: what is said of three people, and questions about it.
+
+PARAGRAPHS = {"train": 200, "dev": 40}
+QUESTIONS_OF_PARAGRAPH = 4
+PEOPLE_OF_PARAGRAPH = 3
+FACTS_OF_PERSON = 3
+PARAGRAPHS_OF_ARTICLE = 20
+ARTICLES = {"train": 210, "valid": 20, "test": 20}
+
+
+class Fact(NamedTuple):
+    """What is said of somebody: a sentence, the answer in it, and questions that it answers."""
+
+    sentence: str
+    answer: str
+    questions: tuple[str, ...]
+
+
+def _squad_files(rng: Random) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
+    """`train-v1.1.json` and `dev-v1.1.json`, and the number of questions of each split."""
+    seen: set[str] = set()
+    files = {}
+    for split, paragraphs in PARAGRAPHS.items():
+        made = [_paragraph(f"{split}-{number}", seen, rng) for number in range(paragraphs)]
+        articles = [
+            {"title": f"People_{split}_{n}", "paragraphs": made[begin : begin + PARAGRAPHS_OF_ARTICLE]}
+            for n, begin in enumerate(range(0, paragraphs, PARAGRAPHS_OF_ARTICLE), 1)
+        ]
+        document = {"version": "1.1", "data": articles}
+        files[f"{split}-v1.1.json"] = json.dumps(document, ensure_ascii=False).encode() + b"\n"
+    questions = {split: number * QUESTIONS_OF_PARAGRAPH for split, number in PARAGRAPHS.items()}
+    return files, {"questions": questions}
+
+
+def _paragraph(id_: str, seen: set[str], rng: Random) -> dict[str, object]:
+    """A context that is in no other paragraph, and questions about some of its facts."""
+    facts: list[Fact] = []
+    for name in rng.sample(_words("words")["people"], PEOPLE_OF_PARAGRAPH):
+        facts += rng.sample(_facts_of(name, rng), FACTS_OF_PERSON)
+    context = " ".join(fact.sentence for fact in facts)
+    if context in seen:
+        return _paragraph(id_, seen, rng)
+    seen.add(context)
+    asked = rng.sample(facts, QUESTIONS_OF_PARAGRAPH)
+    return {"context": context, "qas": [_question(f"{id_}-{n}", f, context, rng) for n, f in enumerate(asked)]}
+
+
+def _facts_of(name: str, rng: Random) -> list[Fact]:
+    words = _words("words")
+    city, job, year = rng.choice(words["cities"]), rng.choice(words["jobs"]), str(rng.randint(1940, 2005))
+    pet = f"a {rng.choice(words['colours'])} {rng.choice(words['pets'])}"
+    return [
+        Fact(f"{name} lives in {city}.", city, (f"Where does {name} live?", f"In which city does {name} live?")),
+        Fact(f"{name} works as a {job}.", job, (f"What is the job of {name}?", f"What does {name} work as?")),
+        Fact(f"{name} was born in {year}.", year, (f"When was {name} born?", f"In which year was {name} born?")),
+        Fact(f"{name} has {pet}.", pet, (f"Which animal does {name} have?", f"What pet does {name} have?")),
+    ]
+
+
+def _question(id_: str, fact: Fact, context: str, rng: Random) -> dict[str, object]:
+    start = context.index(fact.sentence) + fact.sentence.rindex(fact.answer)
+    answer = {"answer_start": start, "text": fact.answer}
+    answers = [answer, answer, answer] if id_.startswith("dev") else [answer]
+    return {"id": id_, "question": rng.choice(fact.questions), "answers": answers}
+
+
+# WikiText's layout: articles about invented towns, with an order to be learned.
+
+
+def _text_files(rng: Random) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
+    """`train.txt`, `valid.txt` and `test.txt`; the number of articles of each split and the size of each file."""
+    towns = [first + last for first in _words("words")["town_beginnings"] for last in _words("words")["town_endings"]]
+    rng.shuffle(towns)
+    files = {}
+    for split, number in ARTICLES.items():
+        files[f"{split}.txt"] = "".join(_article(towns.pop(), rng) for _ in range(number)).encode()
+    return files, {"articles": ARTICLES, "bytes": {name: len(content) for name, content in files.items()}}
+
+
+def _article(town: str, rng: Random) -> str:
+    """Title, opening and three sections: what the opening says of a town comes back further down."""
+    words = _words("words")
+    river, land, trade = rng.choice(words["rivers"]), rng.choice(words["lands"]), rng.choice(words["trades"])
+    year = rng.randint(1050, 1750)
+    opening = (
+        f"{town} is a town on the River {river} , near {land} . It was founded in {year} "
+        f"by {rng.choice(words['founders'])} and is known for its {trade} . "
+        f"The people of {town} number about {rng.randint(2, 90)} @,@ 000 ."
+    )
+    history = [f"The oldest record of {town} is from {year + rng.randint(5, 60)} ."]
+    for building in rng.sample(words["buildings"], 4):
+        year += rng.randint(20, 70)
+        history.append(f"In {year} the {building} of {town} {rng.choice(words['ends'])} .")
+    history.append(f"By {year + 10} the {trade} of {town} was carried down the {river} to the sea .")
+    share, second = rng.randint(20, 60), rng.choice(words["trades"])
+    economy = (
+        f"About {share} percent of the people of {town} live from {trade} , and {share // 2} percent from {second} . "
+        f"A market for {trade} is held on the bank of the {river} in {rng.choice(('spring', 'summer', 'autumn'))} ."
+    )
+    team, wins = rng.choice(words["teams"]), rng.randint(2, 19)
+    sport = (
+        f"The {team} club of {town} has won the cup of the {river} valley {wins} times , "
+        f"most recently by {wins + rng.randint(1, 9)} points to {wins} ."
+    )
+    sections = {"History": " ".join(history), "Economy": economy, "Sport": sport}
+    text = f" \n = {town} = \n \n {opening} \n"
+    return text + "".join(f" \n = = {title} = = \n \n {body} \n" for title, body in sections.items())
