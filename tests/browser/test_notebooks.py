@@ -25,8 +25,7 @@ from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.figures import figures
 from zeropods.sweep.run import LOCK, trials
-from zeropods.workshop import Workshop
-from zeropods.workshop.text2sql import STATES_EXAMPLES
+from zeropods.workshop import STATES_EXAMPLES, Workshop
 
 SMALL = {
     "ZEROPODS_STEPS": "4", "ZEROPODS_LIMIT": "96", "ZEROPODS_QUESTIONS": "12", "ZEROPODS_REPEATS": "1",

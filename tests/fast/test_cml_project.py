@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 from dataclasses import asdict
@@ -38,8 +39,7 @@ def of_kind(project: Any, kind: str) -> list[Any]:
 
 def settings() -> set[str]:
     """The variables that the notebooks' workshop reads."""
-    source = (ROOT / "zeropods" / "workshop" / "text2sql.py").read_text()
-    return {f"ZEROPODS_{name.upper()}" for name in re.findall(r'setting\("(\w+)"', source)}
+    return {f"ZEROPODS_{name.upper()}" for name in re.findall(r'setting\("(\w+)"', inspect.getsource(Workshop))}
 
 
 def test_it_has_the_keys_of_its_specification_and_values_of_their_kinds(project: Any) -> None:

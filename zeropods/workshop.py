@@ -1,0 +1,571 @@
+"""What the notebooks share: which data and model, where everything lies, how large a job it is.
+
+`Workshop` is for text-to-SQL (00 to 07), `CausalWorkshop` for causal models (11 to 14). A setting can be given in a
+notebook's parameters cell, `model = "t5-small"`, which papermill sets too, or for all notebooks in the environment,
+`ZEROPODS_MODEL=t5-small`; the cell wins.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+from zeropods.errors import UserError
+from zeropods.files import has_weights, new_folder
+from zeropods.plan.models import T5_TINY
+from zeropods.programs import in_kernel, wait_passively
+from zeropods.techniques import DSCONFIG, NAMES, technique_named
+from zeropods.train.arguments import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
+
+if TYPE_CHECKING:
+    from zeropods.data.manifest import Manifest
+    from zeropods.data.prepare import Preparation
+    from zeropods.pods.cluster import Cluster
+    from zeropods.sweep.matrix import Matrix
+    from zeropods.sweep.results import Sweep
+
+ROOT = PROJECT
+Flags = dict[str, Any]
+"""Flags of a training script, or what `train` and `launch` are given for a run."""
+SAMPLE = "sample"
+RUNS = Path("runs/notebooks")
+FETCHED = {"wikisql": "text2sql", "squad": "squad", "wikitext-2": "lm"}
+"""Data sets that `zeropods data get` knows, and the task of each."""
+
+
+def setting(*names: str, default: Any = None, read: Callable[[str], Any] = str) -> Any:
+    """A field whose default is the first value that the environment has as ZEROPODS_NAME, as `read` reads it."""
+
+    def value() -> Any:
+        for variable in (f"ZEROPODS_{name.upper()}" for name in names):
+            if text := os.environ.get(variable):
+                try:
+                    return read(text)
+                except ValueError:
+                    raise UserError(f"{variable}: {text!r}; expected {WORDS.get(read, 'another value')}") from None
+        return default
+
+    return field(default_factory=value)
+
+
+class WorkshopSettings:
+    """The base of a notebook's settings, which are a dataclass: a table of them, and their folders."""
+
+    runs: Path
+    """Where data and runs lie, relative to the project's root."""
+    task: str
+
+    def __post_init__(self) -> None:
+        # Threads sleep while they wait, and other libraries' progress bars stay out of a notebook: ours is enough.
+        wait_passively()
+        if in_kernel():
+            for library in ("HF_HUB", "HF_DATASETS"):
+                os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")
+            warnings.filterwarnings("ignore", message="IProgress not found")
+
+    @classmethod
+    def of(cls, variables: Mapping[str, object], **given: Any) -> Self:
+        """The settings among a notebook's variables, which its parameters cell or papermill has set.
+
+        A variable that is None, or that is no setting's value any more, leaves the setting to the environment.
+        """
+        names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+        set_by = {n: v for n in names if isinstance(v := variables.get(n), str | int | float | Path)}
+        return cls(**{**set_by, **given})
+
+    def _repr_html_(self) -> str:
+        from zeropods.tables import Table
+
+        shown = {n: self._default(n) if v is None else v for n, v in asdict(self).items()}  # type: ignore[call-overload]
+        return Table.of_facts(shown).to_html()
+
+    def _default(self, name: str) -> Any:
+        """What is shown of a setting that was not given."""
+        return "default"
+
+    @property
+    def area(self) -> Path:
+        """The folder of all that the notebooks make."""
+        return ROOT / self.runs
+
+    def _get_data(self, name: str, folder: Path) -> Path:
+        """Generate or fetch a data set where it is not there yet; returns its folder."""
+        if FETCHED.get(name, self.task) != self.task:
+            raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
+        if name == SAMPLE:
+            from zeropods.data.sample import write_sample
+
+            write_sample(folder, task=self.task)
+        elif name in FETCHED:
+            from zeropods.data.download import get
+
+            get(name, folder)
+        elif not folder.is_dir():
+            known = ", ".join([SAMPLE, *(known for known, task in FETCHED.items() if task == self.task)])
+            raise UserError(f"dataset {name!r}: no such folder; expected {known} or a folder")
+        return folder
+
+
+def path_or_id(name: str) -> str:
+    """The whole path of a file or folder of the project; other names, such as a hub id, stay."""
+    return str(ROOT / name) if (ROOT / name).exists() else name
+
+
+# Text-to-SQL: notebooks 00 to 07.
+
+TINY = "t5-tiny"
+TRAINING: Flags = {"save_steps": 0, "per_device_train_batch_size": 32}
+"""Flags of every training in a notebook."""
+EMBEDDED: Flags = {
+    "init": "random",
+    "epochs": 20,
+    "max_train_seconds": 130,
+    "learning_rate": 1e-3,
+    "scaled_rates": True,
+    "adam_beta2": 0.98,
+    "per_device_train_batch_size": 16,
+    "threads": 1,
+    "warmup_steps": 50,
+    "dropout": 0.0,
+    "eval_steps": 500,
+}
+"""Flags for the model that is trained from nothing; the clock ends it where the epochs do not."""
+PUBLISHED: Flags = {"init": "pretrained", "epochs": 3, "logging_steps": 50}
+"""Flags for the models that are fine-tuned: the original's three epochs, evaluated after each."""
+SHORT: Flags = {
+    "max_train_seconds": None,
+    "eval_steps": 0,
+    "logging_steps": 1,
+    "learning_rate": 1e-4,
+    "warmup_steps": 0,
+}
+"""Flags of a run that goes on with a trained model for a few steps; clocks of several pods differ."""
+TINY_STEPS, SHORT_STEPS = 10, 200
+"""Steps of such a run: long enough for a rate."""
+PODS_OF_A_BATCH = 3
+MATRIX_SECONDS = 1_800
+STATES_ROWS, STATES_STEPS, STATES_EXAMPLES = 1, 2, 6
+"""Of the runs that show what ZeRO does to memory: rows per pod, optimizer steps, examples of each split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workshop(WorkshopSettings):
+    """The settings of notebooks 00 to 07."""
+
+    task = "text2sql"
+    dataset: str = setting("dataset", default=SAMPLE)
+    """`sample`, which is generated; `wikisql`, which is fetched; or a folder in WikiSQL's layout."""
+    model: str = setting("model")
+    """`t5-tiny`, `t5-small`, `t5-large`, another hub id, or a model folder; the first of `models` if not given."""
+    models: str | tuple[str, ...] | None = setting("models")
+    """Models to be seen side by side, in one text with commas between them; a notebook runs with one at a time."""
+    init: str | None = setting("init")
+    """`pretrained` or `random`; `t5-tiny` has no pretrained weights."""
+    prompt: str = setting("prompt", default="schema")
+    """`schema` or `question`."""
+    tokenizer: str | None = setting("tokenizer")
+    """A hub id, a folder or a spiece.model; the model's own if not given."""
+    limit: int | None = setting("limit", read=int)
+    """Only the first N examples of each split."""
+    steps: int | None = setting("steps", read=int)
+    """Number of optimizer steps; the model's own epochs or seconds if not given."""
+    batch_size: int | None = setting("batch_size", read=int)
+    """Number of training rows per step and pod."""
+    pods: int = setting("pods", default=3, read=int)
+    """Number of pods that 03 starts."""
+    repeats: int = setting("repeats", default=3, read=int)
+    """How often the matrix of 03 runs each of its cells."""
+    states_model: str = setting("states_model", default="t5-efficient-mini")
+    """Shape of the model, with random weights, whose memory 03 shows under each stage of ZeRO."""
+    questions: int = setting("questions", default=400, read=int)
+    """Number of questions that each trained model answers."""
+    runs: Path = setting("runs", default=RUNS, read=Path)  # noqa: RUF009
+    """Where data, runs and summary lie. This and other paths are relative to the project's root."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = self.models.replace(",", " ").split() if isinstance(self.models, str) else self.models
+        object.__setattr__(self, "models", tuple(names or ()) or None)
+        object.__setattr__(self, "model", self.model or (*(names or ()), TINY)[0])
+
+    @property
+    def each(self) -> tuple[Workshop, ...]:
+        """These settings for each of `models`, or as they are: the runs of all have one area and one summary."""
+        return tuple(replace(self, model=name) for name in self.models or (self.model,))
+
+    @property
+    def data(self) -> Path:
+        """The folder of the raw data set."""
+        made = self.area / "data" / self.dataset
+        return made if self.dataset in (SAMPLE, "wikisql") else Path(path_or_id(self.dataset))
+
+    @property
+    def prepared(self) -> Path:
+        """The tokenized data set."""
+        limit = f"-{self.limit}" if self.limit else ""
+        return self.area / "prepared" / f"{self.data.name}-{Path(self.model).name}-{self.prompt}{limit}"
+
+    @property
+    def run_folder(self) -> Path:
+        """The run of 02."""
+        return self._folder("one-pod")
+
+    @property
+    def summary_folder(self) -> Path:
+        """The report of 06."""
+        return self.area / "summary"
+
+    @property
+    def sweep_folder(self) -> Path:
+        """The runs of the matrix in 03."""
+        return self._folder("sweep")
+
+    @property
+    def compared(self) -> list[Path]:
+        """The first run of each cell of the matrix in 03, as far as they have answered questions."""
+        folders = (self.sweep_folder / cell.name / "1" for cell in self.matrix.cells)
+        return [folder for folder in folders if (folder / f"predictions.{self.split}.jsonl").is_file()]
+
+    @property
+    def split(self) -> str:
+        """The split whose questions are answered: `test` where there is one."""
+        return "test" if (self.data / "test.jsonl").is_file() else "dev"
+
+    @property
+    def preparation(self) -> Preparation:
+        """What 01 asks of `prepare`."""
+        from zeropods.data.prepare import Preparation
+
+        tokenizer = path_or_id(self.tokenizer or self.model)
+        return Preparation(data=self.data, tokenizer=tokenizer, prompt=self.prompt, limit=self.limit)
+
+    @property
+    def training(self) -> Flags:
+        """Flags of `textsql_train.py`, the same on one pod and on many."""
+        size = EMBEDDED if self.model in T5_TINY else PUBLISHED
+        given = {"init": self.init, "per_device_train_batch_size": self.batch_size}
+        flags = {**TRAINING, **size, "model_id": self.model, "dataset_path": self.prepared}
+        flags |= {name: value for name, value in given.items() if value is not None}
+        if self.steps is not None:
+            flags |= {"max_steps": self.steps, "max_train_seconds": None, "eval_steps": 0}
+        return flags
+
+    @property
+    def going_on(self) -> Flags:
+        """Flags of a run of a few steps that begins with the model of 02, so that it can answer questions."""
+        if not has_weights(self.run_folder / "model"):
+            raise UserError(f"{self.run_folder}: no trained model is there yet; run notebook 02 first")
+        steps = self.steps or (TINY_STEPS if self.model in T5_TINY else SHORT_STEPS)
+        return self.training | SHORT | {"init": self.run_folder, "max_steps": steps}
+
+    def on_pods(self, technique: str) -> Flags:
+        """What `launch` is given for a profiled run on all pods.
+
+        The effective batch is that of three pods of `per_device_train_batch_size` rows, on any number of pods.
+        """
+        flags = self.going_on
+        effective = PODS_OF_A_BATCH * flags["per_device_train_batch_size"]
+        same = batch_on(self.pods, effective, effective)
+        if same is None:
+            raise UserError(
+                f"{self.pods} pods: an effective batch of {effective} rows does not divide; choose batch_size"
+            )
+        return {
+            **flags,
+            **same.flags,
+            "pods": self.pods,
+            "deepspeed": DSCONFIG / f"{technique_named(technique).profiled}.json",
+            "outputdir": self._beside("profiled") / f"{self.prepared.name}-{technique}-{self.pods}-pods",
+        }
+
+    @property
+    def matrix(self) -> Matrix:
+        """One process, and on all pods DDP, ZeRO-1 and ZeRO-3 with offload, and ZeRO-1 on one pod less.
+
+        Each `repeats` times, with the batch of `on_pods`, and scored.
+        """
+        flags = self.going_on
+        effective = PODS_OF_A_BATCH * flags.pop("per_device_train_batch_size")
+        fewer = [{"technique": "zero1", "pods": self.pods - 1}] if self.pods > 2 else []
+        return self._matrix_of(
+            {
+                "model": flags.pop("model_id"),
+                "repeats": self.repeats,
+                "questions": self.questions,
+                "dataset_path": str(flags.pop("dataset_path")),
+                "flags": {**flags, "init": str(self.run_folder), "effective_batch_size": effective},
+            },
+            ["ddp", "zero1", "zero3_offload"],
+            *fewer,
+        )
+
+    @property
+    def states_folder(self) -> Path:
+        """The runs of `states_matrix`."""
+        return self._beside("states") / f"{self._few.prepared.name}-{Path(self.states_model).name}"
+
+    @property
+    def states_matrix(self) -> Matrix:
+        """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model that is large enough to be seen."""
+        from zeropods.pods.hostfile import own_slots
+
+        processes = self.pods * own_slots()
+        flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
+        return self._matrix_of(
+            {
+                "model": self.states_model,
+                "dataset_path": str(self._few.prepared),
+                "flags": {**flags, "logging_steps": 1, "effective_batch_size": STATES_ROWS * processes},
+            },
+            ["zero1", "zero2", "zero3"],
+        )
+
+    def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
+        """One process beside techniques on all pods, and further cells."""
+        from zeropods.pods.hostfile import own_slots
+        from zeropods.sweep.matrix import matrix_of
+
+        common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
+        compared = [{"technique": "none", "pods": 1}, {"technique": techniques, "pods": self.pods}, *cells]
+        return matrix_of({**common, "cells": compared, **document}, "workshop.matrix")
+
+    def measure_states(self, cluster: Cluster) -> Sweep:
+        """Run `states_matrix`, on a few examples that are prepared first."""
+        from zeropods.data.prepare import prepare
+        from zeropods.sweep.run import run_sweep
+
+        prepare(self._few.preparation, self._few.prepared)
+        return run_sweep(self.states_matrix, self.states_folder, cluster)
+
+    @property
+    def _few(self) -> Workshop:
+        """The same for every model, whose own tokenizer random weights do not need."""
+        return replace(self, model=TINY, tokenizer=None, limit=min(self.limit or STATES_EXAMPLES, STATES_EXAMPLES))
+
+    def get_data(self) -> Path:
+        """Generate or fetch the raw data set where it is not there yet; returns its folder."""
+        return self._get_data(self.dataset, self.data)
+
+    def _beside(self, what: str) -> Path:
+        """A folder of runs that the summary of 06 leaves out: they are profiled, or of another model."""
+        return self.area.with_name(f"{self.area.name}-{what}")
+
+    def _folder(self, what: str) -> Path:
+        steps = f"-{self.steps}-steps" if self.steps else ""
+        return self.area / f"{self.prepared.name}-{what}{steps}"
+
+
+# Causal models: notebooks 11 to 14, and the jobs of `recipes.yaml`.
+
+FLAGS = {
+    "steps": "max_train_steps",
+    "batch_size": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+    "epochs": "num_train_epochs",
+    "precision": "precision",
+    "init": "init",
+}
+"""Settings that are flags of `causal_train.py`."""
+TECHNIQUES = tuple(name for name in NAMES if name != "ddp")
+"""The techniques that notebook 12 compares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecipe:
+    """A job of `recipes.yaml`: a model, a data set, and how the one is trained on the other."""
+
+    model: str
+    dataset: str
+    """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; or a data set at the hub."""
+    max_seq_length: int
+    flags: Flags
+    technique: str = "none"
+    tokenizer: str | None = None
+    """The model's own if not given."""
+    dataset_config: str | None = None
+    subset: int | None = None
+
+
+def read_recipes() -> dict[str, dict[str, JobRecipe]]:
+    """All recipes by name, then by task."""
+    document = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text(encoding="utf-8"))
+    return {name: {task: JobRecipe(**job) for task, job in tasks.items()} for name, tasks in document.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalWorkshop(WorkshopSettings):
+    """The settings of notebooks 11 to 14; in the environment they are ZEROPODS_CAUSAL_RECIPE and so on.
+
+    What nobody says is the recipe's.
+    """
+
+    recipe: str = setting("causal_recipe", default=SAMPLE)
+    """`sample`, which is small; `published`; `multi_node` and `eight_billion`, which are for text."""
+    task: str = "squad"
+    """`squad`: questions. `lm`: text."""
+    model: str | None = setting("causal_model")
+    """A hub id, a model folder, or with `init="random"` the name of a known shape."""
+    init: str | None = setting("causal_init")
+    """`pretrained` or `random`."""
+    tokenizer: str | None = setting("causal_tokenizer")
+    """A hub id, a folder, or `gpt-tiny`, which is trained on the data; the model's own if not given."""
+    dataset: str | None = setting("causal_dataset")
+    """`sample`, which is generated; `squad` or `wikitext-2`, which are fetched; a folder; or for text a hub id."""
+    subset: int | None = setting("causal_subset", read=int)
+    """Only the first N questions or documents of each split."""
+    steps: int | None = setting("causal_steps", read=int)
+    """Number of optimizer steps, in the place of epochs."""
+    batch_size: int | None = setting("causal_batch_size", read=int)
+    """Number of training rows per process and forward pass."""
+    accumulation: int | None = setting("causal_accumulation", read=int)
+    """Number of forward passes per optimizer step of one process."""
+    epochs: float | None = setting("causal_epochs", read=float)
+    max_seq_length: int | None = setting("causal_max_seq_length", read=int)
+    """squad: the most tokens of a row. lm: the tokens of a block."""
+    loss_on: str | None = setting("causal_loss_on")
+    """squad: `answer`, or `all` as in the published workshop."""
+    precision: str | None = setting("causal_precision")
+    """`fp32`, `bf16`, `fp16`, or `auto`."""
+    slots: int = setting("causal_slots", default=2, read=int)
+    """Number of processes that 13 starts on this machine: its GPUs, or less."""
+    pods: int = setting("causal_pods", default=2, read=int)
+    """Number of pods that 13 starts."""
+    questions: int = setting("causal_questions", default=100, read=int)
+    """Number of questions that the trained model answers."""
+    runs: Path = setting("causal_runs", "runs", default=RUNS, read=Path)  # noqa: RUF009
+    """Where data and runs lie; that of the other notebooks if not given. Paths are relative to the project's root."""
+
+    split = "dev"
+    """The split whose questions are answered."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.basis
+
+    def _default(self, name: str) -> Any:
+        """The recipe's value; the script's own where the recipe has none."""
+        value = self.basis.flags.get(FLAGS.get(name, name), getattr(self.basis, name, None))
+        return "default" if value is None else value
+
+    @cached_property
+    def basis(self) -> JobRecipe:
+        """The recipe's job of this task."""
+        recipes = read_recipes()
+        if self.recipe not in recipes:
+            raise UserError(f"recipe {self.recipe!r}; expected {', '.join(recipes)}")
+        tasks = recipes[self.recipe]
+        if self.task not in tasks:
+            raise UserError(f"recipe {self.recipe!r}: is for {', '.join(tasks)}, not for {self.task!r}")
+        return tasks[self.task]
+
+    @property
+    def data(self) -> Path | str:
+        """The raw data set: a folder, or its id at the hub."""
+        name = self.dataset or self.basis.dataset
+        if name == SAMPLE or name in FETCHED:
+            return self.area / "data" / (f"{SAMPLE}-{self.task}" if name == SAMPLE else name)
+        return ROOT / name if (ROOT / name).exists() or self.task == "squad" else name
+
+    @property
+    def prepared(self) -> Path:
+        """The tokenized data set."""
+        wanted = self.preparation
+        subset = f"-{wanted.limit}" if wanted.limit else ""
+        named = f"{Path(self.data).name}-{Path(self.model_id).name}-{wanted.max_seq_length}-{wanted.loss}{subset}"
+        return self.area / "prepared" / named
+
+    @property
+    def model_id(self) -> str:
+        """The model."""
+        return self.model or self.basis.model
+
+    @property
+    def preparation(self) -> Preparation:
+        """What is asked of `prepare`."""
+        from zeropods.data.prepare import Preparation
+
+        name = self.tokenizer or (self.basis.tokenizer if self.model is None else None) or self.model_id
+        return Preparation(
+            task=self.task,
+            data=self.data,
+            tokenizer=path_or_id(name),
+            max_seq_length=self.max_seq_length or self.basis.max_seq_length,
+            loss_on=self.loss_on,
+            limit=self.subset or self.basis.subset,
+            dataset_config=self.basis.dataset_config if self.dataset is None else None,
+        )
+
+    @property
+    def training(self) -> Flags:
+        """Flags of `causal_train.py` for one process."""
+        given = {flag: getattr(self, name) for name, flag in FLAGS.items() if getattr(self, name) is not None}
+        return {**self.basis.flags, **given, "model_name_or_path": path_or_id(self.model_id), "data": self.prepared}
+
+    def on(self, technique: str, slots: int = 1) -> Flags:
+        """A run on this machine, as `train_series` takes it."""
+        return {**self._divided(technique, slots, "" if slots == 1 else f"-{slots}-slots"), "slots": slots}
+
+    def on_pods(self, technique: str) -> Flags:
+        """A run on all pods with all their slots, as `launch` takes it."""
+        from zeropods.pods.hostfile import own_slots
+
+        return {**self._divided(technique, self.pods * own_slots(), f"-{self.pods}-pods"), "pods": self.pods}
+
+    def get_data(self) -> Path | str:
+        """Generate or fetch the raw data set where it is not there yet; returns its folder, or its id at the hub."""
+        data = self.data
+        return data if isinstance(data, str) else self._get_data(self.dataset or self.basis.dataset, data)
+
+    def prepare(self) -> Manifest:
+        """Get and tokenize the data where that is not done yet."""
+        from zeropods.data.prepare import prepare
+        from zeropods.tables import progress
+
+        self.get_data()
+        with progress("prepare", "rows") as bar:
+            manifest, _ = prepare(self.preparation, self.prepared, bar.update)
+        return manifest
+
+    def untrained(self) -> str | Path:
+        """Where the model is read from before its first step: its own place; with random weights, a folder.
+
+        The folder is made with the weights with which a run begins: the same shape and seed.
+        """
+        if self.training.get("init", "pretrained") == "pretrained":
+            return str(self.training["model_name_or_path"])
+        folder = self.area / self.prepared.name / "untrained"
+        if not folder.is_dir():
+            from transformers import AutoTokenizer
+
+            from zeropods.train.causal import load_causal
+
+            names = ("model_name_or_path", "init", "dropout", "seed")
+            flags = {name: self.training[name] for name in names if name in self.training}
+            tokenizer = AutoTokenizer.from_pretrained(self.prepared / "tokenizer")
+            model = load_causal(CausalArguments(**flags, data=str(self.prepared)), tokenizer)
+            with new_folder(folder) as new:
+                model.save_pretrained(new)
+                tokenizer.save_pretrained(new)
+        return folder
+
+    def _divided(self, technique: str, processes: int, where: str) -> Flags:
+        """Flags of a run on some processes: the effective batch stays what it is on one."""
+        flags, steps = self.training, f"-{self.steps}-steps" if self.steps else ""
+        rows = flags.get(ROWS, 4)
+        effective = rows * flags.get(PASSES, 4)
+        same = batch_on(processes, effective, rows)
+        if same is None:
+            raise UserError(f"{processes} processes: an effective batch of {effective} rows does not divide")
+        return {
+            **flags,
+            **same.flags,
+            "deepspeed": None if technique == "none" else DSCONFIG / f"{technique}.json",
+            "outputdir": self.area / self.prepared.name / f"{technique}{where}{steps}",
+        }
