@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ SQUAD = {"task": "squad", "examples": 3, "exact_match": 0.5, "f1": 0.6, "interva
 def test_a_score_without_task_is_of_queries_and_an_interval_may_be_null(tmp_path: Path) -> None:
     assert read(tmp_path, a_score()).task == "text2sql"
     document = SQUAD | {"intervals": {"f1": None}, "own_metrics": {"words": 2}}
-    assert read(tmp_path, document).to_json() == document
+    assert asdict(read(tmp_path, document)) == document
 
 
 @pytest.mark.parametrize(

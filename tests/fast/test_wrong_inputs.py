@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ WORDS = "--init random --model_id t5-small --dataset_path set"
 
 def a_set(folder: Path, manifest: Manifest) -> None:
     (folder / "tokenizer").mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps(manifest.to_json()))
+    (folder / "manifest.json").write_text(json.dumps(asdict(manifest)))
     Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, "<unk>")).save(str(folder / "tokenizer" / "tokenizer.json"))
 
 

@@ -112,7 +112,7 @@ def _run_prepare(arguments: argparse.Namespace) -> Result:
     wanted = Preparation(task=arguments.task, complete_vocabulary=complete, **given)
     with progress("prepare", "documents" if arguments.task == "lm" else "rows") as bar:
         manifest, made = prepare(wanted, arguments.out, bar.update, replaces=False)
-    return {"out": str(arguments.out), "made": made, **manifest.to_json()}
+    return {"out": str(arguments.out), "made": made, **asdict(manifest)}
 
 
 def readable_prepare(result: Result) -> str:

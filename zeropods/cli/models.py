@@ -11,6 +11,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,8 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.after_run import raw_data
     from zeropods.evaluate.generate import TASKS, answer_task, predict
+    from zeropods.evaluate.models import raw_data
 
     if arguments.data is None:
         arguments.data, usual = raw_data(arguments.model)
@@ -120,7 +121,7 @@ def _predict(arguments: argparse.Namespace) -> Result:
     if arguments.score:
         from zeropods.evaluate.score import score
 
-        result["score"] = score(out, arguments.data, arguments.split).to_json()
+        result["score"] = asdict(score(out, arguments.data, arguments.split))
     return result
 
 
@@ -135,7 +136,7 @@ def _score(arguments: argparse.Namespace) -> Result:
     with progress("score", "predictions") as bar:
         found = score(*call, rouge=arguments.rouge, metrics=metrics)
         bar.update(found.examples)
-    return found.to_json()
+    return asdict(found)
 
 
 def predict_text(result: Result) -> str:
@@ -170,7 +171,7 @@ def _perplexity(arguments: argparse.Namespace) -> Result:
         score = text_perplexity(arguments.model, arguments.data, arguments.split, progress=bar.update, **given)
     if arguments.out is not None:
         score.write(arguments.out, arguments.split)
-    return score.to_json()
+    return asdict(score)
 
 
 def _export(arguments: argparse.Namespace) -> Result:
@@ -193,9 +194,7 @@ def _demo(arguments: argparse.Namespace) -> Result:
     from zeropods.demo.page import serve
     from zeropods.pods.processes import terminable
 
-    def announce(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
+    announce = partial(print, file=sys.stderr, flush=True)
     with contextlib.suppress(KeyboardInterrupt), terminable():
         serve(arguments.runs, arguments.data, arguments.port, announce)
     return {"runs": [str(folder) for folder in arguments.runs], "ended": "on request"}

@@ -31,6 +31,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from zeropods import __version__
+from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.files import new_folder, read_object, write_json
 
@@ -40,7 +41,6 @@ WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)
 LIMIT_BYTES = 2**30
 CHUNK_BYTES = 2**16
 RECORD = "source.json"
-SPLITS = ("train", "dev", "test")
 USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
 """Some publishers answer 403 to urllib's own name."""
 
@@ -112,16 +112,15 @@ class Download:
     seconds: float
 
 
-def get(name: str, out: Path | str, mirror: str | None = None) -> Download:
+def get(name: str, out: Path | str) -> Download:
     """Fetch `wikisql`, `squad` or `wikitext-2` into the folder `out`, which then is complete or untouched.
 
-    `mirror` (or the environment's ZEROPODS_MIRROR) is an address under which the files lie as
-    NAME/FILENAME, for example `wikisql/data.tar.bz2`; they are checked all the same. A folder that holds
-    anything else is refused.
+    The environment's ZEROPODS_MIRROR is an address under which the files lie as NAME/FILENAME, for example
+    `wikisql/data.tar.bz2`; they are checked all the same. A folder that holds anything else is refused.
     """
     if name not in DATASETS:
         raise UserError(f"data set {name!r}; expected {', '.join(DATASETS)}")
-    return install(name, DATASETS[name], Path(out), mirror or os.environ.get("ZEROPODS_MIRROR"))
+    return install(name, DATASETS[name], Path(out), os.environ.get("ZEROPODS_MIRROR"))
 
 
 def install(

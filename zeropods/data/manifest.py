@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -84,10 +84,6 @@ class Manifest:
     """What a causal batch is padded with: the end token where the tokenizer came without a pad token."""
     data: str | None = None
     """Where the raw data lay, a folder or an id at the hub; None in sets of older versions."""
-
-    def to_json(self) -> dict[str, object]:
-        """The manifest as plain JSON values."""
-        return asdict(self)
 
 
 def read_manifest(folder: Path) -> Manifest:

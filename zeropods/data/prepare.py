@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -204,7 +204,7 @@ def prepare(
             loss_on=wanted.loss if wanted.is_causal else None,
             pad_token=str(tokenizer.pad_token) if wanted.is_causal else None,
         )
-        write_json(folder / FILE, manifest.to_json())
+        write_json(folder / FILE, asdict(manifest))
         return manifest, True
 
 

@@ -343,15 +343,11 @@ class Encoder:
         """Ids of each text, the end token last."""
         if not self._by_words:
             return [np.array(e.ids, dtype=np.int32) for e in self._backend.encode_batch_fast(texts)]
-        split = [text.split(" ") for text in texts]
-        self._learn({word for words in split for word in words})
-        known = self._words
-        return [np.array([*chain.from_iterable(known[w] for w in words), *self._end], np.int32) for words in split]
-
-    def _learn(self, words: set[str]) -> None:
-        new = list(words - self._words.keys())
+        split, known = [text.split(" ") for text in texts], self._words
+        new = list({word for words in split for word in words} - known.keys())
         encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-        self._words.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        known.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
+        return [np.array([*chain.from_iterable(known[w] for w in words), *self._end], np.int32) for words in split]
 
 
 def _cuts_at_spaces(backend: Tokenizer) -> bool:

@@ -121,12 +121,9 @@ def _model(folder: Path, name: str) -> TrainedModel:
         name=name, folder=folder, source_limit=MAX_SOURCE_TOKENS[prompt],
         changed=(within / "config.json").stat().st_mtime,
     )  # fmt: skip
-    return model if within == folder else _with_run(model)
-
-
-def _with_run(model: TrainedModel) -> TrainedModel:
-    """The model with what its run says about it."""
-    entry = read_entry(model.folder, model.name)
+    if within == folder:
+        return model
+    entry = read_entry(folder, name)
     run, losses = entry.config, entry.record.eval_losses if entry.record else []
     score = entry.score if isinstance(entry.score, QueryScore) else None
     executed = score.execution_accuracy if score else None

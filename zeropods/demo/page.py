@@ -25,6 +25,7 @@ from zeropods.demo.answering import (
     TrainedModel,
     ask,
     checked,
+    loaded,
     run_query,
     tables_in,
     tables_of,
@@ -373,8 +374,6 @@ def _warmed(site: Site, announce: Callable[[str], object]) -> int:
 
     A model that cannot be loaded is passed over and named, unless it is the only one.
     """
-    from zeropods.demo.answering import loaded
-
     if site.data:
         tables_in(site.data)
     models = list(site.models().values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -61,11 +61,6 @@ class Generation:
     fixed_length: bool = False
     """Always `max_new_tokens`: random weights never stop, and speeds are compared at equal lengths."""
 
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "num_beams", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}; expected at least 1")
-
     @property
     def options(self) -> dict[str, int]:
         """What transformers' `generate` is given."""
@@ -105,12 +100,6 @@ class Answerer(Generic[Asked, Answered]):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.saved.tokenizer
 
-    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Asked]:
-        """The first `limit` examples of a split; `UserError` where they cannot be read."""
-        if limit is not None and limit < 1:
-            raise UserError(f"--limit {limit}; expected at least 1")
-        return list(self._read(data, split, limit))
-
     def answer(
         self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
     ) -> list[Answered]:
@@ -126,17 +115,9 @@ class Answerer(Generic[Asked, Answered]):
             progress(len(rows))
         return [answers[i] for i in range(len(examples))]
 
-    def timed(
-        self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
-    ) -> tuple[list[Answered], Speed]:
-        """Answers, and the wall time from the first question to the last answer."""
-        began = time.perf_counter()
-        answers = self.answer(examples, how, progress)
-        return answers, Speed(len(examples), time.perf_counter() - began)
-
     @abstractmethod
-    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[Asked]:
-        """Streams the examples."""
+    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Asked]:
+        """The first `limit` examples of a split; `UserError` where they cannot be read."""
 
     @abstractmethod
     def _encoded(self, examples: Sequence[Asked], how: Generation) -> Sequence[Any]:
@@ -182,8 +163,8 @@ class QueryAnswerer(Answerer[Example, Prediction]):
         """The tokenizer's pieces, as the grammar reads them."""
         return Vocabulary(self.tokenizer)
 
-    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[Example]:
-        return islice(read_split(Path(data), split), limit)
+    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Example]:
+        return list(islice(read_split(Path(data), split), limit))
 
     def _encoded(self, examples: Sequence[Example], how: Generation) -> list[list[int]]:
         sources = [source_of(example, self.prompt) for example in examples]
@@ -295,8 +276,8 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
         pieces = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(len(self.tokenizer))])
         return sorted({self.tokenizer.eos_token_id, *(i for i, piece in enumerate(pieces) if "\n" in piece)})
 
-    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[SquadExample]:
-        return islice(read_squad(Path(data), split), limit)
+    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[SquadExample]:
+        return list(islice(read_squad(Path(data), split), limit))
 
     def _encoded(self, examples: Sequence[SquadExample], how: Generation) -> Sequence[Any]:
         """As in training: a context that is too long is cut, question and room for the answer stay."""
@@ -382,7 +363,7 @@ class TextAnswerer(Answerer[Block, tuple[float, int]]):
         """From a run folder, a model folder or a hub id, with the task's own options."""
         return cls(load_model(source, precision, causal=True), str(source), **options)
 
-    def _read(self, data: str | Path, split: str, limit: int | None) -> Iterable[Block]:
+    def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Block]:
         """Blocks of a set that was prepared with the model's tokenizer, or of raw text, cut as for training."""
         prepared = (Path(data) / FILE).is_file()
         return self._prepared(Path(data), split)[:limit] if prepared else self._cut(str(data), split, limit)
@@ -488,7 +469,10 @@ def predict(
         other = SQUAD if name in QuestionAnswerer.own_options else TEXT2SQL
         raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
     answerer: Answerer[Any, Any] = TASKS[task].load(model, precision, **given)
-    answers, speed = answerer.timed(answerer.examples(data, split, limit), how, progress)
+    examples = answerer.examples(data, split, limit)
+    began = time.perf_counter()
+    answers = answerer.answer(examples, how, progress)
+    speed = Speed(len(examples), time.perf_counter() - began)
     write_predictions(out, answers)
     return speed
 

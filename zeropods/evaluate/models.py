@@ -1,4 +1,4 @@
-"""A folder with a trained model: what it says about itself, and the model loaded to be asked."""
+"""A folder with a trained model: what it says about itself and its data, and the model loaded to be asked."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods.data.manifest import raw_data_of
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import SCORES, SQUAD, TEXT2SQL
+from zeropods.evaluate.score_file import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
 from zeropods.files import has_weights
-from zeropods.measure.record import read_json
+from zeropods.measure.record import read_json, read_record
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -57,6 +58,25 @@ def _run_config(folder: str | Path) -> dict[str, Any]:
     """`config.json` of a run folder; nothing for a model folder, whose file of that name is the model's."""
     path = Path(folder) / "config.json"
     return read_json(path) if path.is_file() and (Path(folder) / "model").is_dir() else {}
+
+
+def raw_data(run: Path) -> tuple[Path, str]:
+    """The folder of the data that a run was trained on, and the split that its model has not seen.
+
+    Raises:
+        UserError: a run of text, which has no questions; or data that do not lie near the prepared set any more.
+    """
+    if read_record(run).task == LM:
+        raise UserError(f"{run}: trained on text, it answers nothing; see zeropods perplexity")
+    found = raw_data_of(prepared_of(run), UNSEEN_SPLITS)
+    if found is None:
+        raise UserError(f"{run}: the raw data of {prepared_of(run)} are no longer near it; give --data and --split")
+    return found
+
+
+def prepared_of(run: Path) -> Path:
+    """The prepared set that a run was trained on."""
+    return Path(read_record(run).dataset.get("path", ""))
 
 
 @dataclass(frozen=True)

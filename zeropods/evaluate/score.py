@@ -351,7 +351,10 @@ def read_predictions(path: Path) -> list[Prediction]:
         kind = _AnswerLine
     predictions: dict[int, Prediction] = {}
     for number, (place, line) in enumerate(validated_lines(kind, path, "predict again")):
-        prediction = line.prediction_of(number)
+        if isinstance(line, _OfficialLine):
+            prediction = Prediction(index=number, query=None if line.error else line.query)
+        else:
+            prediction = Prediction(**vars(line))
         if prediction.index in predictions:
             raise UserError(f"{place}: index {prediction.index} occurs twice; keep one of them")
         predictions[prediction.index] = prediction
@@ -359,29 +362,22 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 @dataclass(frozen=True)
-class _QueryLine:
-    """A line of ours of text-to-SQL."""
+class _OwnLine:
+    """What lines of ours have of either task."""
 
     index: Annotated[int, Field(strict=True, ge=0)]
     question: str
-    prediction: str
-    query: Query | None
-
-    def prediction_of(self, number: int) -> Prediction:
-        return Prediction(index=self.index, question=self.question, text=self.prediction, query=self.query)
+    text: Annotated[str, Field(alias="prediction")]
 
 
 @dataclass(frozen=True)
-class _AnswerLine:
-    """A line of ours of SQuAD."""
+class _QueryLine(_OwnLine):
+    query: Query | None
 
-    index: Annotated[int, Field(strict=True, ge=0)]
+
+@dataclass(frozen=True)
+class _AnswerLine(_OwnLine):
     id: str
-    question: str
-    prediction: str
-
-    def prediction_of(self, number: int) -> Prediction:
-        return Prediction(index=self.index, question=self.question, text=self.prediction, id=self.id)
 
 
 @dataclass(frozen=True)
@@ -392,6 +388,3 @@ class _OfficialLine:
 
     query: Query | None = None
     error: object = None
-
-    def prediction_of(self, number: int) -> Prediction:
-        return Prediction(index=number, query=None if self.error else self.query)

@@ -31,13 +31,9 @@ class TaskScore:
 
     __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "allow_inf_nan": False}
 
-    def to_json(self) -> dict[str, object]:
-        """The document of a score file."""
-        return asdict(self)
-
     def write(self, folder: Path, split: str) -> None:
         """Write `score.SPLIT.json`; it appears whole."""
-        write_json(Path(folder) / f"score.{split}.json", self.to_json())
+        write_json(Path(folder) / f"score.{split}.json", asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -161,7 +161,7 @@ class Summary:
             "schema_version": SCHEMA_VERSION,
             "answers": self.answers().to_json(),
             "runs": [
-                {"row": group.letter, **run.values, "accuracy": run.entry.score and run.entry.score.to_json()}
+                {"row": group.letter, **run.values, "accuracy": run.entry.score and asdict(run.entry.score)}
                 for group in self.groups
                 for run in group.runs
             ],

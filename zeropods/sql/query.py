@@ -192,7 +192,6 @@ def _longest(chains: Iterator[_Chain], other: _Chain | None) -> _Chain | None:
 # here each gets its own (no query of train or dev has two).
 
 _FIRST_NUMBER = re.compile(r"[-+]?\d*\.\d+|\d+")
-_RUNNABLE = {"=", ">", "<"}
 
 
 class Rows(NamedTuple):
@@ -211,7 +210,8 @@ class Execution:
         columns = ", ".join(f"{_name(i)} {kind}" for i, kind in enumerate(table.types))
         places = ", ".join("?" * len(table.types))
         self._database.execute(f"CREATE TABLE cells ({columns})")
-        self._database.executemany(f"INSERT INTO cells VALUES ({places})", map(self._stored, table.rows))
+        rows = ([_stored(cell, kind) for cell, kind in zip(row, table.types, strict=True)] for row in table.rows)
+        self._database.executemany(f"INSERT INTO cells VALUES ({places})", rows)
 
     def close(self) -> None:
         self._database.close()
@@ -236,7 +236,8 @@ class Execution:
         return Rows(self._table.header, tuple(self._table.rows[rowid - 1] for (rowid,) in found))
 
     def _select(self, selected: str, query: Query) -> list[tuple[Any, ...]] | None:
-        if not self._is_runnable(query):
+        # SQLite would take a column that the table has not for a text.
+        if not query.fits(len(self._table.header)):
             return None
         conditions = " AND ".join(f"{_name(c)} {OPERATORS[o]} ?" for c, o, _ in query.conds)
         statement = f"SELECT {selected} FROM cells" + (f" WHERE {conditions}" if conditions else "")
@@ -245,17 +246,10 @@ class Execution:
         except sqlite3.OperationalError:
             return None
 
-    def _is_runnable(self, query: Query) -> bool:
-        operators = {OPERATORS[condition.operator] for condition in query.conds}
-        return query.fits(len(self._table.header)) and operators <= _RUNNABLE
-
     def _bound(self, condition: Condition) -> str | float | None:
         if self._table.types[condition.column] == "real":
             return number(condition.value.lower())
         return condition.value.lower()
-
-    def _stored(self, row: tuple[Cell, ...]) -> list[str | float | None]:
-        return [_stored(cell, kind) for cell, kind in zip(row, self._table.types, strict=True)]
 
 
 def execute(query: Query, table: SQLTable) -> list[Cell] | None:

@@ -1,17 +1,28 @@
-"""What came of a sweep: `sweep.json`, written after each run, and as a table."""
+"""What came of a sweep: `sweep.json`, written after each run, its models' answers, and all of it as a table."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from zeropods import files
-from zeropods.evaluate.score_file import main_measure, score_of
+from zeropods.data.manifest import read_manifest
+from zeropods.errors import UserError
+from zeropods.evaluate.models import prepared_of, raw_data
+from zeropods.evaluate.score_file import TextScore, main_measure, score_of
 from zeropods.measure.record import Record
+from zeropods.programs import end_with_parent
 from zeropods.sweep.matrix import Matrix
-from zeropods.tables import Table
+from zeropods.tables import Table, progress
 
 FILE = "sweep.json"
 SCHEMA_VERSION = 1
@@ -131,3 +142,55 @@ def _result(row: Row) -> str:
     reason = (row.reason or "").split("\n")[0]
     shown = reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
     return f"{row.status}: {shown}" if shown else row.status
+
+
+# What a run is worth: its model answers questions that it never saw, and the answers are scored.
+#
+# Nothing here loads torch into the process that asks: it may be a notebook's, whose next run needs the GPU.
+
+IMPORTED = ["zeropods.evaluate.generate", "zeropods.evaluate.score", "evaluate"]
+"""What every answer needs; importing it takes longer than a tiny model's answers."""
+
+
+def answer_runs(runs: Sequence[Path], questions: int) -> None:
+    """Let each run answer the first questions of its test split, of dev where there is no test, and score them.
+
+    Leaves `predictions.SPLIT.jsonl` and `score.SPLIT.json` in the run folder. Queries are constrained. Each run that
+    has not answered as many yet does so in a process of its own. What keeps one from being scored is said in a line on
+    stderr, and the next run answers.
+    """
+    waiting = [run for run in runs if not _is_answered(run, questions)]
+    if not waiting:
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with progress("answer", "runs", len(waiting)) as bar:
+        for run in waiting:
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                try:
+                    pool.submit(_answer, run, questions).result()
+                except UserError as error:
+                    print(f"not scored: {error}", file=sys.stderr)
+                except BrokenProcessPool:
+                    print(f"not scored: {run}: its answers took too much memory; ask fewer", file=sys.stderr)
+            bar.update(1)
+
+
+def _is_answered(run: Path, questions: int) -> bool:
+    """Whether so many questions are scored already, or all that the split has."""
+    split, score = score_of(run) or ("", None)
+    if score is None or isinstance(score, TextScore):
+        return False
+    known = read_manifest(prepared_of(run)).splits.get(split)
+    return score.examples >= questions or (known is not None and score.examples == known.rows)
+
+
+def _answer(run: Path, questions: int) -> None:
+    end_with_parent(os.getppid(), signal.SIGTERM)
+    from zeropods.evaluate.generate import predict
+    from zeropods.evaluate.score import score
+
+    data, split = raw_data(run)
+    out = run / f"predictions.{split}.jsonl"
+    predict(run, data, split, out, limit=questions)
+    score(out, data, split)

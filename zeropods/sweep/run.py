@@ -18,7 +18,6 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, told_differences
-from zeropods.evaluate.after_run import answer_runs
 from zeropods.evaluate.score_file import TEXT2SQL
 from zeropods.files import folder_locked
 from zeropods.launch import command
@@ -31,7 +30,7 @@ from zeropods.plan.models import CAUSAL_TINY
 from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
-from zeropods.sweep.results import FILE, Row, Sweep, earlier_seconds
+from zeropods.sweep.results import FILE, Row, Sweep, answer_runs, earlier_seconds
 from zeropods.tables import progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
