@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import base64
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from string import Template
 
 import nbformat
+from jinja2 import Template
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
@@ -65,7 +63,8 @@ def write_gallery(notebooks: Path, out: Path) -> Path:
     with new_folder(out) as folder:
         for each in cards:
             _write_page(folder, each, executed[each.name])
-        (folder / "index.html").write_text(_index(cards), encoding="utf-8")
+        index = Template((TOOLS / "gallery.html").read_text(encoding="utf-8"), autoescape=True, trim_blocks=True)
+        (folder / "index.html").write_text(index.render(cards=cards), encoding="utf-8")
     return out / "index.html"
 
 
@@ -107,25 +106,6 @@ def _read(path: Path) -> NotebookNode:
 
 def _outputs(notebook: NotebookNode) -> list[NotebookNode]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-
-
-def _index(cards: list[Card]) -> str:
-    count = f"{len(cards)} notebook" + ("s" if len(cards) > 1 else "")
-    template = Template((TOOLS / "gallery.html").read_text(encoding="utf-8"))
-    return template.substitute(count=count, cards="\n".join(_card_html(each) for each in cards))
-
-
-def _card_html(each: Card) -> str:
-    return f'<li><a href="{escape(each.name)}.html">{"".join(_parts(each))}</a></li>'
-
-
-def _parts(each: Card) -> Iterator[str]:
-    if each.picture is not None:
-        yield f'<img src="{escape(each.name)}.png" alt="a plot of this notebook" loading="lazy">'
-    yield f"<div><h2>{escape(each.title)}</h2><p>{escape(each.text.replace('`', ''))}</p>"
-    if each.faulty:
-        yield '<p class="fault">A cell of it ended with an error.</p>'
-    yield "</div>"
 
 
 if __name__ == "__main__":

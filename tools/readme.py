@@ -5,6 +5,7 @@ tools/readme.py            # after `make bench` or a new results/demo
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from zeropods.errors import UserError, guarded
 from zeropods.files import write_text
+from zeropods.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = "Results"
@@ -57,14 +59,8 @@ def narrowed(section: str, columns: tuple[str, ...]) -> str:
     if missing:
         raise UserError(f"results/demo/summary.md: no column {missing[0]!r}; see COLUMNS in tools/readme.py")
     chosen = [[row[rows[0].index(column)] for column in columns] for row in rows if set("".join(row)) != {"-"}]
-    return _table(chosen)
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    ruled = [rows[0], ["-" * width for width in widths], *rows[1:]]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in ruled]
-    return "".join(f"| {' | '.join(row)} |\n" for row in padded)
+    header, *rest = (tuple(map(html.unescape, row)) for row in chosen)
+    return Table(header, tuple(rest)).to_markdown()
 
 
 def _bench() -> str:
