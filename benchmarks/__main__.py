@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from zeropods import files
@@ -64,7 +65,7 @@ def _measured(name: str) -> list[dict[str, object]]:
         figures = importlib.import_module(f"benchmarks.{name}").measure(Path(work))
     for figure in figures:
         print(figure.line(), flush=True)
-    return [figure.to_json() for figure in figures]
+    return [asdict(figure) for figure in figures]
 
 
 if __name__ == "__main__":

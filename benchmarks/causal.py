@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BloomForCausalLM, Trainer, TrainingArguments
+from transformers import BloomForCausalLM, Trainer
 
-from benchmarks.data import ROOT, SHARED
+from benchmarks.data import ROOT, raw_data
 from benchmarks.figure import Figure, ratio
-from benchmarks.training import NO_BF16, timed_steps
+from benchmarks.training import NO_BF16, our_trainer, timed_steps, trainer_arguments
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
@@ -29,11 +29,11 @@ from zeropods.launch.outcome import LINE
 from zeropods.measure.record import read_record
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal, causal_config, random_causal
-from zeropods.train.device import multiplies_bf16, suit_cpu
+from zeropods.train.device import multiplies_bf16
 from zeropods.train.sampler import LengthGroupedSampler, Prepared
-from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 ROUNDS, BATCH, PASSES, LENGTH = 3, 4, 4, 512
+HOW: dict[str, Any] = {"rows": BATCH, "rate": 5e-5, "gradient_accumulation_steps": PASSES, "weight_decay": 0.01}
 SHAPE = {"model_type": "bloom", "hidden_size": 256, "n_layer": 6, "n_head": 8, "vocab_size": 50_304}
 """A BLOOM of 17.6 M parameters, for the 50,257 tokens of gpt2."""
 SAVE_STEPS, KILLED_AT = 5, 13
@@ -46,7 +46,7 @@ def measure(work: Path) -> list[Figure]:
 
 def _padding(work: Path) -> list[Figure]:
     """Of what a training step multiplies, the share that is no token."""
-    data, tokenizer, what = _text(work)
+    data, tokenizer, what = raw_data(work, "lm")
     wanted = Preparation(task="lm", data=data, tokenizer=tokenizer, max_seq_length=LENGTH)
     manifest, _ = prepare(wanted, work / "text")
     train, statistics = Prepared.read(work / "text").train, manifest.splits["train"]
@@ -60,7 +60,7 @@ def _padding(work: Path) -> list[Figure]:
 
 
 def _speed(work: Path) -> list[Figure]:
-    data, tokenizer, what = _questions(work)
+    data, tokenizer, what = raw_data(work, "squad")
     sets = {}
     for loss_on in ("answer", "all"):
         wanted = Preparation(
@@ -78,7 +78,7 @@ def _speed(work: Path) -> list[Figure]:
     name = "training, small bloom, loss on {1}, {0} against the workshop's"
     figures = [ratio(name.format(*way), control, seconds, "4", what) for way, seconds in ours.items()]
     rate = BATCH * PASSES / float(np.median(control))
-    figures.append(Figure(name="the workshop's recipe", value=rate, unit="samples/s", asked="-", note=what))
+    figures.append(Figure(name="the workshop's recipe", value=rate, unit="samples/s", note=what))
     if "BF16" not in precisions:
         figures += [Figure(name=name.format("BF16", on), value=None, unit="x", asked="4", note=NO_BF16) for on in sets]
     return figures
@@ -96,39 +96,12 @@ def _control(data: Prepared, work: Path) -> Trainer:
         return {"input_ids": inputs, "attention_mask": torch.from_numpy(mask), "labels": inputs.clone()}
 
     model = BloomForCausalLM(causal_config(SHAPE))
-    return Trainer(model=model, args=_arguments(work), train_dataset=data.train, data_collator=collate)
+    return Trainer(model=model, args=trainer_arguments(work, **HOW), train_dataset=data.train, data_collator=collate)
 
 
 def _ours(data: Prepared, precision: str, work: Path) -> Trainer:
-    model = random_causal(SHAPE, seed=0)
-    suit_cpu(model)
-    masters = precision == "BF16"
-    trainer = MeasuredTrainer(
-        model=round_to_bf16(model) if masters else model,
-        args=_arguments(work),
-        task=Causal(CausalArguments(data=str(data.folder))),
-        data=data,
-    )
-    optimizer = MasterAdamW if masters else torch.optim.AdamW
-    trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": 5e-5, "fused": True})
-    return trainer
-
-
-def _arguments(work: Path) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(work / "trainer"),
-        per_device_train_batch_size=BATCH,
-        gradient_accumulation_steps=PASSES,
-        max_steps=1,
-        learning_rate=5e-5,
-        weight_decay=0.01,
-        save_strategy="no",
-        report_to=[],
-        remove_unused_columns=False,
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=10_000,
-    )
+    task = Causal(CausalArguments(data=str(data.folder)))
+    return our_trainer(random_causal(SHAPE, seed=0), task, data, precision, work, **HOW)
 
 
 def _resume(work: Path) -> Figure:
@@ -166,18 +139,3 @@ def _killed(argv: list[str], log: Path, seconds: float = 300) -> int:
 def _last_step(log: Path) -> int:
     lines = log.read_text("utf-8").splitlines() if log.is_file() else []
     return max((int(found[1]) for found in map(LINE.search, lines) if found), default=0)
-
-
-def _text(work: Path) -> tuple[Path, str, str]:
-    """(folder, tokenizer, what it is)."""
-    if (SHARED / "wikitext-2").is_dir():
-        return SHARED / "wikitext-2", str(SHARED / "gpt2"), "WikiText-2"
-    write_sample(work / "sample", task="lm")
-    return work / "sample", GPT_TINY, "sample text, since there is no WikiText-2 here"
-
-
-def _questions(work: Path) -> tuple[Path, str, str]:
-    if (SHARED / "squad").is_dir():
-        return SHARED / "squad", str(SHARED / "gpt2"), "500 questions of SQuAD"
-    write_sample(work / "questions", task="squad")
-    return work / "questions", GPT_TINY, "500 generated questions, since there is no SQuAD here"

@@ -1,4 +1,4 @@
-"""The data that benchmarks run on: real WikiSQL where it is, else the sample."""
+"""The data that benchmarks run on: the real sets where they are, else the samples."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ from pathlib import Path
 
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
+from zeropods.data.tokenizers import GPT_TINY, TINY
+from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("ZEROPODS_TEST_DATA", ROOT.parent / "shared" / "data"))
+REAL = {
+    TEXT2SQL: ("wikisql", "t5/spiece.model", TINY),
+    SQUAD: ("squad", "gpt2", GPT_TINY),
+    LM: ("wikitext-2", "gpt2", GPT_TINY),
+}
+"""Folder and tokenizer of the real set of each task, and the tokenizer of its sample."""
 
 
-def raw_wikisql(work: Path) -> tuple[Path, str, str]:
+def raw_data(work: Path, task: str = TEXT2SQL) -> tuple[Path, str, str]:
     """(raw folder, tokenizer, what it is)."""
-    if (SHARED / "wikisql" / "train.jsonl").is_file():
-        return SHARED / "wikisql", str(SHARED / "t5" / "spiece.model"), "WikiSQL"
-    write_sample(work / "sample")
-    return work / "sample", "t5-tiny", "sample data, since there is no WikiSQL here"
+    name, tokenizer, own = REAL[task]
+    if (SHARED / name).is_dir():
+        return SHARED / name, str(SHARED / tokenizer), name
+    write_sample(work / name, task=task)
+    return work / name, own, f"sample data, since there is no {name} here"
 
 
 def prepared_questions(work: Path) -> tuple[Path, str]:
     """A set with prompt `question`, and what it is."""
-    raw, tokenizer, what = raw_wikisql(work)
+    raw, tokenizer, what = raw_data(work)
     wanted = Preparation(data=raw, tokenizer=tokenizer, prompt="question")
     prepare(wanted, work / "question")
     return work / "question", what

@@ -39,7 +39,6 @@ def measure(work: Path) -> list[Figure]:
             name="embedded job, questions answered",
             value=speed.to_json()["questions_per_second"],
             unit="questions/s",
-            asked="-",
         ),
     ]
 
@@ -54,7 +53,7 @@ def _fresh(work: Path, name: str) -> Figure:
     answers = QueryAnswerer.load(work / "run").answer(examples, Generation())
     pairs = zip(answers, examples, strict=True)
     right = [a.query is not None and execute(a.query, e.table) == execute(e.query, e.table) for a, e in pairs]
-    return Figure(name=name, value=fmean(right), unit="", asked="-", interval=interval(right))
+    return Figure(name=name, value=fmean(right), unit="", interval=interval(right))
 
 
 def _words(example: Example) -> str:

@@ -1,11 +1,14 @@
-"""A measured figure beside the one that was asked for."""
+"""A measured figure beside the one that was asked for, and how commands and repeats are measured."""
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,20 +21,27 @@ class Figure:
     value: float | None
     """None where it cannot be measured on this machine; `note` says why."""
     unit: str
-    asked: str
+    asked: str = "-"
     interval: tuple[float, float] | None = None
     """95 %, where the figure comes from repeats."""
     note: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The figure as plain JSON values."""
-        return asdict(self)
 
     def line(self) -> str:
         """The figure for people."""
         value = "not measured" if self.value is None else f"{self.value:.3g} {self.unit}"
         interval = "" if self.interval is None else f" [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
         return f"{self.name:58} {value + interval:34} asked: {self.asked}  {self.note}"
+
+
+def called(*words: object) -> tuple[float, int]:
+    """Seconds and peak resident bytes of `zeropods WORDS`, as a user calls it, in a process of its own."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "zeropods", *map(str, words)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, words
+    return time.perf_counter() - began, 1024 * used.ru_maxrss
 
 
 def ratio(name: str, slow: Sequence[float], fast: Sequence[float], asked: str, note: str = "") -> Figure:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RANK = ROOT / "tests" / "full" / "rank.py"
 ROUNDS, STARTS, CROWD = 3, 5, 16
 LIMIT_SECONDS = 300
+ASKED = {"zeropods launch: more than the bare deepspeed command": "at most 1"}
 
 
 def measure(work: Path) -> list[Figure]:
@@ -54,47 +55,27 @@ def measure(work: Path) -> list[Figure]:
         first, later = (_first_step_seconds(over_crowd, work / "tiny", work / f"crowd-{round_}") for round_ in range(2))
     finally:
         crowd.down()
-    own, total = statistics.median(one), statistics.median(three)
-    added = statistics.median(supervised) - statistics.median(bare)
+    step, often = "t5-tiny, call to first step", f"median of {STARTS}, alternating"
+    found = {
+        "3 pods from nothing to the hostfile": (three, f"one pod {one:.2f} s"),
+        "zeropods launch: more than the bare deepspeed command": (
+            supervised - bare, f"bare {bare:.1f} s on 3 pods; medians of {ROUNDS}, alternating"
+        ),
+        f"{step}, 1 pod": (alone, often),
+        f"{step}, 3 pods, zero1": (together, often),
+        f"{step}, {CROWD} pods, their first launch": (first, "once"),
+        f"{step}, {CROWD} pods, their second": (later, "once"),
+    }  # fmt: skip
     return [
-        Figure(
-            name="3 pods from nothing to the hostfile", value=total, unit="s", asked="-", note=f"one pod {own:.2f} s"
-        ),
-        Figure(
-            name="zeropods launch: more than the bare deepspeed command",
-            value=added,
-            unit="s",
-            asked="at most 1",
-            note=f"bare {statistics.median(bare):.1f} s on 3 pods; medians of {ROUNDS}, alternating",
-        ),
-        *(
-            Figure(
-                name=f"t5-tiny, call to first step, {said}",
-                value=statistics.median(seconds),
-                unit="s",
-                asked="-",
-                note=f"median of {STARTS}, alternating",
-            )
-            for said, seconds in (("1 pod", alone), ("3 pods, zero1", together))
-        ),
-        *(
-            Figure(
-                name=f"t5-tiny, call to first step, {CROWD} pods, {said}",
-                value=seconds,
-                unit="s",
-                asked="-",
-                note="once",
-            )
-            for said, seconds in (("their first launch", first), ("their second", later))
-        ),
+        Figure(name=name, value=value, unit="s", asked=ASKED.get(name, "-"), note=note)
+        for name, (value, note) in found.items()
     ]
 
 
-def _alternating(
-    rounds: int, first: Callable[[int], float], second: Callable[[int], float]
-) -> tuple[list[float], list[float]]:
+def _alternating(rounds: int, first: Callable[[int], float], second: Callable[[int], float]) -> tuple[float, float]:
+    """The median of each."""
     pairs = [(first(round_), second(round_)) for round_ in range(rounds)]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
 
 
 def _start_seconds(count: int) -> float:

@@ -13,7 +13,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ def limited(cluster: Cluster, limit: int) -> Iterator[None]:
             group.rmdir()
 
 
-def planned(cell: Cell, lengths: list[str], memory_gib: float, quantity: Callable[[Any], Any]) -> Any:
+def planned(cell: Cell, lengths: list[str], memory_gib: float) -> dict[str, Any]:
     """What `zeropods plan` says of a cell's pods with so much memory each."""
     words = ["--device", "cpu", "--model", cell.model, "--technique", cell.technique, "--pods", str(cell.pods),
              "--hosts", str(cell.pods), "--host-memory", f"{memory_gib:.4f}", "--threads", "1", "--batch-size",
@@ -117,7 +117,8 @@ def planned(cell: Cell, lengths: list[str], memory_gib: float, quantity: Callabl
     )
     if done.returncode:
         raise UserError(done.stderr.decode().strip())
-    return quantity(json.loads(done.stdout)["techniques"][0])
+    found: dict[str, Any] = json.loads(done.stdout)["techniques"][0]
+    return found
 
 
 def prepared(work: Path) -> dict[str, list[str]]:
@@ -169,8 +170,8 @@ def main() -> None:
     lengths = prepared(work)
     for cell in CELLS[len(trials) :]:
         said = lengths[TEXT2SQL if cell.model.startswith("t5") else LM]
-        gib = planned(cell, said, PLENTY_GIB, lambda one: one["intervals"]["memory"][1] / GIB)
-        rows = planned(cell, said, gib, lambda one: one["largest_batch_size"])
+        gib = planned(cell, said, PLENTY_GIB)["intervals"]["memory"][1] / GIB
+        rows = planned(cell, said, gib)["largest_batch_size"]
         more, limit = math.ceil(MORE * rows), round(gib * GIB) + AGENT_BYTES
         ends = [status(cell, each, limit, work) for each in (rows, more)]
         trials.append(

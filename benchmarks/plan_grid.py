@@ -240,7 +240,7 @@ def errors(runs: Sequence[GridRun], calibration: Calibration) -> list[Figure]:
     figures += [
         Figure(name="live bytes of states: worst error", value=100 * max(states or [math.nan]), unit="%", asked="1"),
         Figure(name="the same run again: median difference of a step", value=100 * median(spread or [math.nan]),
-               unit="%", asked="-", note=f"{len(spread)} repeats"),
+               unit="%", note=f"{len(spread)} repeats"),
         Figure(name="the fastest is, or within 5 % of it", value=_share(fastest), unit="%", asked="90",
                note=f"{len(fastest)} groups of one model, batch and length"),
         Figure(name="intervals said to hold 80 %: hold", value=_share(inside), unit="%", asked="70 to 90"),
@@ -297,7 +297,7 @@ def main() -> None:
     figures, calibration = (errors(runs, shipped), shipped) if further else judged(runs, machine)
     for figure in figures:
         print(figure.line())
-    document = {"figures": [figure.to_json() for figure in figures], "machine": asdict(machine)}
+    document = {"figures": [asdict(figure) for figure in figures], "machine": asdict(machine)}
     files.write_json(out, {**document, "runs": [asdict(each) for each in runs]})
     if arguments.fold and (len(cells) < CELLS or any(each.status != "ok" for each in runs)):
         raise UserError(f"--fold: not all of the {CELLS} cells have run; see {out}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, T5ForConditionalGeneration
 
-from benchmarks.data import prepared_questions, raw_wikisql
+from benchmarks.data import prepared_questions, raw_data
 from benchmarks.figure import Figure, ratio
 from benchmarks.training import NO_BF16
 from zeropods.data.wikisql import Example, read_split, source_of
@@ -23,7 +23,7 @@ TOKENS, ROUNDS, BATCH = 22, 6, 64
 
 def measure(work: Path) -> list[Figure]:
     """Ratios of seconds a question."""
-    raw, _, what = raw_wikisql(work)
+    raw, _, what = raw_data(work)
     folder, _ = prepared_questions(work)
     examples = list(itertools.islice(read_split(raw, "dev"), BATCH))
     _save_random_model(folder, work / "model")

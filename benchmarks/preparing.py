@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-from benchmarks.data import raw_wikisql
-from benchmarks.figure import Figure
+from benchmarks.data import raw_data
+from benchmarks.figure import Figure, called
 
 
 def measure(work: Path) -> list[Figure]:
     """Each command in a process of its own, as a user calls it."""
-    raw, tokenizer, what = raw_wikisql(work)
+    raw, tokenizer, what = raw_data(work)
     out = work / "schema"
     arguments = ["prepare", "--data", str(raw), "--tokenizer", tokenizer, "--out", str(out)]
-    seconds, peak = _run(*arguments)
-    again, _ = _run(*arguments)
+    seconds, peak = called(*arguments)
+    again, _ = called(*arguments)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    help_ = statistics.median(_run("--help")[0] for _ in range(5))
+    help_ = statistics.median(called("--help")[0] for _ in range(5))
     return [
         Figure(
             name="prepare, prompt schema, all examples",
@@ -35,15 +31,3 @@ def measure(work: Path) -> list[Figure]:
         Figure(name="prepare, second call", value=again, unit="s", asked="does nothing"),
         Figure(name="zeropods --help", value=help_, unit="s", asked="under 0.5"),
     ]
-
-
-def _run(*arguments: str) -> tuple[float, int]:
-    """Seconds and peak resident bytes of `zeropods ARGUMENTS`."""
-    began = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "zeropods", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode == 0, arguments
-    return time.perf_counter() - began, usage.ru_maxrss * 1024

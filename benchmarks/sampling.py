@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import bootstrap
 
 from benchmarks.figure import Figure
 from zeropods.data.prepare import Preparation, prepare
@@ -44,7 +45,7 @@ def measure(work: Path) -> list[Figure]:
             with Sampler(work / "memory.csv", interval, reader, lambda: "steady"):
                 times[interval] = _seconds_a_step(step)
         shares.append(100 * (times[often] / times[0.0] - 1) / FASTER)
-    low, high = _interval(shares)
+    low, high = bootstrap((shares,), np.median, n_resamples=2_000, method="percentile", rng=0).confidence_interval
     reading = 1e6 * _seconds_a_read(reader)
     note = f"a reading takes {reading:.0f} us; sampled {FASTER} times as often, divided by it; {BLOCKS} pairs of blocks"
     return [
@@ -53,7 +54,7 @@ def measure(work: Path) -> list[Figure]:
             value=statistics.median(shares),
             unit="% of step time",
             asked="under 1",
-            interval=(low, high),
+            interval=(float(low), float(high)),
             note=note,
         )
     ]
@@ -90,11 +91,3 @@ def _seconds_a_read(reader: DeviceReader) -> float:
     for _ in range(1_000):
         reader()
     return (time.perf_counter() - began) / 1_000
-
-
-def _interval(shares: Sequence[float]) -> tuple[float, float]:
-    """95 % bootstrap interval of the median."""
-    generator = np.random.default_rng(0)
-    medians = [np.median(generator.choice(shares, len(shares))) for _ in range(2_000)]
-    low, high = np.percentile(medians, [2.5, 97.5])
-    return float(low), float(high)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figure import Figure
+from benchmarks.figure import Figure, called
 from tests.made import a_rank, a_record, write_run
 from zeropods.plan.models import known_config
 from zeropods.tables import MIB
@@ -32,7 +28,7 @@ def measure(work: Path) -> list[Figure]:
     """Seconds of `zeropods summary` over folders of a matrix: five repeats of each of 200 cells; and over long runs."""
     for number in range(RUNS):
         _write_run(work / "runs" / f"cell-{number // REPEATS}" / str(number % REPEATS + 1), number)
-    seconds = [_seconds(work / "runs", work / f"summary-{round_}")[0] for round_ in range(ROUNDS)]
+    seconds = [called("summary", work / "runs", "--out", work / f"summary-{round_}")[0] for round_ in range(ROUNDS)]
     _check(work / "summary-0")
     note = f"{RANKS} ranks, {STEPS} steps each; median of {ROUNDS} processes, slowest {max(seconds):.2f} s"
     name = f"summary of {RUNS:,} run folders"
@@ -43,7 +39,7 @@ def measure(work: Path) -> list[Figure]:
 def _three_days(work: Path, samples: int) -> Figure:
     write_run(work / "run", a_record(ranks=[a_rank(rank) for rank in range(LONG_RANKS)]))
     _write_samples(work / "run", LONG_RANKS, samples)
-    seconds, resident = _seconds(work, work.with_name(f"{work.name}-summary"))
+    seconds, resident = called("summary", work, "--out", work.with_name(f"{work.name}-summary"))
     name, note = (
         f"summary of {LONG_RANKS} ranks with {samples:,} samples",
         f"at most {resident / MIB:,.0f} MiB resident",
@@ -58,7 +54,7 @@ def _many_steps(work: Path) -> list[Figure]:
     ranks = [first, *({**first, "rank": rank, "losses": [], "eval_losses": []} for rank in range(1, MANY_RANKS))]
     record = write_run(work / "steps" / "run", a_record(ranks=ranks)) / "record.json"
     name = f"{MANY_STEPS:,} steps on {MANY_RANKS} ranks"
-    seconds, _ = _seconds(work / "steps", work / "steps-summary")
+    seconds, _ = called("summary", work / "steps", "--out", work / "steps-summary")
     return [
         Figure(name=f"record.json of {name}", value=record.stat().st_size / MIB, unit="MiB", asked="at most 5"),
         Figure(name=f"summary of {name}", value=seconds, unit="s", asked="under 5"),
@@ -91,15 +87,6 @@ def _write_samples(folder: Path, ranks: int, count: int) -> None:
     (folder / "memory").mkdir()
     for rank in range(ranks):
         (folder / "memory" / f"{rank}.csv").write_text(HEADER + samples)
-
-
-def _seconds(runs: Path, out: Path) -> tuple[float, int]:
-    """Seconds of the call, and the most bytes that were resident in it."""
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "zeropods", "summary", str(runs), "--out", str(out)]
-    _, status, used = os.wait4(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid, 0)
-    assert status == 0, out
-    return time.perf_counter() - began, 1024 * used.ru_maxrss
 
 
 def _check(out: Path) -> None:

@@ -7,7 +7,6 @@ in one process, so that a noisy neighbour slows all.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from datasets import load_from_disk
 from transformers import (
     DataCollatorForSeq2Seq,
+    PreTrainedModel,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
@@ -30,6 +30,7 @@ from benchmarks.figure import Figure, ratio
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import multiplies_bf16, suit_cpu
+from zeropods.train.job import Task
 from zeropods.train.sampler import Prepared, TokenizedSplit
 from zeropods.train.text2sql import TextToSQL, random_t5
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
@@ -57,22 +58,21 @@ class _Clock(TrainerCallback):
 def measure(work: Path) -> list[Figure]:
     """Speed-ups over the original's recipe and over transformers' own trainer."""
     folder, what = prepared_questions(work)
-    data = Prepared.read(folder)
+    data, task = Prepared.read(folder), TextToSQL(TextToSQLArguments())
     control: list[float] = []
     known = ("FP32", "BF16") if multiplies_bf16() else ("FP32",)
     ours, stock = ({precision: list[float]() for precision in known} for _ in range(2))
     for _ in range(ROUNDS):
-        control += timed_steps(_control(data.train), 2)
+        control += timed_steps(_control(data.train, work), 2)
         for precision, seconds in ours.items():
-            seconds += timed_steps(_ours(data, precision), 9)
-            stock[precision] += timed_steps(_stock(data, precision), 9)
+            model = random_t5(known_config("t5-small"), seed=0)
+            seconds += timed_steps(our_trainer(model, task, data, precision, work), 9)
+            stock[precision] += timed_steps(_stock(data, precision, work), 9)
     name = "t5-small training, batch 32, {} over the original's recipe"
     figures = [ratio(name.format(p), control, seconds, "14 (BF16)", what) for p, seconds in ours.items()]
     own = "t5-small training, batch 32, {} over transformers' trainer"
     figures += [ratio(own.format(p), stock[p], seconds, "1.8 (BF16)", what) for p, seconds in ours.items()]
-    figures.append(
-        Figure(name="the original's recipe", value=BATCH / float(np.median(control)), unit="samples/s", asked="-")
-    )
+    figures.append(Figure(name="the original's recipe", value=BATCH / float(np.median(control)), unit="samples/s"))
     if "BF16" not in ours:
         figures.append(Figure(name=name.format("BF16"), value=None, unit="x", asked="14", note=NO_BF16))
     return figures
@@ -87,49 +87,47 @@ def timed_steps(trainer: Trainer, count: int) -> list[float]:
     return clock.seconds[1:]
 
 
-def _control(rows: TokenizedSplit) -> Seq2SeqTrainer:
+def _control(rows: TokenizedSplit, work: Path) -> Seq2SeqTrainer:
     model = T5ForConditionalGeneration(T5Config.from_dict(known_config("t5-small")))
-    return Seq2SeqTrainer(model=model, args=_arguments(), train_dataset=rows, data_collator=padded_to_96)
+    arguments = trainer_arguments(work)
+    return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=padded_to_96)
 
 
-def _stock(data: Prepared, precision: str) -> Seq2SeqTrainer:
+def _stock(data: Prepared, precision: str, work: Path) -> Seq2SeqTrainer:
     model = T5ForConditionalGeneration(T5Config.from_dict(known_config("t5-small")))
-    arguments = _arguments(
-        bf16=precision == "BF16", train_sampling_strategy="group_by_length", optim="adamw_torch_fused"
-    )  # fmt: skip
+    arguments = trainer_arguments(
+        work, bf16=precision == "BF16", train_sampling_strategy="group_by_length", optim="adamw_torch_fused"
+    )
     rows = load_from_disk(str(data.folder / "train"))
     collator = DataCollatorForSeq2Seq(data.tokenizer, model)
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
 
 
-def _ours(data: Prepared, precision: str) -> Trainer:
-    model = random_t5(known_config("t5-small"), seed=0)
+def our_trainer(model: PreTrainedModel, task: Task, data: Prepared, precision: str, work: Path, **how: Any) -> Trainer:
+    """This project's way, in FP32 or in BF16 with FP32 masters; `how` is as `trainer_arguments` takes it."""
     suit_cpu(model)
-    masters = precision == "BF16"
+    masters, arguments = precision == "BF16", trainer_arguments(work, **how)
     trainer = MeasuredTrainer(
-        model=round_to_bf16(model) if masters else model,
-        args=_arguments(),
-        task=TextToSQL(TextToSQLArguments()),
-        data=data,
-    )
+        model=round_to_bf16(model) if masters else model, args=arguments, task=task, data=data
+    )  # fmt: skip
     optimizer = MasterAdamW if masters else torch.optim.AdamW
-    trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": 1e-4, "fused": True})
+    trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": arguments.learning_rate, "fused": True})
     return trainer
 
 
-def _arguments(**switches: Any) -> Seq2SeqTrainingArguments:
+def trainer_arguments(work: Path, rows: int = BATCH, rate: float = 1e-4, **switches: Any) -> Seq2SeqTrainingArguments:
+    """Steps of which nothing is kept or said."""
+    quiet: dict[str, Any] = {
+        "max_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "remove_unused_columns": False,
+        "use_cpu": not torch.cuda.is_available(),
+        "disable_tqdm": True,
+        "logging_steps": 10_000,
+    }
     return Seq2SeqTrainingArguments(
-        output_dir=tempfile.mkdtemp(prefix="zeropods-bench-"),
-        per_device_train_batch_size=BATCH,
-        max_steps=1,
-        learning_rate=1e-4,
-        save_strategy="no",
-        report_to=[],
-        remove_unused_columns=False,
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=10_000,
-        **switches,
+        str(work / "trainer"), per_device_train_batch_size=rows, learning_rate=rate, **{**quiet, **switches}
     )
 
 

@@ -17,19 +17,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.gpu.cells import Cell, ablation, comparison, for_cpu, matrix, recompiled
-from benchmarks.gpu.machine import Machine, said_of_gpu, see_one_gpu
-from benchmarks.gpu.needs import runnable, sets_to_prepare
+from benchmarks.gpu.machine import Machine, runnable, said_of_gpu, see_one_gpu, sets_to_prepare
 from zeropods import files
 from zeropods.errors import UserError, guarded
 from zeropods.files import folder_locked
+from zeropods.programs import use_own_cache, wait_passively
+from zeropods.tables import GIB, number, whole
 
-if TYPE_CHECKING:
-    from benchmarks.gpu.jobs import Jobs
-
-GIB = 1 << 30
 PROBE_SECONDS = 300.0
 LOCK = "bench.lock"
 SIGNS = (LOCK, "machine.json", "cells")
@@ -40,6 +37,8 @@ def main() -> int:
     """Measure the cells that have no record, then write the summary and the archive."""
     began = time.monotonic()
     asked = _parser().parse_args()
+    wait_passively()
+    use_own_cache()
     _check(asked)
     cells = _cells(asked)
     if asked.forecast is not None:
@@ -60,15 +59,14 @@ def main() -> int:
 
 def _forecast(cells: Sequence[Cell], asked: argparse.Namespace) -> int:
     from benchmarks.gpu.data import find_data
-    from benchmarks.gpu.forecast import forecast
-    from benchmarks.gpu.jobs import OwnProcesses
+    from benchmarks.gpu.predicted import forecast
 
     if asked.gpu_memory is None:
         raise UserError(f"--forecast {asked.forecast!r}: give its --gpu-memory, in GiB")
     machine = Machine(device="cuda", gpu=asked.forecast, memory_bytes=int(asked.gpu_memory * GIB))
     if machine.peak("bf16") is None:
         raise UserError(f"--forecast {asked.forecast!r}: its published peak is not known; such as 'NVIDIA H200'")
-    page = forecast(cells, find_data(asked.data, asked.out, asked.tokenizer, OwnProcesses()), machine)
+    page = forecast(cells, find_data(asked.data, asked.out, asked.tokenizer), machine)
     files.write_text(asked.out / "forecast.md", page)
     print(page)
     return 0
@@ -87,26 +85,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="prepared sets question/ and schema/, or raw WikiSQL")
     parser.add_argument("--tokenizer", help="for raw data; spiece.model in --data if not given, t5-tiny on a CPU")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: every model is t5-tiny")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of steady steps a cell")
+    parser.add_argument("--seconds", type=number, default=30.0, help="of steady steps a cell")
     parser.add_argument("--warm-steps", type=int, help="optimizer steps before them; 20, compiled 40, as graphs 400")
-    parser.add_argument("--steps", type=int, help="optimizer steps a cell, in place of --seconds")
-    parser.add_argument("--max-seconds", type=float, help="begin no further cell after so much time")
-    parser.add_argument("--gpu-memory", type=float, help="GiB that the plan may use; the GPU's own if not given")
+    parser.add_argument("--steps", type=whole, help="optimizer steps a cell, in place of --seconds")
+    parser.add_argument("--max-seconds", type=number, help="begin no further cell after so much time")
+    parser.add_argument("--gpu-memory", type=number, help="GiB that the plan may use; the GPU's own if not given")
     parser.add_argument("--forecast", metavar="GPU", help="measure nothing: what is predicted of, say, 'NVIDIA H200'")
     parser.add_argument("--compile", choices=["off", "blocks", "graphs"], help="in place of each cell's own way")
     parser.add_argument("--only", help="cells whose name matches, such as 't5-small-*'")
     parser.add_argument("--ablation", action="store_true", help="also take each measure away once")
     parser.add_argument("--compare-losses", action="store_true", help="also compare final losses with FP32's")
-    parser.add_argument("--loss-steps", type=int, default=500, help="of --compare-losses")
+    parser.add_argument("--loss-steps", type=whole, default=500, help="of --compare-losses")
     parser.add_argument("--retry", action="store_true", help="measure cells again that did not end well")
     return parser
 
 
 def _check(asked: argparse.Namespace) -> None:
-    for name in ("seconds", "steps", "max_seconds", "gpu_memory", "loss_steps"):
-        value = getattr(asked, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} {value:g}; expected more than 0")
     if asked.warm_steps is not None and asked.warm_steps < 0:
         raise UserError(f"--warm-steps {asked.warm_steps}; expected 0 or more")
     if not asked.data.is_dir():
@@ -130,10 +124,10 @@ def _machine(asked: argparse.Namespace) -> Machine:
     given = None if asked.gpu_memory is None else int(asked.gpu_memory * GIB)
     if asked.device == "cpu":
         return Machine(device="cpu", gpu=None, memory_bytes=given or GIB)
-    from benchmarks.gpu.jobs import OwnProcesses
+    from benchmarks.gpu.jobs import call
 
     see_one_gpu()
-    status, said = OwnProcesses().call("benchmarks.gpu.machine", [], PROBE_SECONDS)
+    status, said = call("benchmarks.gpu.machine", [], PROBE_SECONDS)
     found = said_of_gpu(said) if status == 0 else None
     if found is None:
         others = [line for line in said.splitlines() if line.strip() not in ("", "null")]
@@ -149,12 +143,9 @@ def _measure_all(cells: Sequence[Cell], asked: argparse.Namespace, machine: Mach
     from zeropods.pods.processes import ending_in_order
 
     with ending_in_order():
-        jobs = _jobs(cells, asked)
         # The shape of a CPU's cells has too few rows for another vocabulary.
-        data = find_data(asked.data, asked.out, asked.tokenizer or (TINY if asked.device == "cpu" else None), jobs)
-        bench = Bench(
-            out=asked.out, data=data, machine=machine, jobs=jobs, seconds=asked.seconds, warm=asked.warm_steps
-        )
+        data = find_data(asked.data, asked.out, asked.tokenizer or (TINY if asked.device == "cpu" else None))
+        bench = Bench(out=asked.out, data=data, machine=machine, seconds=asked.seconds, warm=asked.warm_steps)
         for number, cell in enumerate(cells):
             # A call that measures nothing would never end what several calls are for.
             if number and asked.max_seconds is not None and time.monotonic() - began > asked.max_seconds:
@@ -169,25 +160,15 @@ def _measured(bench: Any, cell: Cell) -> dict[str, Any]:
     try:
         record = bench.measure(cell)
     except UserError as error:
-        record = {"cell": cell.to_json(), "gpu": bench.machine.gpu, "status": "failed", "reason": str(error)}
+        record = {"cell": asdict(cell), "gpu": bench.machine.gpu, "status": "failed", "reason": str(error)}
     rate = record.get("samples_per_second") or record.get("questions_per_second")
     said = "" if rate is None else f", {rate:.4g} a second"
     print(f"{cell.name}: {record['status']}{said}, {time.monotonic() - began:.0f} s", flush=True)
     return record
 
 
-def _jobs(cells: Sequence[Cell], asked: argparse.Namespace) -> Jobs:
-    from benchmarks.gpu.jobs import Forks, OwnProcesses
-
-    if asked.device == "cuda":
-        return OwnProcesses()
-    only_one = asked.max_seconds is not None and not cells[0].needs_deepspeed
-    return Forks(with_deepspeed=not only_one and any(cell.needs_deepspeed for cell in cells))
-
-
 def _conclude(out: Path, cells: Sequence[Cell], machine: Machine, remarks: Sequence[str]) -> None:
-    from benchmarks.gpu.archive import write_archive
-    from benchmarks.gpu.summary import write_summary
+    from benchmarks.gpu.summary import write_archive, write_summary
 
     records = _records(out)
     known = {*records, *(cell.name for cell in cells)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 ORIGINAL_BATCH = 32
 PROMPTS = ("question", "schema")
@@ -41,10 +40,6 @@ class Cell:
     def needs_deepspeed(self) -> bool:
         """Whether it cannot run without that package."""
         return self.technique != "none"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 def matrix() -> list[Cell]:

@@ -18,20 +18,19 @@ from typing import Any
 import torch
 from transformers import (
     Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
     TrainerCallback,
 )
 
-from benchmarks.training import padded_to_96
+from benchmarks.training import padded_to_96, trainer_arguments
 from zeropods import files
-from zeropods.errors import UserError, guarded
+from zeropods.errors import guarded
 from zeropods.measure import environment
 from zeropods.plan.models import known_config
 from zeropods.train.device import gpu_name
 from zeropods.train.meter import StepClock, Tokens
-from zeropods.train.sampler import TokenizedSplit, load_split
+from zeropods.train.sampler import Prepared, TokenizedSplit
 
 
 class _Clock(TrainerCallback):
@@ -55,9 +54,7 @@ class _Clock(TrainerCallback):
 def main() -> None:
     """Train, and write what was measured; running out of memory is a result too."""
     asked = _flags()
-    rows = load_split(asked.set, "train")
-    if rows is None:
-        raise UserError(f"{asked.set}: has no train split; prepare the data set again")
+    rows = Prepared.read(asked.set).train
     torch.manual_seed(0)
     measured: dict[str, Any] = {"status": "ok", "gpu": gpu_name(), "versions": environment.versions()}
     clock = _Clock(asked.seconds)
@@ -86,19 +83,8 @@ def _flags() -> argparse.Namespace:
 
 
 def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, work: Path) -> Seq2SeqTrainer:
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(work),
-        per_device_train_batch_size=asked.batch,
-        max_steps=asked.steps,
-        learning_rate=1e-4,
-        save_strategy="no",
-        report_to=[],
-        remove_unused_columns=False,
-        use_cpu=not torch.cuda.is_available(),
-        disable_tqdm=True,
-        # The original's interval.
-        logging_steps=500,
-    )
+    # The original logs in this interval.
+    arguments = trainer_arguments(work, asked.batch, max_steps=asked.steps, logging_steps=500)
     model = T5ForConditionalGeneration(T5Config.from_dict(known_config(asked.model)))
     collator, callbacks = padded_to_96, [clock]
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=callbacks)

@@ -1,13 +1,23 @@
-"""The machine: its GPU, as torch sees it. Run as a program it prints them as JSON, and no CUDA context stays."""
+"""What is here: the GPU, as torch sees it, and the packages that cells need.
+
+Run as a program it prints the GPU as JSON, and no CUDA context stays.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import Distribution
+from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.cells import PROMPTS, Cell
+from zeropods.errors import UserError
 from zeropods.plan.machines import published_flops
+from zeropods.train.arguments import PROJECT
 
 BANDWIDTHS = (("h200", 4.8e12), ("gh200", 4.0e12), ("h100 pcie", 2.0e12), ("h100", 3.35e12), ("a100 40gb", 1.555e12))
 OTHER_BANDWIDTH = 2.0e12
@@ -55,6 +65,76 @@ def see_one_gpu() -> None:
     """Hide all GPUs but the first one from this process's children: the control's trainer would take them all."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = "0" if seen is None else seen.split(",")[0]
+
+
+# Packages that cells need, and how the missing ones are brought to a machine without a network.
+
+REQUIREMENTS = PROJECT / "requirements.txt"
+NEEDED = (
+    "torch", "transformers", "accelerate", "tokenizers", "sentencepiece", "safetensors", "protobuf", "tensorboard",
+    "numpy", "pyarrow", "pydantic", "nvidia-ml-py",
+)  # fmt: skip
+"""What every cell needs."""
+PREPARING = "datasets"
+"""What making a set of raw data needs besides; training reads a set without it."""
+DEEPSPEED = "deepspeed"
+BELOW_DEEPSPEED = ("einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo")
+"""What it needs of its own; it is published as source, and a wheel is made of it."""
+ON_TORCH = ("accelerate", "deepspeed")
+"""They depend on torch: pip would fetch another one, gigabytes, and of a CUDA that the driver may not run."""
+
+
+def missing(*packages: str) -> list[str]:
+    """Those of the packages that are not installed."""
+    return [package for package in packages if not any(Distribution.discover(name=package))]
+
+
+def runnable(cells: Sequence[Cell], *, prepares: bool) -> tuple[list[Cell], list[str]]:
+    """The cells that can run here, and what to say of the packages that the others need.
+
+    Args:
+        prepares: whether sets are to be made of raw data first.
+
+    Raises:
+        UserError: what every cell needs is missing.
+    """
+    basic = missing(*NEEDED, *([PREPARING] if prepares else []))
+    if basic:
+        raise UserError(f"missing: {', '.join(basic)}; every cell needs them; {' '.join(how_to_bring(basic))}")
+    if not missing(DEEPSPEED):
+        return list(cells), []
+    left_out = [cell.name for cell in cells if cell.needs_deepspeed]
+    said = [f"missing: deepspeed; without it these cells wait: {', '.join(left_out)}", *how_to_bring([DEEPSPEED])]
+    return [cell for cell in cells if not cell.needs_deepspeed], said if left_out else []
+
+
+def sets_to_prepare(place: Path, out: Path) -> list[str]:
+    """The prompts of which neither folder holds a set."""
+    return [
+        prompt
+        for prompt in PROMPTS
+        if not any((folder / prompt / "manifest.json").is_file() for folder in (place, out / "data"))
+    ]
+
+
+def how_to_bring(packages: Sequence[str]) -> list[str]:
+    """Commands, for a machine with a network and the same Python, and for this one."""
+    alone = [required(package) for package in packages if package in ON_TORCH]
+    wanted = [required(package) for package in packages if package not in ON_TORCH]
+    wanted += BELOW_DEEPSPEED if DEEPSPEED in packages else ()
+    fetch = [f"`python -m pip wheel --no-deps -w wheels {' '.join(alone)}`"] if alone else []
+    fetch += [f"`python -m pip download -d wheels {' '.join(wanted)}`"] if wanted else []
+    install = [f"`python -m pip install --no-index --find-links wheels {' '.join(wanted)}`"] if wanted else []
+    install += [f"`python -m pip install --no-index --find-links wheels --no-deps {' '.join(alone)}`"] if alone else []
+    return ["with a network, the same Python and system:", *fetch, "then here:", *install]
+
+
+def required(package: str) -> str:
+    """The line of requirements.txt, `datasets==5.2.0`."""
+    for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
+        if re.split(r"[\[=]", line)[0] == package:
+            return line.strip()
+    return package
 
 
 def main() -> None:

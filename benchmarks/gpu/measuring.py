@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.best_batch import best_batch
 from benchmarks.gpu.cells import NEW_TOKENS, PREDICTED_QUESTIONS, Cell
 from benchmarks.gpu.data import Data
-from benchmarks.gpu.duration import Duration, duration
-from benchmarks.gpu.jobs import LAST_CHARACTERS, ROOT, Jobs
+from benchmarks.gpu.jobs import LAST_CHARACTERS, call, train
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.predicted import predicted_rate
-from benchmarks.gpu.steady import rate, steady_steps
+from benchmarks.gpu.predicted import Duration, best_batch, duration, predicted_rate
+from benchmarks.gpu.summary import rate, steady_steps
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.memory import larger
 from zeropods.measure.record import CONFIG, RankMeasurement, Record, read_json
+from zeropods.techniques import technique_named
+from zeropods.train.arguments import PROJECT
 
 SLACK_SECONDS = 300.0
 """For start, evaluation and saving, beyond what is asked for."""
@@ -36,7 +36,6 @@ class Bench:
     out: Path
     data: Data
     machine: Machine
-    jobs: Jobs
     seconds: float
     """Of steady steps."""
     warm: int | None = None
@@ -48,10 +47,10 @@ class Bench:
         """The record of a cell, whatever came of it."""
         measure = {"control": self._control, "train": self._train, "predict": self._predict}[cell.kind]
         return {
-            "cell": cell.to_json(),
+            "cell": asdict(cell),
             "device": self.machine.device,
             "gpu": self.machine.gpu,
-            "git_revision": environment.git_revision(ROOT),
+            "git_revision": environment.git_revision(PROJECT),
             "versions": environment.versions(),
             **measure(cell),
         }
@@ -68,7 +67,7 @@ class Bench:
         words = ["--model", cell.model, "--set", str(self.data.sets[cell.prompt]), "--out", str(path)]
         words += ["--batch", str(cell.batch), "--steps", str(lasts.steps), "--seconds", str(lasts.seconds)]
         path.unlink(missing_ok=True)
-        status, said = self.jobs.call("benchmarks.gpu.control", words, self.limit_seconds)
+        status, said = call("benchmarks.gpu.control", words, self.limit_seconds)
         if not path.is_file():
             return {"status": "failed", "reason": f"status {status}: {said[-LAST_CHARACTERS:]}", "batch": cell.batch}
         measured = read_json(path)
@@ -105,7 +104,7 @@ class Bench:
             # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
             shutil.rmtree(folder)
         lasts = self._duration(cell, batch, shapes)
-        ended = self.jobs.train(self._flags(cell, batch, folder, lasts), folder, self.limit_seconds, cell.without)
+        ended = train(self._flags(cell, batch, folder, lasts), folder, self.limit_seconds, cell.without)
         measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
         measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
         record = ended.record
@@ -139,7 +138,7 @@ class Bench:
         if cell.dropout is not None:
             flags["dropout"] = cell.dropout
         if cell.technique != "none":
-            flags["deepspeed"] = ROOT / "dsconfig" / f"{cell.technique}.json"
+            flags["deepspeed"] = technique_named(cell.technique).file
         return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
     def _predict(self, cell: Cell) -> dict[str, Any]:
@@ -153,7 +152,7 @@ class Bench:
         words = ["predict", "--model", str(model), "--data", str(self.data.raw), "--split", "dev", "--json"]
         words += ["--limit", str(PREDICTED_QUESTIONS), "--out", str(out / "predictions.dev.jsonl")]
         words += ["--max-new-tokens", str(NEW_TOKENS), "--batch-size", str(cell.batch), "--precision", precision]
-        status, said = self.jobs.call("zeropods", words, self.limit_seconds)
+        status, said = call("zeropods", words, self.limit_seconds)
         if status != 0:
             return {"status": "failed", "reason": f"status {status}: {said}"}
         speed, _ = json.JSONDecoder().raw_decode(said[said.rindex("{") :])

@@ -1,4 +1,4 @@
-"""What a cell's rate should be, before it runs: arithmetic or the host, whichever takes longer, and the optimizer.
+"""What is predicted of a cell before it runs: its rate, how long it trains, its best batch; and a page of forecasts.
 
 docs/gpu.md has the formula in words. Launches were counted as PyTorch's operations that are no views, of a T5 of one,
 two and three layers, forward and backward.
@@ -6,14 +6,26 @@ two and three layers, forward and backward.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
 import numpy as np
 
 from benchmarks.gpu.cells import Cell
+from benchmarks.gpu.data import Data
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.summary import ASKED, THREE_EPOCHS, first_words, mfu, number
+from zeropods.plan.estimate import largest
 from zeropods.plan.facts import shape_named
 from zeropods.plan.machines import ACHIEVED, Machines, step_time
+from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory
 from zeropods.plan.workload import Workload
+from zeropods.tables import GIB, Table
 from zeropods.techniques import technique_named
+
+# A step's seconds: arithmetic or the host, whichever takes longer, and the optimizer.
 
 OUTSIDE_LAYERS, PER_LAYER = 177, 375
 """Launches of a step: embeddings, masks, head and loss; an encoder layer and a decoder layer together."""
@@ -82,3 +94,137 @@ def _optimizer_seconds(cell: Cell, precision: str, machine: Machine) -> float:
     if cell.technique.endswith("offload"):
         return 0.0
     return ADAM_BYTES[precision] * shape_named(cell.model).parameters / machine.bandwidth
+
+
+# How long a cell trains: enough steps for a rate, after those that warm up.
+
+WARM_STEPS = {"off": 20, "blocks": 40, "graphs": 400}
+"""Before those that count: allocators, compilation, and a graph of each usual pair of lengths."""
+MOST_WARM_SECONDS = {"off": 60.0, "blocks": 180.0, "graphs": 420.0}
+"""What these may take, on a machine of few cores."""
+FEWEST_STEPS = 20
+"""That count, however slow they are thought to be."""
+PATIENCE = 2.0
+"""Times the seconds asked for, where steps take longer than predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """Whichever of both ends is reached first."""
+
+    steps: int
+    warm: int
+    """Of these, the first ones that do not count."""
+    seconds: float
+    """Of training."""
+
+
+def duration(
+    cell: Cell, batch: int, shapes: np.ndarray, machine: Machine, *, seconds: float, warm: int | None
+) -> Duration:
+    """So many steps as are predicted to take `seconds`, after `warm` others; as many as the cell has, where it says.
+
+    Args:
+        shapes: (steps, 2) padded lengths of an epoch's batches.
+        warm: in place of the cell's own.
+    """
+    first = (0 if cell.steps else WARM_STEPS[cell.compile]) if warm is None else warm
+    counted = max(FEWEST_STEPS, math.ceil(seconds / predicted_seconds(cell, batch, shapes, machine)))
+    longest = MOST_WARM_SECONDS[cell.compile] + PATIENCE * seconds
+    return Duration(steps=cell.steps or first + counted, warm=first, seconds=math.inf if cell.steps else longest)
+
+
+# The best batch: the smallest that is predicted to be nearly as fast as the largest that the plan says fits.
+
+UNIT = 32
+NEARLY = 0.97
+"""Share of the rate of the largest: memory that brings less than this is better left free."""
+STEPS = 8
+"""An epoch has at least so many: a batch that is a large part of the data trains nothing."""
+Shapes = Callable[[int], np.ndarray]
+
+
+def best_batch(cell: Cell, shapes: Shapes, rows: int, machine: Machine) -> tuple[int, int]:
+    """Rows to begin with, and the most that the plan says fit.
+
+    Args:
+        shapes: (steps, 2) padded lengths of an epoch's batches, of so many rows.
+        rows: of the data.
+
+    Returns:
+        Multiples of 32; of a device or data too small for 32 rows, powers of 2.
+    """
+    unit = UNIT
+    while unit > 1 and not _fits(cell, unit, shapes, rows, machine):
+        unit //= 2
+    most = unit * (largest(lambda count: _fits(cell, unit * count, shapes, rows, machine)) or 1)
+    best = _rate(cell, most, shapes, machine)
+    batch = unit
+    while 2 * batch <= most and _rate(cell, batch, shapes, machine) < NEARLY * best:
+        batch *= 2
+    return batch, most
+
+
+def planned(cell: Cell, batch: int, shapes: np.ndarray, machine: Machine) -> list[PlannedMemory]:
+    """Memory at each of an epoch's longest batches."""
+    precision = cell.precision if cell.precision in ("fp32", "bf16") else "fp32"
+    context = CONTEXT_BYTES if machine.device == "cuda" else 0
+    return [plan_memory(job(cell, batch, source, target, precision), context) for source, target in _worst(shapes)]
+
+
+def _fits(cell: Cell, batch: int, shapes: Shapes, rows: int, machine: Machine) -> bool:
+    if STEPS * batch > rows:
+        return False
+    return max(one.device_bytes for one in planned(cell, batch, shapes(batch), machine)) <= machine.memory_bytes
+
+
+def _rate(cell: Cell, batch: int, shapes: Shapes, machine: Machine) -> float:
+    return batch / predicted_seconds(cell, batch, shapes(batch), machine)
+
+
+def _worst(shapes: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of lengths that no other pair exceeds in both."""
+    pairs = {(int(source), int(target)) for source, target in shapes}
+    return [p for p in pairs if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in pairs)]
+
+
+# A page of every cell on a GPU that is not at hand: rates, memory, time of three epochs.
+
+
+def forecast(cells: Sequence[Cell], data: Data, machine: Machine) -> str:
+    """A page in Markdown; prediction by a model has no forecast."""
+    records = {cell.name: _record(cell, data, machine) for cell in cells if cell.kind != "predict"}
+    table = Table.of(_row(name, record, records, machine) for name, record in records.items()).to_markdown()
+    memory = f"{machine.memory_bytes / GIB:.4g} GiB"
+    return f"# Forecast for {machine.gpu} with {memory}\n\nNothing here was measured.\n\n{table}"
+
+
+def _record(cell: Cell, data: Data, machine: Machine) -> dict[str, Any]:
+    batch = cell.batch
+    if batch is None:
+        rows = len(data.shapes(cell.prompt, 1, 1))
+        batch, _ = best_batch(cell, lambda count: data.padded(cell, count), rows, machine)
+    shapes = data.padded(cell, batch)
+    return {
+        "cell": asdict(cell),
+        "batch": batch,
+        "samples_per_second": predicted_rate(cell, batch, shapes, machine),
+        "tokens_per_sample": data.mean_tokens(cell.prompt),
+        "peak": max(one.peak_allocated_bytes for one in planned(cell, batch, shapes, machine)),
+    }
+
+
+def _row(name: str, record: dict[str, Any], records: dict[str, dict[str, Any]], machine: Machine) -> dict[str, str]:
+    rate, share, is_control = record["samples_per_second"], mfu(record, machine), record["cell"]["kind"] == "control"
+    control = records.get(f"{first_words(name)}-control", {}).get("samples_per_second")
+    return {
+        "cell": name,
+        "batch": number(record["batch"]),
+        "samples/s": number(rate),
+        "x control": f"{rate / control:.3g}" if rate and control and not is_control else "-",
+        "MFU (%)": "-" if share is None else f"{100 * share:.3g}",
+        # The plan is of our own step; the control keeps other tensors.
+        "planned peak (GiB)": "-" if is_control else f"{record['peak'] / GIB:.2f}",
+        "3 epochs (s)": number(THREE_EPOCHS / rate if rate else None),
+        "asked": ASKED.get(name, "-"),
+    }

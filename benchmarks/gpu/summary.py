@@ -1,34 +1,173 @@
-"""What came out, for people (summary.md) and for programs (summary.json)."""
+"""Records of cells -> what came out: figures, each defined once, for people (summary.md), for programs (summary.json),
+and all of it as one file."""
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cells import ABLATED, ABLATED_FROM
-from benchmarks.gpu.losses import compared
-from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.rows import GIB, rows
-from benchmarks.gpu.table import number, table
-from zeropods import files
+import numpy as np
 
-HEADS = (
-    "cell",
-    "status",
-    "batch",
-    "samples/s",
-    "predicted",
-    "x control [95 %]",
-    "MFU (%)",
-    "planned peak (GiB)",
-    "measured peak (GiB)",
-    "measured/planned",
-    "3 epochs (s)",
-    "asked",
-)
-Row = dict[str, Any]
+from benchmarks.gpu.cells import ABLATED, ABLATED_FROM
+from benchmarks.gpu.machine import Machine
+from zeropods import files
+from zeropods.plan.facts import shape_named
+from zeropods.tables import GIB, Table
+
+Record = dict[str, Any]
+THREE_EPOCHS = 169_065
+"""Samples: 3 x 56,355 of WikiSQL's train split."""
+ASKED = {
+    "t5-small-none-32": "10 x; 3 epochs under 60 s",
+    "t5-large-none-32": "15 x; 3 epochs under 240 s",
+    "t5-large-none-best": "MFU 25 % (40 %)",
+    "t5-small-none-best": "3 epochs under 60 s",
+}
+
+
+def rows(records: Mapping[str, Record], machine: Machine) -> list[dict[str, Any]]:
+    """A row for each record, in their order."""
+    return [_row(name, record, records, machine) for name, record in records.items()]
+
+
+def _row(name: str, record: Record, records: Mapping[str, Record], machine: Machine) -> dict[str, Any]:
+    cell = record["cell"]
+    rate, predicted = record.get("samples_per_second"), record.get("predicted_samples_per_second")
+    planned, measured = record.get("planned_peak_allocated_bytes"), record.get("peak_allocated_bytes")
+    return {
+        "cell": name,
+        "status": record["status"],
+        "reason": record.get("reason"),
+        "batch": record.get("batch"),
+        "prompt": cell["prompt"],
+        "precision": record.get("run_precision") or record.get("precision") or cell["precision"],
+        "compile": cell["compile"],
+        "samples_per_second": rate,
+        "predicted_samples_per_second": predicted,
+        "measured_to_predicted": rate / predicted if rate and predicted else None,
+        "ratio_to_control": _ratio(record, records.get(f"{first_words(name)}-control")),
+        "mfu": mfu(record, machine),
+        "planned_peak_allocated_bytes": planned,
+        "peak_allocated_bytes": measured,
+        "measured_to_planned": measured / planned if measured and planned else None,
+        "false_fits": false_fits(record, machine),
+        "three_epochs_seconds": THREE_EPOCHS / rate if rate else None,
+        "questions_per_second": record.get("questions_per_second"),
+        "asked": ASKED.get(name),
+    }
+
+
+def mfu(record: Record, machine: Machine) -> float | None:
+    """FLOPs of real tokens per second / the published dense BF16 peak; also of FP32 runs, so that all compare."""
+    rate, tokens, peak = record.get("samples_per_second"), record.get("tokens_per_sample"), machine.peak("bf16")
+    if not rate or not tokens or not peak:
+        return None
+    return shape_named(record["cell"]["model"]).training_flops(*tokens) * rate / peak
+
+
+def false_fits(record: Record, machine: Machine) -> bool:
+    """Whether a batch that the plan said fits ran out of memory."""
+    if any(each["status"] == "oom" for each in record.get("tries", [])):
+        return True
+    planned = record.get("planned_device_bytes")
+    return record["status"] == "oom" and planned is not None and planned <= machine.memory_bytes
+
+
+def first_words(name: str) -> str:
+    """The model in a cell's name; cells of the ablation are of t5-small."""
+    return "t5-small" if name.startswith("ablation") else "-".join(name.split("-")[:2])
+
+
+def _ratio(record: Record, control: Record | None) -> list[float] | None:
+    """Samples/s over the control's, and its 95 % interval."""
+    if control is None or control is record or not record.get("step_seconds") or not control.get("step_seconds"):
+        return None
+    ours, batch = record["step_seconds"], record["batch"]
+    found = ratio_of_rates(ours, batch, control["step_seconds"], control["batch"])
+    return None if found is None else list(found)
+
+
+# Steady steps: which of a run's steps count, their rate, and how sure a ratio of two rates is.
+
+DRAWS = 1_000
+FEWEST = 3
+
+
+def steady_steps(seconds: Sequence[float], warm: int) -> list[float]:
+    """Steps after the first `warm`, at least without the first; the later half where fewer than three would be left."""
+    late = list(seconds[max(1, warm) :])
+    return late if len(late) >= FEWEST else list(seconds[max(1, len(seconds) // 2) :])
+
+
+def rate(seconds: Sequence[float], batch: int) -> float | None:
+    """Samples per second; None without a step."""
+    return batch * len(seconds) / sum(seconds) if seconds and sum(seconds) > 0 else None
+
+
+def ratio_of_rates(
+    ours: Sequence[float], batch: int, control: Sequence[float], control_batch: int
+) -> tuple[float, float, float] | None:
+    """Our samples/s over the control's, and its 95 % interval by bootstrap over steps; None without steps of both."""
+    if not ours or not control:
+        return None
+    generator = np.random.default_rng(0)
+    drawn = [batch / _means(ours, generator), control_batch / _means(control, generator)]
+    low, high = np.percentile(drawn[0] / drawn[1], [2.5, 97.5])
+    value = (batch / float(np.mean(ours))) / (control_batch / float(np.mean(control)))
+    return value, float(low), float(high)
+
+
+def _means(seconds: Sequence[float], generator: np.random.Generator) -> np.ndarray:
+    values = np.asarray(seconds)
+    return np.array([values[generator.integers(0, len(values), len(values))].mean() for _ in range(DRAWS)])
+
+
+# Whether the fast path learns as the FP32 run does: their losses over the same rows, beside what chance does.
+
+LAST_SHARE = 0.2
+"""Of a run: what its final loss is the mean of."""
+EXACT, FAST, OTHER = "losses-fp32", "losses-fast", "losses-fp32-other-seed"
+
+
+def compared(records: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Final losses of the three runs and their differences; None until all are there and ended well.
+
+    The two first saw the same rows in the same order, so their difference is taken step by step: its mean and 95 %
+    interval. The third saw other rows from other weights: so far do two FP32 runs differ by chance.
+    """
+    found = [records.get(name) for name in (EXACT, FAST, OTHER)]
+    if any(record is None or record["status"] != "ok" for record in found):
+        return None
+    exact, fast, other = (_last(record) for record in found if record)
+    difference = fast - exact
+    half = 1.96 * float(difference.std(ddof=1)) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
+    mean, noise = float(difference.mean()), abs(float(other.mean() - exact.mean()))
+    return {
+        "steps": records[EXACT]["cell"]["steps"],
+        "final_loss": {EXACT: float(exact.mean()), FAST: float(fast.mean()), OTHER: float(other.mean())},
+        "difference": [mean, mean - half, mean + half],
+        "noise": noise,
+        "within_noise": bool(abs(mean) <= noise or mean - half <= 0.0 <= mean + half),
+    }
+
+
+def _last(record: dict[str, Any]) -> np.ndarray:
+    values = [entry["loss"] for entry in record["losses"]]
+    return np.array(values[-max(1, round(LAST_SHARE * len(values))) :])
+
+
+# The summary of all cells.
+
+
+def number(value: float | None) -> str:
+    """Three digits, whole from 1,000 on; `-` for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1_000 or isinstance(value, int) else f"{value:.3g}"
 
 
 def write_summary(
@@ -56,13 +195,12 @@ def _lines(document: dict[str, Any]) -> Iterable[str]:
         yield ""
     plain = [row for row in document["cells"] if not row["cell"].startswith(("ablation", "losses"))]
     if plain:
-        yield from table(HEADS, [_cells(row) for row in plain])
+        yield Table.of(map(_cells, plain)).to_markdown()
     yield from (f"\n{row['cell']}: {row['questions_per_second']:.4g} questions/s" for row in plain if _asks(row))
     if document["ablation"]:
-        yield from ("", "## Each measure taken away once", "")
+        rates = ((row["run"], number(row["samples_per_second"]), number(row["share"])) for row in document["ablation"])
         heads = ("run", "samples/s", "share of the fast path's")
-        lines = [(row["run"], number(row["samples_per_second"]), number(row["share"])) for row in document["ablation"]]
-        yield from table(heads, lines)
+        yield Table(heads, tuple(rates), "Each measure taken away once").to_markdown()
     if document["losses"]:
         yield from ("", "## Final loss against FP32", "", _losses(document["losses"]))
     failed = [row for row in document["cells"] if row.get("reason")]
@@ -72,11 +210,11 @@ def _lines(document: dict[str, Any]) -> Iterable[str]:
     yield from (f"\n{remark}" for remark in document["remarks"])
 
 
-def _asks(row: Row) -> bool:
+def _asks(row: Record) -> bool:
     return row.get("questions_per_second") is not None
 
 
-def _ablation(measured: Mapping[str, Row]) -> list[Row]:
+def _ablation(measured: Mapping[str, Record]) -> list[Record]:
     rates = {name: row["samples_per_second"] for name, row in measured.items()}
     found = []
     for name, said in ABLATED.items():
@@ -96,20 +234,38 @@ def _losses(found: dict[str, Any]) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Record) -> dict[str, str]:
     ratio = row.get("ratio_to_control")
     planned, measured = row.get("planned_peak_allocated_bytes"), row.get("peak_allocated_bytes")
-    return (
-        row["cell"],
-        row["status"] + (" (planned to fit)" if row.get("false_fits") else ""),
-        number(row.get("batch")),
-        number(row.get("samples_per_second")),
-        number(row.get("predicted_samples_per_second")),
-        "-" if ratio is None else f"{ratio[0]:.3g} [{ratio[1]:.3g}, {ratio[2]:.3g}]",
-        "-" if row.get("mfu") is None else f"{100 * row['mfu']:.3g}",
-        "-" if planned is None else f"{planned / GIB:.2f}",
-        "-" if measured is None else f"{measured / GIB:.2f}",
-        number(row.get("measured_to_planned")),
-        number(row.get("three_epochs_seconds")),
-        row.get("asked") or "-",
-    )
+    return {
+        "cell": row["cell"],
+        "status": row["status"] + (" (planned to fit)" if row.get("false_fits") else ""),
+        "batch": number(row.get("batch")),
+        "samples/s": number(row.get("samples_per_second")),
+        "predicted": number(row.get("predicted_samples_per_second")),
+        "x control [95 %]": "-" if ratio is None else f"{ratio[0]:.3g} [{ratio[1]:.3g}, {ratio[2]:.3g}]",
+        "MFU (%)": "-" if row.get("mfu") is None else f"{100 * row['mfu']:.3g}",
+        "planned peak (GiB)": "-" if planned is None else f"{planned / GIB:.2f}",
+        "measured peak (GiB)": "-" if measured is None else f"{measured / GIB:.2f}",
+        "measured/planned": number(row.get("measured_to_planned")),
+        "3 epochs (s)": number(row.get("three_epochs_seconds")),
+        "asked": row.get("asked") or "-",
+    }
+
+
+# All records and the summary as one file, which appears whole.
+
+ARCHIVE = "bench-gpu.tar.gz"
+KEPT = ("cells/*.json", "summary.*", "machine.json", "runs/*/record.json", "runs/*/config.json", "runs/*/control.json")
+KEPT_LOGS = ("runs/*/memory/*.csv", "runs/*/launch.log", "runs/*/train.log")
+PREFIX = "bench-gpu"
+
+
+def write_archive(out: Path) -> Path:
+    """Pack what a reader needs; no weights, no data."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as packed:
+        for file in sorted({file for pattern in (*KEPT, *KEPT_LOGS) for file in out.glob(pattern)}):
+            packed.add(file, arcname=f"{PREFIX}/{file.relative_to(out)}")
+    files.write_bytes(out / ARCHIVE, content.getvalue())
+    return out / ARCHIVE

@@ -21,8 +21,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.reliability.chain import FLAGS, LAUNCHERS, STEPS, WORK, Chain, chain
-from benchmarks.reliability.disk import may_mount
-from benchmarks.reliability.faults import FAULTS, ON_A_DISK
+from benchmarks.reliability.faults import FAULTS, ON_A_DISK, may_mount
 from benchmarks.reliability.page import PAGE, RESULTS, page
 from benchmarks.reliability.seen import Losses, difference
 from benchmarks.reliability.trial import MEASURED, comes_to, goodput, trial
@@ -62,11 +61,11 @@ def main() -> None:
 
 def possible() -> list[str]:
     """The faults that can be injected here."""
-    can = {True: may_mount(), False: True}
+    disks, networks = may_mount(), are_possible()
     return [
         name
         for name, fault in FAULTS.items()
-        if can[name in ON_A_DISK] and (are_possible() or not fault.needs_networks)
+        if (disks or name not in ON_A_DISK) and (networks or not fault.needs_networks)
     ]
 
 

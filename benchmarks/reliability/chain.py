@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from benchmarks.reliability.disk import may_mount
-from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.faults import Scene, may_mount
 from benchmarks.reliability.seen import Log
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods

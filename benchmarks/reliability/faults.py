@@ -2,23 +2,206 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
 from typing import Any
 
-from benchmarks.reliability.cuts import cut_between, cut_pod, restore_between, restore_pods
-from benchmarks.reliability.damage import after_kill, delete, flip, truncate
-from benchmarks.reliability.disk import empty_disk, fill_disk, lock_folder, unlock_folder
-from benchmarks.reliability.kills import (
-    kill_agent,
-    kill_pdsh,
-    kill_pod,
-    kill_rank,
-    kill_supervisor,
-    kill_warden,
-    stop_rank,
-)
-from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.seen import until
+from tests.namespaces import Namespaces
+from zeropods.launch.notebook import kill_pod, worker_of
+from zeropods.measure.heartbeat import read_beats
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.processes import descendants, send
+from zeropods.train.checkpoints import MANIFEST, newest_first, read_manifest
+
+COMMAND_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A run that trains over local pods, as a fault finds it."""
+
+    cluster: Cluster
+    used: tuple[str, ...]
+    """Names of the pods on which it runs, in the order of ranks."""
+    folder: Path
+    """The run folder, on a disk of its own."""
+    launch: int
+    """The process of `zeropods launch`."""
+    random: Random
+
+    def address(self, pod: str) -> str:
+        """Of a pod, by its name."""
+        return next(each.address for each in self.cluster.pods if each.name == pod)
+
+
+# Signals for what a run consists of.
+
+
+def _signal_rank(scene: Scene, number: signal.Signals) -> str:
+    rank, beat = scene.random.choice(sorted(read_beats(scene.folder).items()))
+    os.kill(beat.pid, number)
+    return f"rank {rank}"
+
+
+def _kill_half(scene: Scene, *, of_agent: bool) -> str:
+    """SIGKILL for the agent of a pod that is in use, or for its warden."""
+    pod = scene.random.choice(scene.used)
+    warden = worker_of(scene.cluster, pod)
+    assert warden is not None
+    os.kill(warden.children()[0].pid if of_agent else warden.pid, signal.SIGKILL)
+    return pod
+
+
+def _kill_pod(scene: Scene) -> str:
+    """SIGKILL for all of its processes, as by a power cut."""
+    pod = scene.random.choice(scene.used)
+    kill_pod(scene.cluster, pod)
+    return pod
+
+
+def _kill_supervisor(scene: Scene) -> None:
+    os.kill(scene.launch, signal.SIGKILL)
+
+
+def _kill_pdsh(scene: Scene) -> None:
+    for process in descendants(scene.launch):
+        # Debian's `pdsh` is a script that becomes `pdsh.bin`.
+        if process.name().startswith("pdsh"):
+            send(process, signal.SIGKILL)
+
+
+# Cables that are pulled, where each pod has a network of its own.
+
+
+def _cut_pod(scene: Scene) -> str:
+    pod = scene.random.choice(scene.used)
+    _network(scene).cut(scene.address(pod))
+    return pod
+
+
+def _restore_pods(scene: Scene) -> None:
+    for pod in scene.cluster.pods:
+        _network(scene).restore(pod.address)
+
+
+def _cut_between(scene: Scene) -> None:
+    """Each rank's packets to the other come to nothing; the supervisor still reaches both agents."""
+    _routes(scene, "add")
+
+
+def _restore_between(scene: Scene) -> None:
+    _routes(scene, "del")
+
+
+def _routes(scene: Scene, verb: str) -> None:
+    here, there = (scene.address(pod) for pod in scene.used)
+    for address, other in ((here, there), (there, here)):
+        command = ["ip", "route", verb, "blackhole", f"{other}/32"]
+        subprocess.run(_network(scene).command(address, command), timeout=COMMAND_SECONDS, check=verb == "add")
+
+
+def _network(scene: Scene) -> Namespaces:
+    return Namespaces(scene.cluster.folder, scene.cluster.settings)
+
+
+# Files of the newest checkpoint that are not what they were.
+
+SAVED_SECONDS = 60.0
+"""For the first checkpoint of a run."""
+
+
+def _flip(path: Path, random: Random) -> None:
+    with open(path, "r+b") as file:
+        file.seek(random.randrange(path.stat().st_size))
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1 << random.randrange(8)]))
+
+
+def _truncate(path: Path, random: Random) -> None:
+    os.truncate(path, random.randrange(path.stat().st_size))
+
+
+def _delete(path: Path, random: Random) -> None:
+    path.unlink()
+
+
+def _damage(damage: Callable[[Path, Random], None], scene: Scene) -> str:
+    """Both ranks are killed, so that nothing newer is saved; then a file of the newest checkpoint is damaged.
+
+    The first save of a run may still be under way: it is waited for.
+    """
+    until(lambda: bool(_complete(scene.folder)), SAVED_SECONDS)
+    for beat in read_beats(scene.folder).values():
+        os.kill(beat.pid, signal.SIGKILL)
+    newest = _complete(scene.folder)[0]
+    files = read_manifest(newest).files
+    path = newest / scene.random.choice(sorted(name for name, saved in files.items() if saved.bytes))
+    damage(path, scene.random)
+    return str(path.relative_to(newest.parent))
+
+
+def _complete(folder: Path) -> list[Path]:
+    """The checkpoints of a run that have a manifest, the newest first."""
+    saved = folder / "checkpoints"
+    return [saved / name for name in newest_first(saved) if (saved / name / MANIFEST).is_file()]
+
+
+# A disk that is full, and a folder that may not be written: both need a disk of the run's own.
+
+FILLER = "filler"
+"""In the folder of the disk, beside the run: it takes the room."""
+FREE_BYTES = 10_000_000
+"""At most so much is left on a full disk: less than a checkpoint of the tiny model takes."""
+
+
+def may_mount() -> bool:
+    """Whether a disk can be made full, and a folder read-only: both need root and a kernel that lets it."""
+    if os.geteuid() != 0 or shutil.which("chattr") is None:
+        return False
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+def _fill_disk(scene: Scene) -> str:
+    left = scene.random.randrange(200_000, FREE_BYTES)
+    with open(scene.folder.parent / FILLER, "wb") as file:
+        while not _takes_all_but(left, file.fileno()):
+            pass
+    return f"{left} bytes left"
+
+
+def _takes_all_but(left: int, file: int) -> bool:
+    """Whether the room could be taken; not where the run took some of it at the same moment."""
+    room = os.fstatvfs(file)
+    try:
+        os.posix_fallocate(file, 0, max(1, room.f_bavail * room.f_frsize - left))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return False
+    return True
+
+
+def _empty_disk(scene: Scene) -> None:
+    (scene.folder.parent / FILLER).unlink(missing_ok=True)
+
+
+def _change_folder(scene: Scene, attribute: str) -> None:
+    """Root passes by permissions, and nobody by the attribute `+i`."""
+    checkpoints = str(scene.folder / "checkpoints")
+    subprocess.run(["chattr", attribute, checkpoints], timeout=COMMAND_SECONDS, check=True)
+
+
+# All of them.
 
 
 @dataclass(frozen=True)
@@ -40,27 +223,35 @@ class Fault:
 
 
 AT_A_POD: dict[str, Any] = {"costs_a_pod": True, "ends_a_pod": True}
-DAMAGE: dict[str, Any] = {"intervals": 2}
 FAULTS: dict[str, Fault] = {
-    "rank killed": Fault("SIGKILL for one of the two ranks", kill_rank),
-    "agent killed": Fault("SIGKILL for a pod's agent; its warden ends the pod", kill_agent, **AT_A_POD),
-    "warden killed": Fault("SIGKILL for a pod's warden; its agent ends the pod", kill_warden, **AT_A_POD),
-    "pod killed": Fault("SIGKILL for all processes of a pod at once", kill_pod, **AT_A_POD),
-    "supervisor killed": Fault("SIGKILL for `zeropods launch`; the same command is called again", kill_supervisor),
-    "pdsh killed": Fault("SIGKILL for pdsh, which leaves its remote processes running", kill_pdsh),
-    "rank stopped": Fault("SIGSTOP for one of the two ranks", stop_rank),
+    "rank killed": Fault("SIGKILL for one of the two ranks", partial(_signal_rank, number=signal.SIGKILL)),
+    "agent killed": Fault(
+        "SIGKILL for a pod's agent; its warden ends the pod", partial(_kill_half, of_agent=True), **AT_A_POD
+    ),
+    "warden killed": Fault(
+        "SIGKILL for a pod's warden; its agent ends the pod", partial(_kill_half, of_agent=False), **AT_A_POD
+    ),
+    "pod killed": Fault("SIGKILL for all processes of a pod at once", _kill_pod, **AT_A_POD),
+    "supervisor killed": Fault("SIGKILL for `zeropods launch`; the same command is called again", _kill_supervisor),
+    "pdsh killed": Fault("SIGKILL for pdsh, which leaves its remote processes running", _kill_pdsh),
+    "rank stopped": Fault("SIGSTOP for one of the two ranks", partial(_signal_rank, number=signal.SIGSTOP)),
     "pod cut off": Fault(
-        "a pod's network cable is pulled", cut_pod, restore_pods, costs_a_pod=True, needs_networks=True
+        "a pod's network cable is pulled", _cut_pod, _restore_pods, costs_a_pod=True, needs_networks=True
     ),
     "ranks cut off": Fault(
-        "the ranks do not reach each other; the supervisor reaches both", cut_between, restore_between,
+        "the ranks do not reach each other; the supervisor reaches both", _cut_between, _restore_between,
         needs_networks=True,
     ),
-    "file flipped": Fault("both ranks killed; a bit of the newest checkpoint flipped", after_kill(flip), **DAMAGE),
-    "file truncated": Fault("both ranks killed; a file of it truncated", after_kill(truncate), **DAMAGE),
-    "file deleted": Fault("both ranks killed; a file of it deleted", after_kill(delete), **DAMAGE),
-    "disk full": Fault("less room is left than a checkpoint takes", fill_disk, empty_disk),
-    "folder read-only": Fault("nothing can be made in `checkpoints/`", lock_folder, unlock_folder),
+    "file flipped": Fault(
+        "both ranks killed; a bit of the newest checkpoint flipped", partial(_damage, _flip), intervals=2
+    ),
+    "file truncated": Fault("both ranks killed; a file of it truncated", partial(_damage, _truncate), intervals=2),
+    "file deleted": Fault("both ranks killed; a file of it deleted", partial(_damage, _delete), intervals=2),
+    "disk full": Fault("less room is left than a checkpoint takes", _fill_disk, _empty_disk),
+    "folder read-only": Fault(
+        "nothing can be made in `checkpoints/`", partial(_change_folder, attribute="+i"),
+        partial(_change_folder, attribute="-i"),
+    ),
 }  # fmt: skip
 SUPERVISOR = "supervisor killed"
 DAMAGED = ("file flipped", "file truncated", "file deleted")

@@ -12,7 +12,7 @@ from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
 from zeropods.launch.supervisor import LEASE_SECONDS
-from zeropods.tables import Table
+from zeropods.tables import Table, counted
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
@@ -60,18 +60,14 @@ def _told(results: dict[str, Any]) -> str:
         f"{_over(trials, 'seconds_to_find', FIND_SECONDS)} took more than {FIND_SECONDS} s to find, "
         f"{_over(trials, 'seconds_to_resume', RESUME_SECONDS)} more than {RESUME_SECONDS} s to resume.",
         f"{_over_steps(trials)} lost more steps than an interval, or two where the newest checkpoint was damaged.",
-        f"{_counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
-        f"{_counted(faults, 'fault')}.",
+        f"{counted(len(runs), 'run')} came to {'its' if len(runs) == 1 else 'their'} end, through "
+        f"{counted(faults, 'fault')}.",
         f"The largest relative difference of any step's loss is {far:.1e}.",
         f"DeepSpeed's launcher started {launchers['deepspeed']} of the trials, pdsh itself, which is quicker, "
         f"{launchers['pdsh']}.",
         f"Measured on {hardware['cores']} cores ({hardware['cpu']}), shared with other work at the time.",
     )
     return "\n".join(lines) + "\n"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _over(trials: Sequence[dict[str, Any]], key: str, asked: float) -> int:

@@ -62,10 +62,8 @@ def processes_of(ranks: Iterable[Process], launch: int) -> list[Process]:
 def ended(processes: Iterable[Process], seconds: float) -> list[Process]:
     """Those that are still there when there was so much time to end."""
     left = list(processes)
-    deadline = time.monotonic() + seconds
-    while (left := [process for process in left if is_alive(process)]) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    return left
+    until(lambda: not any(map(is_alive, left)), seconds)
+    return [process for process in left if is_alive(process)]
 
 
 def until(happened: Callable[[], object], seconds: float) -> bool:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.reliability.chain import INTERVAL, Chain
-from benchmarks.reliability.faults import DAMAGED, FAULTS, SUPERVISOR, Fault
-from benchmarks.reliability.scene import Scene
+from benchmarks.reliability.faults import DAMAGED, FAULTS, SUPERVISOR, Fault, Scene
 from benchmarks.reliability.seen import (
     Losses,
     changed,

@@ -7,33 +7,28 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu.__main__ import LOCK
-from benchmarks.gpu.archive import write_archive
 from benchmarks.gpu.cells import Cell
-from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.needs import required
-from benchmarks.gpu.rows import mfu, rows
-from benchmarks.gpu.steady import rate, ratio_of_rates, steady_steps
+from benchmarks.gpu.machine import Machine, required
+from benchmarks.gpu.summary import mfu, rate, ratio_of_rates, rows, steady_steps, write_archive
 from zeropods.files import folder_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
 BLOCKED = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == {package!r}:
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Blocked())
+from importlib.metadata import Distribution
+discover = Distribution.discover
+Distribution.discover = lambda **asked: iter(()) if asked.get("name") == {package!r} else discover(**asked)
 """
 
 
 def record(**values: object) -> dict:
-    cell = Cell(name="t5-large-none-32", kind="train", model="t5-large").to_json()
+    cell = asdict(Cell(name="t5-large-none-32", kind="train", model="t5-large"))
     return {"cell": cell, "status": "ok", "batch": 32, "step_seconds": [0.1] * 4, "samples_per_second": 320.0, **values}
 
 

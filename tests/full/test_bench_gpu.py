@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.gpu.cells import ABLATED, ablation, matrix
 from benchmarks.gpu.data import Data
-from benchmarks.gpu.forecast import forecast
 from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.predicted import forecast
 from benchmarks.gpu.without import TAKEN, whole_logits
 from tests.full.conftest import ROOT
 from zeropods.errors import UserError
@@ -146,9 +146,7 @@ def random_t5_tiny() -> Any:
 
 
 def test_a_forecast_has_the_control_beside_each_cell_and_what_is_asked_for(tmp_path: Path) -> None:
-    lengths = {prompt: tmp_path / f"{prompt}.npy" for prompt in ("question", "schema")}
-    for path in lengths.values():
-        np.save(path, np.full((4_096, 2), (48, 24)))
+    lengths = {prompt: np.full((4_096, 2), (48, 24)) for prompt in ("question", "schema")}
     page = forecast(matrix(), Data(sets={}, raw=None, lengths=lengths), H200)
     cells = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| t5")]
     by_name = {line[0].strip(): [cell.strip() for cell in line[1:]] for line in cells}

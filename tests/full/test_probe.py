@@ -108,4 +108,4 @@ def test_the_judging_half_tells_how_far_off_a_plan_is(machine: Path) -> None:
     assert found["resident memory above the bare process: median error"] == pytest.approx(0, abs=1e-6)
     assert found["resident memory above the bare process: runs within 8%"] == pytest.approx(100 * 31 / 32)
     assert found["step: median error"] == pytest.approx(5) and found["step: runs within 20%"] == 100
-    assert json.dumps([figure.to_json() for figure in figures])
+    assert json.dumps([asdict(figure) for figure in figures])
