@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 ORIGINAL_BATCH = 32
 PROMPTS = ("question", "schema")
@@ -60,36 +61,31 @@ def matrix() -> list[Cell]:
     return [*cells, base, predict]
 
 
+ABLATION: dict[str, tuple[dict[str, Any], str]] = {
+    "ablation-fast": ({}, "the fast path: BF16 with FP32 masters, CUDA graphs, lengths in multiples of 8"),
+    "ablation-blocks": ({"compile": "blocks"}, "without CUDA graphs: each layer compiled"),
+    "ablation-uncompiled": ({"compile": "off"}, "without compilation"),
+    "ablation-many-lengths": (
+        {"compile": "blocks", "multiple": 1}, "without CUDA graphs and without multiples of 8"
+    ),
+    "ablation-fp32": ({"precision": "fp32"}, "without BF16"),
+    "ablation-whole-logits": ({"without": "label-positions"}, "with a loss over all positions"),
+    "ablation-waiting": ({"without": "running-ahead"}, "with copies that wait for the GPU"),
+    "ablation-unfused": ({"without": "fused-adamw"}, "without fused AdamW"),
+    "ablation-zero1-unfused": (
+        {"technique": "zero1", "compile": "blocks", "without": "fused-adamw"},
+        "ZeRO-1 without fused AdamW, beside t5-small-zero1-32",
+    ),
+}  # fmt: skip
+"""What each run of the ablation has otherwise than the fast path, and that in words."""
+ABLATED_FROM = {"ablation-zero1-unfused": "t5-small-zero1-32"}
+"""What a run is compared with where it is not `ablation-fast`."""
+
+
 def ablation() -> list[Cell]:
     """The fast path of t5-small at batch 32, and each of its measures taken away once."""
     fast = Cell(name="ablation-fast", kind="train", model="t5-small", compile="graphs")
-    zero1 = replace(fast, technique="zero1", compile="blocks")
-    return [
-        fast,
-        replace(fast, name="ablation-blocks", compile="blocks"),
-        replace(fast, name="ablation-uncompiled", compile="off"),
-        replace(fast, name="ablation-many-lengths", compile="blocks", multiple=1),
-        replace(fast, name="ablation-fp32", precision="fp32"),
-        replace(fast, name="ablation-whole-logits", without="label-positions"),
-        replace(fast, name="ablation-waiting", without="running-ahead"),
-        replace(fast, name="ablation-unfused", without="fused-adamw"),
-        replace(zero1, name="ablation-zero1-unfused", without="fused-adamw"),
-    ]
-
-
-ABLATED = {
-    "ablation-fast": "the fast path: BF16 with FP32 masters, CUDA graphs, lengths in multiples of 8",
-    "ablation-blocks": "without CUDA graphs: each layer compiled",
-    "ablation-uncompiled": "without compilation",
-    "ablation-many-lengths": "without CUDA graphs and without multiples of 8",
-    "ablation-fp32": "without BF16",
-    "ablation-whole-logits": "with a loss over all positions",
-    "ablation-waiting": "with copies that wait for the GPU",
-    "ablation-unfused": "without fused AdamW",
-    "ablation-zero1-unfused": "ZeRO-1 without fused AdamW, beside t5-small-zero1-32",
-}
-ABLATED_FROM = {"ablation-zero1-unfused": "t5-small-zero1-32"}
-"""What a run is compared with where it is not `ablation-fast`."""
+    return [replace(fast, name=name, **changes) for name, (changes, _) in ABLATION.items()]
 
 
 def comparison(steps: int) -> list[Cell]:

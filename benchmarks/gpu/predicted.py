@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.data import Data
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.summary import ASKED, THREE_EPOCHS, first_words, mfu, number
+from benchmarks.gpu.summary import first_words, rows, shown
 from zeropods.plan.estimate import largest
 from zeropods.plan.facts import shape_named
 from zeropods.plan.machines import ACHIEVED, Machines, step_time
@@ -191,40 +191,38 @@ def _worst(shapes: np.ndarray) -> list[tuple[int, int]]:
 # A page of every cell on a GPU that is not at hand: rates, memory, time of three epochs.
 
 
+FORECAST = ("cell", "batch", "samples/s", "x control", "MFU (%)", "planned peak (GiB)", "3 epochs (s)", "asked")
+"""What is forecast of the summary's columns."""
+
+
 def forecast(cells: Sequence[Cell], data: Data, machine: Machine) -> str:
     """A page in Markdown; prediction by a model has no forecast."""
     records = {cell.name: _record(cell, data, machine) for cell in cells if cell.kind != "predict"}
-    table = Table.of(_row(name, record, records, machine) for name, record in records.items()).to_markdown()
+    lines = []
+    for row in rows(records, machine):
+        rate, control = row["samples_per_second"], records.get(f"{first_words(row['cell'])}-control")
+        against = rate / control["samples_per_second"] if control and control["cell"]["name"] != row["cell"] else None
+        found = {**shown(row), "x control": "-" if against is None else f"{against:.3g}"}
+        lines.append({name: found[name] for name in FORECAST})
     memory = f"{machine.memory_bytes / GIB:.4g} GiB"
-    return f"# Forecast for {machine.gpu} with {memory}\n\nNothing here was measured.\n\n{table}"
+    return (
+        f"# Forecast for {machine.gpu} with {memory}\n\nNothing here was measured.\n\n{Table.of(lines).to_markdown()}"
+    )
 
 
 def _record(cell: Cell, data: Data, machine: Machine) -> dict[str, Any]:
     batch = cell.batch
     if batch is None:
-        rows = len(data.shapes(cell.prompt, 1, 1))
-        batch, _ = best_batch(cell, lambda count: data.padded(cell, count), rows, machine)
+        count = len(data.shapes(cell.prompt, 1, 1))
+        batch, _ = best_batch(cell, lambda count: data.padded(cell, count), count, machine)
     shapes = data.padded(cell, batch)
+    peak = max(one.peak_allocated_bytes for one in planned(cell, batch, shapes, machine))
     return {
         "cell": asdict(cell),
+        "status": "not run",
         "batch": batch,
         "samples_per_second": predicted_rate(cell, batch, shapes, machine),
         "tokens_per_sample": data.mean_tokens(cell.prompt),
-        "peak": max(one.peak_allocated_bytes for one in planned(cell, batch, shapes, machine)),
-    }
-
-
-def _row(name: str, record: dict[str, Any], records: dict[str, dict[str, Any]], machine: Machine) -> dict[str, str]:
-    rate, share, is_control = record["samples_per_second"], mfu(record, machine), record["cell"]["kind"] == "control"
-    control = records.get(f"{first_words(name)}-control", {}).get("samples_per_second")
-    return {
-        "cell": name,
-        "batch": number(record["batch"]),
-        "samples/s": number(rate),
-        "x control": f"{rate / control:.3g}" if rate and control and not is_control else "-",
-        "MFU (%)": "-" if share is None else f"{100 * share:.3g}",
         # The plan is of our own step; the control keeps other tensors.
-        "planned peak (GiB)": "-" if is_control else f"{record['peak'] / GIB:.2f}",
-        "3 epochs (s)": number(THREE_EPOCHS / rate if rate else None),
-        "asked": ASKED.get(name, "-"),
+        "planned_peak_allocated_bytes": None if cell.kind == "control" else peak,
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.cells import ABLATED, ABLATED_FROM
+from benchmarks.gpu.cells import ABLATED_FROM, ABLATION
 from benchmarks.gpu.machine import Machine
 from zeropods import files
 from zeropods.plan.facts import shape_named
@@ -195,7 +195,7 @@ def _lines(document: dict[str, Any]) -> Iterable[str]:
         yield ""
     plain = [row for row in document["cells"] if not row["cell"].startswith(("ablation", "losses"))]
     if plain:
-        yield Table.of(map(_cells, plain)).to_markdown()
+        yield Table.of(map(shown, plain)).to_markdown()
     yield from (f"\n{row['cell']}: {row['questions_per_second']:.4g} questions/s" for row in plain if _asks(row))
     if document["ablation"]:
         rates = ((row["run"], number(row["samples_per_second"]), number(row["share"])) for row in document["ablation"])
@@ -217,7 +217,7 @@ def _asks(row: Record) -> bool:
 def _ablation(measured: Mapping[str, Record]) -> list[Record]:
     rates = {name: row["samples_per_second"] for name, row in measured.items()}
     found = []
-    for name, said in ABLATED.items():
+    for name, (_, said) in ABLATION.items():
         base = rates.get(ABLATED_FROM.get(name, "ablation-fast"))
         if name in rates:
             share = rates[name] / base if base and rates[name] else None
@@ -234,7 +234,8 @@ def _losses(found: dict[str, Any]) -> str:
     )
 
 
-def _cells(row: Record) -> dict[str, str]:
+def shown(row: Record) -> dict[str, str]:
+    """A row for people."""
     ratio = row.get("ratio_to_control")
     planned, measured = row.get("planned_peak_allocated_bytes"), row.get("peak_allocated_bytes")
     return {

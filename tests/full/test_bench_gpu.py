@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.cells import ABLATED, ablation, matrix
+from benchmarks.gpu.cells import ablation, matrix
 from benchmarks.gpu.data import Data
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.predicted import forecast
@@ -109,8 +109,7 @@ def test_a_loss_over_all_positions_is_the_same_loss(tiny_batch: list) -> None:
     assert float(whole_logits(model, **batch).loss) == pytest.approx(float(model(**batch).loss), rel=1e-5)
 
 
-def test_each_ablated_cell_has_words_and_takes_away_what_is_known() -> None:
-    assert {cell.name for cell in ablation()} == set(ABLATED)
+def test_each_ablated_cell_takes_away_what_is_known() -> None:
     assert {cell.without for cell in ablation()} - {None} == set(TAKEN)
 
 
