@@ -200,7 +200,7 @@ def _lines(document: dict[str, Any]) -> Iterable[str]:
     if document["ablation"]:
         rates = ((row["run"], number(row["samples_per_second"]), number(row["share"])) for row in document["ablation"])
         heads = ("run", "samples/s", "share of the fast path's")
-        yield Table(heads, tuple(rates), "Each measure taken away once").to_markdown()
+        yield f"\n{Table(heads, tuple(rates), 'Each measure taken away once').to_markdown()}"
     if document["losses"]:
         yield from ("", "## Final loss against FP32", "", _losses(document["losses"]))
     failed = [row for row in document["cells"] if row.get("reason")]
