@@ -1,6 +1,6 @@
 """A worker pod: reports to its master, starts its own sshd, and sleeps.
 
-`zeropods pods up` starts it on every pod and tells it by ZEROPODS_* variables what it needs.
+`zeropods pods up` starts it on every pod and tells it by the variable ZEROPODS_ORDERS what it needs.
 """
 
 from __future__ import annotations

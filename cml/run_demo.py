@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zeropods.demo.page import ANY_NAME, OWN_NAMES, serve
 from zeropods.errors import UserError, guarded
-from zeropods.pods.processes import terminable
+from zeropods.pods.processes import ending_in_order
 from zeropods.programs import wait_passively
 
 
@@ -33,7 +33,7 @@ def main() -> int:
         raise UserError("no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port")
     wait_passively()
     names = ANY_NAME if "CDSW_APP_PORT" in os.environ else OWN_NAMES
-    with contextlib.suppress(KeyboardInterrupt), terminable():
+    with contextlib.suppress(KeyboardInterrupt, SystemExit), ending_in_order():
         serve([arguments.runs], arguments.data, arguments.port, lambda line: print(line, flush=True), names)
     return 0
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
-from zeropods.launch.local import run_child
-from zeropods.pods.processes import terminable
+from zeropods.pods.processes import ending_in_order
+from zeropods.programs import bound_argv
 
 HOST = "127.0.0.1"
-GRACE_SECONDS = 5.0
 
 
 def main() -> int:
@@ -55,10 +55,11 @@ def free_port(said: str | None) -> int:
 def serve(runs: Path, port: int) -> int:
     """TensorBoard as a child; whatever ends this process ends it too."""
     command = ["-m", "tensorboard.main", "--logdir", str(runs), "--host", HOST, "--port", str(port)]
-    with terminable():
+    with ending_in_order(), subprocess.Popen(bound_argv([sys.executable, *command])) as server:
         try:
-            status = run_child([sys.executable, *command], sys.stderr.buffer, grace_seconds=GRACE_SECONDS)
-        except KeyboardInterrupt:
+            status = server.wait()
+        except (KeyboardInterrupt, SystemExit):
+            server.terminate()
             return 0
     raise UserError(f"tensorboard ended with status {status}; what it said is above")
 

@@ -18,54 +18,53 @@ from pathlib import Path
 from typing import IO
 
 from zeropods.launch.forks import fork, own_server
-from zeropods.launch.local import CommandEnd, OverdueError, run_child, to_end
+from zeropods.launch.local import Started, start_child, to_end
+from zeropods.measure.record import LAUNCH_LOCK, Record
+from zeropods.measure.run_folder import locked
 from zeropods.programs import child_environment
 from zeropods.train.arguments import PROJECT
 
 LAST_CHARACTERS = 600
-GRACE_SECONDS = 10.0
 
 
-def train(flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> CommandEnd:
+def train(flags: Sequence[str], folder: Path, seconds: float, without: str | None = None) -> Record:
     """Run textsql_train.py into a run folder; one that takes longer is ended, and has a record all the same.
 
     Args:
         without: a measure of `without.TAKEN`.
+
+    Raises:
+        UnopenedError: it ended before it had opened its folder.
     """
     script = [str(PROJECT / "textsql_train.py")] if without is None else ["-m", "benchmarks.gpu.without", without]
-    return to_end(lambda output, _: _run([*script, *flags], output, seconds), folder)
+    with locked(folder, LAUNCH_LOCK):
+        return to_end(lambda output: [_started([*script, *flags], output)], folder, seconds)
 
 
 def call(module: str, words: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run a module as a program; its status, and the end of what it said."""
+    """Run a module as a program; its status, and the end of what it said. Nothing of it is left."""
     with tempfile.TemporaryFile() as output:
+        process = _started(["-m", module, *words], output)
         try:
-            status, why = _run(["-m", module, *words], output, seconds), ""
-        except OverdueError as error:
-            status, why = 1, str(error)
+            status, why = process.wait(seconds), ""
+        except subprocess.TimeoutExpired:
+            status, why = 1, f"took longer than {seconds:g} s, and was ended"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         output.seek(0)
         text = output.read().decode("utf-8", "replace").strip()
     return status, why or text[-LAST_CHARACTERS:]
 
 
-def _run(words: Sequence[str], output: IO[bytes], seconds: float) -> int:
-    """The exit status of a script or module; nothing of it is left when this returns or raises."""
+def _started(words: Sequence[str], output: IO[bytes]) -> Started:
+    """A script or module that runs."""
     server, script = own_server(), [__file__, *words[1:]] if words[0] == "-m" else words
     with open(os.devnull, "rb") as nothing:
         streams = (nothing.fileno(), output.fileno(), output.fileno())
         forked = None if server is None else fork(server, script, child_environment(), streams)
-    if forked is None:
-        return run_child([sys.executable, *words], output, timeout_seconds=seconds)
-    try:
-        return forked.wait(seconds)
-    except subprocess.TimeoutExpired:
-        raise OverdueError(f"took longer than {seconds:g} s, and was ended") from None
-    finally:
-        forked.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            forked.wait(GRACE_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(forked.pid, signal.SIGKILL)
+    return forked or start_child([sys.executable, *words], output)
 
 
 def main() -> None:

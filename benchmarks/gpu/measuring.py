@@ -18,6 +18,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.predicted import Duration, best_batch, duration, predicted_rate
 from benchmarks.gpu.summary import rate, steady_steps
 from zeropods.errors import UserError
+from zeropods.launch.outcome import UnopenedError
 from zeropods.measure import environment
 from zeropods.measure.memory import larger
 from zeropods.measure.record import CONFIG, RankMeasurement, Record, read_json
@@ -104,13 +105,12 @@ class Bench:
             # Of a call that was killed within this cell, or of a try before: other flags would not be its run.
             shutil.rmtree(folder)
         lasts = self._duration(cell, batch, shapes)
-        ended = train(self._flags(cell, batch, folder, lasts), folder, self.limit_seconds, cell.without)
         measured: dict[str, Any] = {"batch": batch, "samples_per_second": None, "step_seconds": []}
         measured["predicted_samples_per_second"] = predicted_rate(cell, batch, shapes, self.machine)
-        record = ended.record
-        if record is None:
-            said = "\n".join(ended.lines)[-LAST_CHARACTERS:]
-            return {**measured, "status": "failed", "reason": f"{ended.reason}: {said}" if said else ended.reason}
+        try:
+            record = train(self._flags(cell, batch, folder, lasts), folder, self.limit_seconds, cell.without)
+        except UnopenedError as error:
+            return {**measured, "status": "failed", "reason": str(error)[-LAST_CHARACTERS:]}
         if cell.name != MODEL_OF_PREDICTION:
             # Gigabytes of random weights for each cell; nothing reads them again.
             shutil.rmtree(folder / "model", ignore_errors=True)

@@ -70,7 +70,6 @@ def test_variables_are_those_asked_for_and_the_usual_ones_that_are_set(monkeypat
     ("name", "value", "said"),
     [
         *((name, "x", "sounds like a secret.*file") for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "my_password")),
-        ("ZEROPODS_RUN", "x", "is set by zeropods itself"),
         ("NOWHERE", None, "not set here"),
         *(
             ("A", value, "does not pass a remote shell")

@@ -33,13 +33,11 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
         (V1, {"cgroups/memory/memory.oom_control": CONTROL}, 2),
         (V1, {"cgroups/memory/job/7/memory.oom_control": "under_oom 0\n", "proc/vmstat": "oom_kill 5\n"}, 5),
         (V2, {"proc/vmstat": "nr_free_pages 7\noom_kill 5\n"}, 5),
-        (V2, {}, None),
+        (V2, {}, 0),
     ],
     ids=["v2", "v2 in a container", "v1", "v1 in a container", "v1 before Linux 4.13", "no group", "nothing"],
 )
-def test_the_count_is_read_where_it_stands(
-    cgroup: str, files: dict[str, str], count: int | None, tmp_path: Path
-) -> None:
+def test_the_count_is_read_where_it_stands(cgroup: str, files: dict[str, str], count: int, tmp_path: Path) -> None:
     for name, text in {"proc/self/cgroup": cgroup, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -89,7 +87,7 @@ def test_a_killed_rank_is_out_of_memory_where_the_count_of_its_pod_was_raised(
 
 ALONE = (
     "import sys; from pathlib import Path; from zeropods.launch.local import run_to_end; "
-    "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.record.status, ended.reason)"
+    "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.status, ended.reason)"
 )
 RANK_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(RANK.parents[2])}
 

@@ -6,15 +6,14 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.pods import checks
-from zeropods.pods.checks import Check, Expectation
-from zeropods.pods.preflight import preflight_self, ssh_check
+from zeropods.pods import preflight as checks
+from zeropods.pods.preflight import Check, Expectation, preflight_self, ssh_check
 from zeropods.programs import free_port
 from zeropods.tables import GIB
 
@@ -37,11 +36,11 @@ def expected(project: Path) -> Expectation:
 def test_the_probe_prints_one_line_and_loads_no_torch(expected: Expectation) -> None:
     code = """
 import sys
-from zeropods.pods.checks import main
+from zeropods.pods.preflight import main
 main()
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "deepspeed")))
 """
-    argv = [sys.executable, "-c", code, expected.to_json()]
+    argv = [sys.executable, "-c", code, json.dumps(asdict(expected))]
     done = subprocess.run(argv, capture_output=True, timeout=DEADLINE_SECONDS, check=True)
     assert "project" in [check["check"] for check in json.loads(done.stdout)["checks"]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -85,29 +84,17 @@ def test_pods_are_gathered_by_numeric_address_and_told_when_all_are_there(listen
         answered.result(SECONDS)
 
 
-def test_two_pods_with_one_address_are_refused_with_both_names(listening: Opener, start: Start) -> None:
-    rendezvous = listening(3)
-    start(rendezvous.port, a_pod(1))
-    until(lambda: rendezvous.there == {"w1"})
-    refused = start(rendezvous.port, a_pod(2, address="127.0.1.1"))
-    message = re.escape("127.0.1.1: two pods have this address, w1 and w2;")
-    with pytest.raises(UserError, match=message):
-        gathered(rendezvous)
-    with pytest.raises(UserError, match="refused by the master: " + message):
-        refused.result(SECONDS)
-
-
 def test_a_pod_of_another_version_is_named(listening: Opener) -> None:
     rendezvous = listening(2)
-    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", {**asdict(a_pod(1)), "more\x1b": 1}, SECONDS))
-    with pytest.raises(UserError, match=rf"^pod at {HERE}: a registration: .*'more\?'; is one version of zeropods on"):
+    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", {**asdict(a_pod(1)), "more": 1}, SECONDS))
+    with pytest.raises(UserError, match=rf"^pod at {HERE}: a registration: .*'more'; is one version of zeropods on"):
         gathered(rendezvous)
 
 
 def test_a_pod_that_cannot_serve_says_why(listening: Opener) -> None:
     rendezvous = listening(2)
-    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", {"failed": "sshd ended\x1b at its start"}, SECONDS))
-    with pytest.raises(UserError, match=rf"^pod at {HERE}: sshd ended\? at its start$"):
+    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", {"failed": "sshd ended at its start"}, SECONDS))
+    with pytest.raises(UserError, match=rf"^pod at {HERE}: sshd ended at its start$"):
         gathered(rendezvous)
 
 

@@ -13,7 +13,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import Ending, UnopenedError
-from zeropods.launch.restart import AttemptEnd, Restarts, changed_flags, next_attempt
+from zeropods.launch.restart import calls_for_another, changed_flags, check_restarts, next_attempt
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, batch_on
@@ -56,7 +56,7 @@ def restarted(
     """A launch on the first pods of a cluster, and what follows when these are lost."""
     asked = plan_launch(cluster, TRAIN, ["--outputdir", str(folder), *arguments], pods=pods)
     left = replace(cluster, pods=cluster.pods[lost:])
-    return asked, next_attempt(asked, left, Restarts(most=1, min_pods=min_pods), opened=opened)
+    return asked, next_attempt(asked, left, min_pods, opened=opened)
 
 
 @pytest.mark.parametrize(
@@ -95,32 +95,34 @@ def record(status: str, *ranks: str, pod: str | None = None) -> Record:
     return as_record(a_record(ranks=measured, pods=3, status=status, pod=pod))
 
 
-def unopened(status: str) -> AttemptEnd:
-    return AttemptEnd(unopened=UnopenedError(Path("/run"), Ending(status, "it is gone"), []))
+def unopened(status: str) -> UnopenedError:
+    return UnopenedError(Path("/run"), Ending(status, "it is gone"), [])
 
 
 @pytest.mark.parametrize(
     ("end", "calls"),
     [
-        (AttemptEnd(record=record("pod_lost", "interrupted", "interrupted", pod="pod2")), True),
-        (AttemptEnd(record=record("failed", "failed", "interrupted")), True),
-        (AttemptEnd(record=record("failed", "interrupted", "interrupted", "interrupted")), True),
-        (AttemptEnd(record=record("failed", "failed", "interrupted", "interrupted")), False),
-        (AttemptEnd(record=record("oom", "oom", "interrupted")), False),
-        (AttemptEnd(record=record("timeout", "interrupted", "interrupted")), False),
-        (AttemptEnd(record=record("interrupted", "interrupted", "interrupted", "interrupted")), False),
-        (AttemptEnd(record=record("ok", "ok", "ok", "ok")), False),
+        (record("pod_lost", "interrupted", "interrupted", pod="pod2"), True),
+        (record("failed", "failed", "interrupted"), True),
+        (record("failed", "interrupted", "interrupted", "interrupted"), True),
+        (record("failed", "failed", "interrupted", "interrupted"), False),
+        (record("oom", "oom", "interrupted"), False),
+        (record("timeout", "interrupted", "interrupted"), False),
+        (record("interrupted", "interrupted", "interrupted", "interrupted"), False),
+        (record("ok", "ok", "ok", "ok"), False),
         (unopened("pod_lost"), True),
         (unopened("failed"), False),
     ],
 )
-def test_only_what_is_no_error_of_the_script_calls_for_another_attempt(end: AttemptEnd, calls: bool) -> None:
-    assert end.calls_for_another is calls
+def test_only_what_is_no_error_of_the_script_calls_for_another_attempt(
+    end: Record | UnopenedError, calls: bool
+) -> None:
+    assert calls_for_another(end) is calls
 
 
 def test_what_could_not_go_on_is_refused_before_it_starts(three: Cluster, tmp_path: Path) -> None:
     asked, _ = restarted(three, tmp_path)
     with pytest.raises(UserError, match="--min-pods 4: the run begins on 3"):
-        Restarts(most=1, min_pods=4).check(asked)
+        check_restarts(asked, 1, 4)
     with pytest.raises(UserError, match=r"theirs.py is no script of ours; give --per_device_train_batch_size"):
-        Restarts(most=1).check(replace(asked, script=Path("/theirs.py")))
+        check_restarts(replace(asked, script=Path("/theirs.py")), 1, 1)

@@ -28,14 +28,13 @@ SUBMISSION = Submission(
         master_port=0,
         launcher="slurm",
     ),
-    partition="gpu",
-    time_limit="1:00:00",
+    options=("--partition=gpu", "--time=1:00:00"),
 )
 JOB = SlurmJob(number=17, state="FAILED", reason=None, exit_status=1, restarts=0, nodes="pod1", time_limit="00:10:00")
 
 
 def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for() -> None:
-    argv = replace(SUBMISSION, options=("--nodes=3",)).argv
+    argv = replace(SUBMISSION, options=(*SUBMISSION.options, "--nodes=3")).argv
     place = argv.index(str(ROOT / "slurm" / "train.sbatch"))
     assert argv[:2] == ["sbatch", "--parsable"]
     assert argv[place + 1 :] == [str(ROOT / "textsql_train.py"), "--deepspeed", "zero1.json", "--said", "a b"]

@@ -12,9 +12,8 @@ from zeropods.pods.ssh import pdsh_ssh_arguments, ssh_argv, ssh_config_text
 
 OPTIONS = {
     "user": "me", "port": "2222", "identitiesonly": "yes", "identityagent": "none", "globalknownhostsfile": "/dev/null",
-    "stricthostkeychecking": "true", "batchmode": "yes", "passwordauthentication": "no", "connecttimeout": "2",
-    "serveraliveinterval": "2", "serveralivecountmax": "3", "loglevel": "ERROR", "forwardagent": "no",
-    "forwardx11": "no", "clearallforwardings": "yes", "controlmaster": "false", "updatehostkeys": "false",
+    "stricthostkeychecking": "true", "batchmode": "yes", "connecttimeout": "2", "serveraliveinterval": "2",
+    "serveralivecountmax": "3", "loglevel": "ERROR", "forwardagent": "no", "forwardx11": "no", "controlmaster": "false",
 }  # fmt: skip
 
 

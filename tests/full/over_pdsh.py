@@ -18,7 +18,6 @@ from zeropods import pods
 from zeropods.errors import UserError, guarded
 from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.outcome import failure
-from zeropods.launch.restart import Restarts
 from zeropods.launch.supervisor import Supervision, run_launch
 
 
@@ -44,9 +43,10 @@ def main() -> None:
     cluster = pods.find(asked.name)
     planned = plan_launch(cluster, script, arguments, pods=asked.pods)
     supervision = Supervision(
-        show=lambda line: print(line, file=sys.stderr), argv=pdsh_argv, step_timeout=asked.step_timeout
-    )
-    record = run_launch(planned, cluster, Restarts(most=asked.restarts, min_pods=asked.min_pods), supervision)
+        show=lambda line: print(line, file=sys.stderr), argv=pdsh_argv, step_timeout=asked.step_timeout,
+        restarts=asked.restarts, min_pods=asked.min_pods,
+    )  # fmt: skip
+    record = run_launch(planned, cluster, supervision)
     if record.status != "ok":
         raise UserError(failure(planned.folder, record))
 

@@ -6,6 +6,7 @@ How it ends runs, whole or in part, is what tests of launches over pods see.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import secrets
@@ -23,6 +24,7 @@ import pytest
 from tests.full.launches import ROOT, until
 from zeropods import pods
 from zeropods.errors import UserError
+from zeropods.pods.agent import ORDERS
 from zeropods.pods.cluster import KEY, Cluster, workers_of
 from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
 from zeropods.pods.ssh import Sshd, make_key, ssh_argv
@@ -30,6 +32,7 @@ from zeropods.pods.wire import ask_all
 from zeropods.programs import free_port
 
 WAIT_SECONDS = 30.0
+SECRET = secrets.token_hex(32)
 RANK = """\
 import os, pathlib, signal, sys, time
 def asked(*_):
@@ -171,32 +174,33 @@ def test_nothing_is_left_however_a_pod_ends(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "line"),
+    ("changes", "line"),
     [
-        ("ZEROPODS_SECRET", None, "ZEROPODS_SECRET: not set; a worker is started by `zeropods pods up`"),
-        ("ZEROPODS_SECRET", "xyz", "ZEROPODS_...: non-hexadecimal number found"),
-        ("ZEROPODS_SSH_PORTS", "2222,a", "ZEROPODS_...: invalid literal"),
-        ("ZEROPODS_MASTER", "127.0.0.1:1", "no answer of the master in 1 s"),
+        (None, "ZEROPODS_ORDERS: Expecting value: line 1 column 1 (char 0); a worker is started by `zeropods pods up`"),
+        ({"other": 1}, "ZEROPODS_ORDERS: Orders.__init__() got an unexpected keyword argument 'other'; a worker is"),
+        ({}, "no answer of the master in 1 s"),
     ],
 )
-def test_a_worker_that_cannot_begin_says_why_in_one_line(name: str, value: str | None, line: str) -> None:
-    environment = {**os.environ, **worker_environment(), name: value}
+def test_a_worker_that_cannot_begin_says_why_in_one_line(changes: dict[str, object] | None, line: str) -> None:
+    environment = worker_environment(**(changes or {}))
+    if changes is None:
+        del environment[ORDERS]
     done = subprocess.run(
         [sys.executable, str(ROOT / "worker_p.py")],
-        env={name: value for name, value in environment.items() if value is not None},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
     )
     assert done.returncode == 1
-    assert line in done.stderr and "xyz" not in done.stderr
+    assert line in done.stderr and SECRET not in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as master:
-        environment = worker_environment(register_seconds="600", port=str(master.getsockname()[1]))
+        environment = worker_environment(register_seconds=600, master=master.getsockname())
         with subprocess.Popen(
             [sys.executable, str(ROOT / "worker_p.py")], env={**os.environ, **environment}, stdout=subprocess.DEVNULL
         ) as worker:
@@ -207,26 +211,35 @@ def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal() -> None:
             connection.close()
 
 
-def worker_environment(register_seconds: str = "1", port: str = "1") -> dict[str, str]:
-    return {
-        "ZEROPODS_MASTER": f"127.0.0.1:{port}",
-        "ZEROPODS_SECRET": secrets.token_hex(32),
-        "ZEROPODS_SSH_PORTS": "2222",
-        "ZEROPODS_SLOTS": "1",
-        "ZEROPODS_REGISTER_SECONDS": register_seconds,
-        "ZEROPODS_AUTHORIZED_KEY": "ssh-ed25519 AAAA",
-        "ZEROPODS_LEASE": "idle",
-        "ZEROPODS_LEASE_SECONDS": "60",
-        "CDSW_IP_ADDRESS": "127.0.0.1",
-        "CDSW_ENGINE_ID": "worker-1",
+def worker_environment(**changes: object) -> dict[str, str]:
+    orders = {
+        "master": ("127.0.0.1", 1),
+        "secret": SECRET,
+        "ssh_ports": (2222,),
+        "authorized_key": "ssh-ed25519 AAAA",
+        "lease": "idle",
+        "lease_seconds": 60.0,
+        "slots": 1,
+        "register_seconds": 1.0,
     }
+    place = {"CDSW_IP_ADDRESS": "127.0.0.1", "CDSW_ENGINE_ID": "worker-1"}
+    return {ORDERS: json.dumps({**orders, **changes}), **place}
 
 
-@pytest.mark.parametrize("is_taken", [True, False])
-def test_an_sshd_that_does_not_start_says_why(tmp_path, is_taken: bool) -> None:
+@pytest.mark.parametrize("has_key", [True, False])
+def test_an_sshd_that_does_not_start_says_why(tmp_path, has_key: bool) -> None:
+    if has_key:
+        make_key(tmp_path / "host_key", "")
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1] if is_taken else free_port("127.0.0.1")
-        # No host key was made.
-        said = f"127.0.0.1:{port}: taken meanwhile" if is_taken else "ended at its start: sshd: no hostkeys available"
+        said = "ended at its start: " + ("Cannot bind any address" if has_key else "sshd: no hostkeys available")
         with pytest.raises(UserError, match=said):
-            asyncio.run(Sshd(tmp_path, "127.0.0.1").start(port, "ssh-ed25519 AAAA"))
+            asyncio.run(Sshd(tmp_path, "127.0.0.1").start([other.getsockname()[1]], "ssh-ed25519 AAAA"))
+
+
+def test_an_sshd_takes_the_next_port_where_another_was_sooner(tmp_path) -> None:
+    make_key(tmp_path / "host_key", "")
+    free = free_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        sshd = Sshd(tmp_path, "127.0.0.1")
+        assert asyncio.run(sshd.start([other.getsockname()[1], free], "ssh-ed25519 AAAA")) == free
+        sshd.kill()

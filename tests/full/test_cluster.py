@@ -51,7 +51,7 @@ def kill_pod(cluster: Cluster, number: int) -> None:
     records = workers_of(cluster).processes()
     found = next(record.find() for record in records if record.id == cluster.pods[number].worker)
     assert found is not None
-    processes.end([found], 20.0)
+    processes.end(lambda: [found], 20.0)
 
 
 def test_three_pods_come_up_serve_and_leave_nothing(home: Path) -> None:

@@ -130,8 +130,7 @@ def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
     )
     until(lambda: [beat.step > 1 for beat in read_beats(folder).values()] == [True, True], 120)
     ranks = [psutil.Process(beat.pid) for beat in read_beats(folder).values()]
-    # Between them is a process that waits for the rank.
-    servers = [rank.parents()[1] for rank in ranks]
+    servers = [rank.parents()[0] for rank in ranks]
     assert len(set(servers)) == 2 and all("zeropods.launch.forks" in server.cmdline() for server in servers)
     launch.send_signal(signal.SIGINT)
     launch.wait(60)

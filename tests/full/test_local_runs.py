@@ -45,10 +45,10 @@ def last():
 CALLER = """
 import sys
 from pathlib import Path
-from zeropods.launch.local import run_child, run_here
+from zeropods.launch import local
 argv = [sys.executable, sys.argv[1], "--outputdir", sys.argv[2]]
 """
-TRAIN = "run_here(argv, Path(sys.argv[2]))"
+TRAIN = "local.run_here(argv, Path(sys.argv[2]))"
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="failed: long ago"):
         run(script("rank('failed', 'long ago'); sys.exit(1)"), tmp_path / "run")
-    with pytest.raises(UserError, match="without a record"):
+    with pytest.raises(UserError, match="failed: ended with status 1; its last message: in use"):
         run(script("print('in use'); sys.exit(1)"), tmp_path / "run")
 
 
@@ -111,7 +111,7 @@ def test_an_interrupted_run_has_time_to_say_so_and_nothing_is_left(
 
 def test_a_script_that_ignores_the_request_to_end_is_killed(script: Callable[[str], Path], tmp_path: Path) -> None:
     path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nlast()")
-    assert not ended("run_child(argv, open('/dev/null', 'wb'), grace_seconds=0.5)", path, tmp_path / "run")
+    assert not ended(f"local.GRACE_SECONDS = 0.5; {TRAIN}", path, tmp_path / "run")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a child to its parent")

@@ -89,7 +89,7 @@ def test_secrets_lie_in_two_files_and_nowhere_else_while_a_run_goes_on(shared_ho
     assert [word for word in words if not any(word in line for line in lines)] == []
     assert [(line, found(line)) for line in lines if found(line)] == []
     assert all(b"ZEROPODS_RUN=" in environments[rank] for rank in ranks)
-    assert not any(b"ZEROPODS_SECRET" in environments[rank] for rank in ranks)
+    assert not any(b"ZEROPODS_ORDERS" in environments[rank] for rank in ranks)
     # A pod's own two processes were started with it, which /proc shows to their own user only.
     assert {pid for pid, text in environments.items() if found(text)} <= agents
     assert {path.name for path, text in files.items() if found(text)} == {SECRET, KEY}

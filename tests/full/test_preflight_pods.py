@@ -18,9 +18,8 @@ import pytest
 
 from tests.full.clusters import plain_sshd
 from zeropods.errors import UserError
-from zeropods.pods.checks import Check, Expectation
 from zeropods.pods.hostfile import Host
-from zeropods.pods.preflight import Preflight, preflight
+from zeropods.pods.preflight import Check, Expectation, Preflight, preflight
 from zeropods.pods.ssh import known_hosts_text, make_key, ssh_config_text
 
 DEAD_SECONDS, NOISE_SECONDS = 3.0, 2.0
@@ -169,7 +168,7 @@ def test_project_folder_or_interpreter_that_is_not_there_is_named(
 ) -> None:
     with served.sshd(FIRST) as key:
         served.know({FIRST: key})
-        project = served.check([FIRST], replace(expected, project=tmp_path / "nowhere"))
+        project = served.check([FIRST], replace(expected, project=str(tmp_path / "nowhere")))
         monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
         python = served.check([FIRST], expected)
     check = check_of(project, 0, "project")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.full.conftest import ROOT
@@ -82,3 +83,24 @@ def test_an_interrupted_series_ends_its_run_in_order_and_says_so_by_its_status(s
     record = read_record(series[0] / "interrupted")
     assert (record.status, record.world_size) == ("interrupted", 2)
     assert series[1] == 128 + signal.SIGTERM
+
+
+def test_an_interrupt_while_the_fork_server_imports_ends_a_series_at_once(
+    series: tuple[Path, int],
+) -> None:
+    runner = subprocess.Popen(
+        [sys.executable, series[0] / "series.py", json.dumps([flags(series[0], "early", 64)])],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        until(
+            lambda: "zeropods.launch.forks" in [w for p in psutil.Process(runner.pid).children() for w in p.cmdline()]
+        )
+        (server,) = psutil.Process(runner.pid).children()
+        runner.send_signal(signal.SIGINT)
+        assert runner.wait(timeout=5) != 0
+        until(lambda: not server.is_running())
+    finally:
+        runner.kill()
+        runner.wait()
+    assert not (series[0] / "early" / "config.json").exists()

@@ -154,7 +154,7 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"partition": "nowhere", "has_gpus": True}, SlurmError, r"sbatch: .*[Ii]nvalid partition"),
+        ({"partition": "nowhere"}, SlurmError, r"sbatch: .*[Ii]nvalid partition"),
         (
             {"options": ("--mem=900G",)},
             SlurmError,

@@ -64,7 +64,13 @@ def run(arguments: argparse.Namespace) -> Result:
     from zeropods.launch.supervisor import Supervision
 
     _check(arguments)
-    supervision = Supervision(show=said_above, timeout_seconds=arguments.timeout, step_timeout=arguments.step_timeout)
+    supervision = Supervision(
+        show=said_above,
+        timeout_seconds=arguments.timeout,
+        step_timeout=arguments.step_timeout,
+        restarts=arguments.restarts or 0,
+        min_pods=1 if arguments.min_pods is None else arguments.min_pods,
+    )
     check_inputs(arguments.command[0], arguments.command[1:])
     if arguments.launcher == "slurm":
         result = _as_job(arguments, supervision)
@@ -157,16 +163,15 @@ def exit_status(result: Result) -> int:
 
 def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Supervision) -> Result:
     from zeropods.launch.command import plan_launch
-    from zeropods.launch.restart import Restarts
+    from zeropods.launch.restart import check_restarts
     from zeropods.launch.supervisor import run_launch
 
     script, *flags = arguments.command
     planned = plan_launch(cluster, script, flags, pods=arguments.num_pods, export=arguments.export)
-    restarts = Restarts(most=arguments.restarts or 0, min_pods=1 if arguments.min_pods is None else arguments.min_pods)
-    restarts.check(planned)
+    check_restarts(planned, supervision.restarts, supervision.min_pods)
     if arguments.dry_run:
         return _dry(planned, cluster.hostfile)
-    record = run_launch(planned, cluster, restarts, supervision)
+    record = run_launch(planned, cluster, supervision)
     return {**record.to_json(), "folder": str(planned.folder)}
 
 
@@ -189,18 +194,23 @@ def _alone(arguments: argparse.Namespace) -> Result:
 
 def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     """Run as a job of SLURM."""
-    from zeropods.launch.slurm import plan_slurm, run_slurm, slurm_answers
+    from zeropods.launch.slurm import plan_slurm, run_slurm
 
-    asked = {name: getattr(arguments, name) for name in ("partition", "time_limit", "account")}
-    if arguments.dry_run and not slurm_answers():
-        # A job can be written where there is no SLURM.
-        asked["has_gpus"] = True
-    if arguments.cpus_per_slot is not None:
-        asked["cpus_per_slot"] = arguments.cpus_per_slot
     script, *flags = arguments.command
-    slots = 1 if arguments.slots is None else arguments.slots
-    options = tuple(arguments.sbatch_option or ())
-    submission = plan_slurm(script, flags, pods=arguments.num_pods or 1, slots=slots, options=options, **asked)
+    named = {"time": arguments.time_limit, "account": arguments.account}
+    submission = plan_slurm(
+        script,
+        flags,
+        pods=arguments.num_pods or 1,
+        slots=1 if arguments.slots is None else arguments.slots,
+        cpus_per_slot=4 if arguments.cpus_per_slot is None else arguments.cpus_per_slot,
+        partition=arguments.partition,
+        options=(
+            *(f"--{name}={value}" for name, value in named.items() if value is not None),
+            *(arguments.sbatch_option or ()),
+        ),
+        needs_slurm=not arguments.dry_run,
+    )
     if arguments.dry_run:
         return submission.to_json()
     return {**run_slurm(submission, supervision).to_json(), "folder": str(submission.launch.folder)}

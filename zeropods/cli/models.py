@@ -192,9 +192,9 @@ def export_text(result: Result) -> str:
 
 def _demo(arguments: argparse.Namespace) -> Result:
     from zeropods.demo.page import serve
-    from zeropods.pods.processes import terminable
+    from zeropods.pods.processes import ending_in_order
 
     announce = partial(print, file=sys.stderr, flush=True)
-    with contextlib.suppress(KeyboardInterrupt), terminable():
+    with contextlib.suppress(KeyboardInterrupt, SystemExit), ending_in_order():
         serve(arguments.runs, arguments.data, arguments.port, announce)
     return {"runs": [str(folder) for folder in arguments.runs], "ended": "on request"}

@@ -27,7 +27,16 @@ from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.techniques import offloads_optimizer
-from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, TextToSQLArguments, arguments_of, parse_flags
+from zeropods.train.arguments import (
+    NO_FP16,
+    PASSES,
+    PROJECT,
+    ROWS,
+    Batch,
+    TextToSQLArguments,
+    arguments_of,
+    parse_flags,
+)
 
 if TYPE_CHECKING:
     from zeropods.pods.cluster import Cluster
@@ -37,7 +46,6 @@ LIGHT = "zeropods.launch.light"
 RUNNER = "deepspeed.launcher.runner"
 LAUNCH = "launch.json"
 """In the run folder: what was launched last."""
-OURS = "ZEROPODS_"
 FORWARDED = (
     "HF_HOME",
     "HF_HUB_CACHE",
@@ -50,7 +58,6 @@ FORWARDED = (
 """Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
@@ -145,7 +152,7 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
 
 def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], **more: Any) -> Launch:
     """A launch on these hosts as data, with its arguments checked; `more`: further fields of `Launch`."""
-    found = find_script(script, Path.cwd())
+    found = find_script(script)
     planned = Launch(
         script=found,
         arguments=tuple(arguments),
@@ -166,14 +173,10 @@ def check_arguments(planned: Launch) -> None:
     from zeropods.train.deepspeed import check_config, read_config
 
     check_plain("script", planned.script)
-    if planned.folder.exists() and not planned.folder.is_dir():
-        raise UserError(f"{planned.folder}: is a file; choose another --outputdir")
     flags, kind = flag_values(planned.arguments), arguments_of(planned.script)
     typed = typed_flags(planned.script, planned.arguments)
     if typed.get("max_train_seconds") and planned.world_size > 1:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
-    if flags.get("deepspeed") == "":
-        raise UserError("--deepspeed: no value; expected a file like dsconfig/zero1.json")
     if "deepspeed" in flags:
         path = Path(flags["deepspeed"])
         known = {**typed, "world_size": planned.world_size}
@@ -182,8 +185,6 @@ def check_arguments(planned: Launch) -> None:
 
 def check_fp16(script: str | Path, arguments: Sequence[str]) -> None:
     """Refuse FP16 on this machine where it has no GPU, as a script of ours would."""
-    from zeropods.train.arguments import NO_FP16, arguments_of
-
     asked = arguments_of(script) is not None and typed_flags(script, arguments)["precision"] == "fp16"
     if asked and not own_gpus():
         raise UserError(NO_FP16)
@@ -191,7 +192,7 @@ def check_fp16(script: str | Path, arguments: Sequence[str]) -> None:
 
 def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = True) -> None:
     """Refuse flags of a script of ours, and a model and `data` that they name, before pods are asked for."""
-    kind = arguments_of(find_script(script, Path.cwd()))
+    kind = arguments_of(find_script(script))
     if kind is not None:
         flags = parse_flags(kind, arguments)
         flags.check_inputs() if data else flags.check_model()
@@ -199,8 +200,7 @@ def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = T
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
-    from zeropods.pods.checks import Expectation
-    from zeropods.pods.preflight import preflight
+    from zeropods.pods.preflight import Expectation, preflight
     from zeropods.train.deepspeed import read_config
 
     config = flag_values(planned.arguments).get("deepspeed")
@@ -347,27 +347,17 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     does not pass a shell unchanged.
     """
     for name in names:
-        if not NAME.fullmatch(name):
-            raise UserError(f"--export {name!r}: no name of an environment variable; expected letters, digits and _")
-        if name.startswith(OURS):
-            raise UserError(f"--export {name}: is set by zeropods itself; leave it out")
         if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
-        _check_variable(name, value)
+        if _is_secret(name):
+            remedy = "put it into a file that the pods see, and export the file's path"
+            raise UserError(f"--export {name}: sounds like a secret, and would be seen on command lines; {remedy}")
+        if unsafe := UNSAFE.search(value):
+            why = f"{unsafe[0]!r} in its value does not pass a remote shell"
+            raise UserError(f"--export {name}: {why}; put it into a file")
     return variables
-
-
-def _check_variable(name: str, value: str) -> None:
-    if _is_secret(name):
-        raise UserError(
-            f"--export {name}: sounds like a secret, and would be seen on command lines; "
-            "put it into a file that the pods see, and export the file's path"
-        )
-    unsafe = UNSAFE.search(value)
-    if unsafe:
-        raise UserError(f"--export {name}: {unsafe[0]!r} in its value does not pass a remote shell; put it into a file")
 
 
 def runner_environment(launch: Launch, env_file: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -447,13 +437,13 @@ def run_folder_of(arguments: Sequence[str], working_folder: Path, script: str | 
     return (working_folder / flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
 
 
-def find_script(name: str | Path, working_folder: Path) -> Path:
+def find_script(name: str | Path) -> Path:
     """A script of the working folder, else one of the project."""
-    for folder in (working_folder, PROJECT):
+    for folder in (Path.cwd(), PROJECT):
         path = (folder / name).resolve()
         if path.is_file():
             return path
-    raise UserError(f"{name}: no such script, neither in {working_folder} nor in {PROJECT}")
+    raise UserError(f"{name}: no such script, neither in {Path.cwd()} nor in {PROJECT}")
 
 
 def _flag_name(word: str) -> str | None:

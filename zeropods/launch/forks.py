@@ -12,17 +12,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import runpy
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.processes import PLACE, RUN, make_private_folder
+from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap
 from zeropods.programs import (
     EXTENSIONS,
     bound_argv,
@@ -77,14 +76,25 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its exit status, negative for a signal; None while it goes on."""
-        return self._status(0.0)
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status; `subprocess.TimeoutExpired` where it goes on for longer than `timeout` seconds."""
-        status = self._status(timeout)
-        if status is None:
-            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0)
-        return status
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                said = self._connection.recv(MESSAGE_BYTES)
+            except (BlockingIOError, TimeoutError):
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0) from None
+            except ConnectionError:
+                said = b""
+            # The server was killed, and it with that.
+            self.returncode = int(said or -signal.SIGKILL)
+            self._connection.close()
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send a signal unless it is known to have ended."""
@@ -95,20 +105,6 @@ class Forked:
     def terminate(self) -> None:
         """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
-
-    def _status(self, timeout: float | None) -> int | None:
-        if self.returncode is None:
-            self._connection.settimeout(timeout)
-            try:
-                said = self._connection.recv(MESSAGE_BYTES)
-            except (BlockingIOError, TimeoutError):
-                return None
-            except ConnectionError:
-                said = b""
-            # Whoever waited for it there was killed, and it with him.
-            self.returncode = int(said or -signal.SIGKILL)
-            self._connection.close()
-        return self.returncode
 
 
 def fork(
@@ -125,41 +121,41 @@ def fork(
         None where no server answers, or it cannot do as a new process would: its libraries were imported with other
         settings, or its code is older than the files.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection, pid = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), 0
     order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
     try:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         connection.connect(os.fspath(server))
         socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
+        # A server that still imports takes seconds: an interrupt closes the connection, which ends what it forks then.
         pid = int(connection.recv(MESSAGE_BYTES) or 0)
     except OSError:
-        pid = 0
-    if pid:
-        return Forked(connection, pid)
-    connection.close()
-    return None
+        return None
+    finally:
+        if not pid:
+            connection.close()
+    return Forked(connection, pid) if pid else None
 
 
 def own_server() -> Path | None:
     """The socket of a fork server of this process, started where none runs; None where there is a GPU."""
-    early, servers = early_variables(child_environment()), _servers()
+    if own_gpus():
+        return None
+    early = early_variables(child_environment())
     for _ in range(2):
-        server, path = servers[early] = servers.get(early) or _started()
+        # One that was idle, or whose code was replaced, has ended.
+        if early not in _servers or _servers[early][0].poll() is not None:
+            _servers[early] = _started()
+        server, path = _servers[early]
         while server.poll() is None and not path.exists():
             time.sleep(POLL_SECONDS)
         if server.poll() is None:
             return path
-        # It was idle, or its code was replaced.
-        del servers[early]
-        if own_gpus():
-            break
     return None
 
 
-@functools.cache
-def _servers() -> dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]]:
-    """Those of this process, by the variables with which they were started."""
-    return {}
+_servers: dict[frozenset[tuple[str, str]], tuple[subprocess.Popen[bytes], Path]] = {}
+"""Those of this process, by the variables with which they were started."""
 
 
 def _started() -> tuple[subprocess.Popen[bytes], Path]:
@@ -190,59 +186,51 @@ def serve(listener: socket.socket, newest: int) -> None:
     Args:
         newest: when the files of the code were changed last that was imported.
     """
-    server, is_current = os.getpid(), True
-    listener.settimeout(IDLE_SECONDS)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while is_current or has_forks():
-        try:
+    is_current = True
+    asked: dict[int, socket.socket | None] = {}
+    """By the process that was forked, the connection of whoever asked for it; None where he is gone."""
+    while is_current or asked:
+        connections = [listener, *filter(None, asked.values())]
+        ready, _, _ = select.select(connections, [], [], POLL_SECONDS if asked else IDLE_SECONDS)
+        if listener in ready:
             connection, _ = listener.accept()
-        except TimeoutError:
-            is_current = is_current and has_forks()
-            continue
-        is_current = is_current and newest_source() == newest
-        # Whoever asks for what is older than its files hears that nobody is there.
-        if is_current and os.fork() == 0:
-            listener.close()
-            end_with_parent(server, signal.SIGTERM)
-            attend(connection)
-        connection.close()
+            is_current = is_current and newest_source() == newest
+            # Whoever asks for what is older than its files hears that nobody is there.
+            pid = begin(connection) if is_current else 0
+            if pid:
+                asked[pid] = connection
+            else:
+                connection.close()
+        elif not asked:
+            is_current = False
+        for pid, asker in asked.items():
+            # Nothing comes but its end.
+            if asker is not None and asker in ready:
+                asker.close()
+                asked[pid] = None
+                os.kill(pid, signal.SIGTERM)
+        for pid, status in reap()[0].items():
+            if (waiting := asked.pop(pid, None)) is not None:
+                with waiting, contextlib.suppress(OSError):
+                    waiting.send(str(status).encode())
 
 
-def has_forks() -> bool:
-    """Whether a fork of this process goes on; of those that have ended nothing is left, since SIGCHLD is ignored."""
+def begin(connection: socket.socket) -> int:
+    """Fork the process that is asked for, and tell its number, which is returned; 0 where there is none."""
     try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def attend(connection: socket.socket) -> NoReturn:
-    """Fork the process that is asked for, wait for its end and tell its status; end it where nobody waits for that."""
-    message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
-    order, pid, own = json.loads(message or "{}"), 0, os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
+    except OSError:
+        return 0
+    order, pid, server = json.loads(message or "{}"), 0, os.getpid()
+    if order and can_become(order["environment"]):
+        pid = os.fork()
+        if pid == 0:
+            become(order, streams, server)
+    for stream in streams:
+        os.close(stream)
     with contextlib.suppress(OSError):
-        if order and can_become(order["environment"]):
-            pid = os.fork()
-            if pid == 0:
-                become(order, streams, own)
-            threading.Thread(target=_end_unwanted, args=(connection, pid), daemon=True).start()
-        for stream in streams:
-            os.close(stream)
         connection.send(str(pid).encode())
-        if pid:
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            connection.send(str(status).encode())
-    os._exit(0)
-
-
-def _end_unwanted(connection: socket.socket, pid: int) -> None:
-    # Nothing comes but the end of the connection; the process may have ended too.
-    with contextlib.suppress(OSError):
-        connection.recv(1)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+    return pid
 
 
 def can_become(environment: Mapping[str, str]) -> bool:

@@ -33,7 +33,6 @@ from zeropods.launch.command import (
 )
 from zeropods.launch.local import run_here, run_planned
 from zeropods.launch.outcome import failure
-from zeropods.launch.restart import Restarts
 from zeropods.launch.supervisor import Supervision, run_launch
 from zeropods.measure.record import LAUNCH_LOCK
 from zeropods.measure.run_folder import locked
@@ -87,8 +86,10 @@ def launch(
         min_pods: on how few.
     """
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
-    supervision = Supervision(timeout_seconds=timeout_seconds, step_timeout=step_timeout)
-    record = run_launch(planned, cluster, Restarts(most=restarts, min_pods=min_pods), supervision)
+    supervision = Supervision(
+        timeout_seconds=timeout_seconds, step_timeout=step_timeout, restarts=restarts, min_pods=min_pods
+    )
+    record = run_launch(planned, cluster, supervision)
     if record.status != "ok":
         raise UserError(failure(planned.folder, record))
     return Run(planned.folder)
@@ -103,7 +104,7 @@ def command_line(
     """
     arguments = train_arguments(**flags)
     if cluster is None:
-        return shell_line([sys.executable, str(find_script(script, Path.cwd())), *arguments])
+        return shell_line([sys.executable, str(find_script(script)), *arguments])
     planned = plan_launch(cluster, script, arguments, pods=pods)
     return shell_line(runner_argv(planned, cluster.hostfile), launcher_variables(planned))
 
@@ -136,12 +137,9 @@ def train_series(script: str | Path, runs: Sequence[Mapping[str, Any]]) -> list[
             stack.enter_context(locked(each.folder, LAUNCH_LOCK))
         for each in waiting:
             # A port that was free at the beginning may be another's by now.
-            ended = run_planned(replace(each, master_port=free_port()))
-            if ended.record is None and ended.status != 0:
-                lines = "\n".join(ended.lines)
-                raise UserError(f"{each.folder.name} did not begin; what was said last:\n{lines}")
+            record = run_planned(replace(each, master_port=free_port()))
             # So that the next call need not ask the script whether it is finished.
-            if Run(each.folder).record.status == "ok":
+            if record.status == "ok":
                 command.remember(each)
     return [Run(each.folder) for each in launches]
 

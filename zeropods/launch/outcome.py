@@ -6,14 +6,13 @@ import csv
 import math
 import re
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.measure.heartbeat import Beat, read_beats
@@ -30,6 +29,7 @@ from zeropods.measure.record import (
     write_record,
 )
 from zeropods.measure.run_folder import locked
+from zeropods.pods.leases import HAS_ENDED
 from zeropods.programs import is_held
 from zeropods.tables import GIB, progress
 
@@ -43,8 +43,8 @@ GONE_SECONDS = 3.0
 """A pod without ssh that does not answer for so long is lost; longer than between two answers."""
 FAILED_SECONDS = 5.0
 """Where pdsh says that a pod's ranks failed, the others' have so long to say what they make of it."""
-ABSENT_SECONDS = 12.0
-"""What the ranks have left behind, or a launcher that waits for nothing, is waited for so long."""
+MEASURED_SECONDS = 12.0
+"""What the ranks have left behind when all have measured, or a launcher, is waited for so long."""
 START_SECONDS = 180.0
 """From the launcher's start to the first rank on each pod: two imports of DeepSpeed on a busy machine."""
 LOCKED_SECONDS, POLL_SECONDS = 15.0, 0.2
@@ -68,18 +68,19 @@ class PodState:
     """What is known of a run on one pod."""
 
     pod: Pod
-    processes: int
-    """Processes of the run at the last answer."""
-    most: int
+    answered_at: float
+    """When it answered last, by the monotonic clock."""
+    most: int = 0
     """Most processes of the run that any answer told of."""
-    absent_seconds: float | None
-    """Since the pod last had a process of the run; None where it had none yet."""
-    silent_seconds: float
-    """Since the last answer."""
+    oom_kills: int = 0
+    """Processes that the kernel has ended for want of memory since the run was opened."""
     error: str | None = None
     """Why the last question got no answer."""
-    refused: bool = False
-    """Whether the pod answers that it has ended the run."""
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last answer."""
+        return time.monotonic() - self.answered_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ def _lost(state: Observation) -> Ending | None:
     """A pod that has been silent for too long, or that has ended the run already."""
     for seen in sorted(state.pods, key=lambda seen: -seen.silent_seconds):
         pod = f"{seen.pod.name} ({seen.pod.address})"
-        if seen.refused:
+        if HAS_ENDED in (seen.error or ""):
             # No renewal came through for longer than the lease.
             reason = f"{pod} ended the run, because this launcher was silent for longer than its lease"
             return Ending("failed", reason, seen.pod.name)
@@ -132,10 +133,7 @@ def _launcher_ended(state: Observation) -> Ending | None:
     if status is not None:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return Ending(None, f"DeepSpeed's launcher {how}") if status else Ending()
-    absent = min((seen.absent_seconds or 0.0 for seen in state.pods), default=0.0)
-    if all(seen.most for seen in state.pods) and absent > ABSENT_SECONDS:
-        return Ending(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
-    if state.since_measured > ABSENT_SECONDS:
+    if state.since_measured > MEASURED_SECONDS:
         return Ending(None, "all ranks have measured, and something keeps the launcher waiting")
     failed, seconds = max(state.failed_sessions.items(), key=lambda session: session[1], default=("", 0.0))
     if seconds > FAILED_SECONDS:
@@ -270,8 +268,10 @@ def _peak_bytes(path: Path, beat: Beat) -> float | None:
 class UnopenedError(UserError):
     """A run that ended before its ranks had opened its folder: there is nothing to record."""
 
+    steps = 0
+
     def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
-        self.status = verdict.status or "failed"
+        self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
         super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
 
@@ -321,6 +321,8 @@ def failure(folder: Path, record: Record) -> str:
 LOG = "launch.log"
 """In the run folder: what the ranks wrote on stdout and stderr, attempt after attempt."""
 LAST_LINES, KEPT_LINES = 8, 200
+OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[launch\.py:")
+"""In a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$")
 """What `train.log` says of a step."""
 SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|ssh killed by signal|killed by signal) \d+")
@@ -334,15 +336,16 @@ class GrowingFile:
         self.path = path
         self._offset = path.stat().st_size if path.is_file() else 0
 
-    def lines(self) -> list[str]:
-        """The complete lines that were added since the last call."""
+    def lines(self, *, ended: bool = False) -> list[str]:
+        """The complete lines that were added since the last call; where nothing more will come, all of them."""
         if not self.path.is_file():
             return []
         with open(self.path, "rb") as file:
             file.seek(self._offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(whole) + len(newline)
-        return whole.decode("utf-8", "replace").split("\n") if newline else []
+            new = file.read()
+        whole = new if ended else new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode("utf-8", "replace").removesuffix("\n").split("\n") if whole else []
 
 
 class Progress(NamedTuple):
@@ -390,56 +393,51 @@ def planned_steps(config: RunConfig) -> int | None:
     return math.ceil(asked["epochs"] * math.ceil(config.train_rows / config.effective_batch_size))
 
 
-class RunLog:
-    """The last lines that a run wrote, each shown as it comes."""
+class RunLog(GrowingFile):
+    """The log of a run: to it the run's processes append; here each line is shown, and the last ones are kept."""
 
-    def __init__(self, show: Callable[[str], object] = lambda line: None) -> None:
+    def __init__(self, folder: Path, show: Callable[[str], object] = lambda line: None) -> None:
+        """`folder`: of the run, made where it is not there; `show` gets every line that is added from now on."""
+        super().__init__(folder / LOG)
+        folder.mkdir(parents=True, exist_ok=True)
         self._show = show
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
-    def add(self, line: str) -> None:
-        """Keep and show a line."""
-        self._last.append(line)
-        # A terminal that is gone ends no run: ranks would wait for a pipe that nobody reads.
-        with suppress(OSError):
-            self._show(line)
+    def read(self, *, ended: bool = False) -> None:
+        """Take up the lines that are new, as `GrowingFile.lines` has them."""
+        for line in map(self.named, self.lines(ended=ended)):
+            self._last.append(line)
+            # A terminal that is gone ends no run.
+            with suppress(OSError):
+                self._show(line)
+
+    def named(self, line: str) -> str:
+        """A line with the name of its pod, where it does not begin with that."""
+        return line
 
     def tail(self, pod: str | None = None) -> list[str]:
         """The last lines of a pod; of all where it wrote none, or none is named."""
-        lines = list(self._last)
+        lines = [line for line in self._last if not OF_LAUNCHER.search(line)]
         return ([line for line in lines if line.startswith(f"{pod}: ")] or lines)[-LAST_LINES:]
 
 
 class PdshLog(RunLog):
-    """Reads pdsh's output to its end in a thread of its own, into the log file.
+    """What pdsh writes: `ADDRESS: ` before each line; known addresses are replaced by the pods' names."""
 
-    pdsh puts `ADDRESS: ` before each line; known addresses are replaced by the pods' names.
-    """
-
-    def __init__(self, pipe: IO[bytes], file: Path, names: Mapping[str, str], show: Callable[[str], object]) -> None:
-        """`names`: of the pods, by address; `show` is called in the reader's thread."""
-        super().__init__(show)
-        self._failed: dict[str, float] = {}
+    def __init__(self, folder: Path, show: Callable[[str], object], names: Mapping[str, str]) -> None:
+        """`names`: of the pods, by address."""
+        super().__init__(folder, show)
         self._names = names
-        self._thread = threading.Thread(target=self._read, args=(pipe, file), daemon=True)
-        self._thread.start()
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Wait for the end of the pipe; a process that escaped and holds it open is not waited for."""
-        self._thread.join(seconds)
+        self._failed: dict[str, float] = {}
 
     def failed_sessions(self) -> dict[str, float]:
         """Seconds since pdsh said that a pod's session has failed, by the pod's name."""
         now = time.monotonic()
-        return {pod: now - at for pod, at in list(self._failed.items())}
+        return {pod: now - at for pod, at in self._failed.items()}
 
-    def _read(self, pipe: IO[bytes], path: Path) -> None:
-        with pipe, open(path, "a", encoding="utf-8") as file:
-            for raw in pipe:
-                address, colon, text = raw.decode("utf-8", "replace").rstrip("\n").partition(": ")
-                line = f"{self._names.get(address, address)}{colon}{text}"
-                print(line, file=file, flush=True)
-                match = SESSION_END.fullmatch(line)
-                if match:
-                    self._failed.setdefault(self._names.get(match[1], match[1]), time.monotonic())
-                self.add(line)
+    def named(self, line: str) -> str:
+        match = SESSION_END.fullmatch(line)
+        if match:
+            self._failed.setdefault(self._names.get(match[1], match[1]), time.monotonic())
+        address, colon, text = line.partition(": ")
+        return f"{self._names.get(address, address)}{colon}{text}"

@@ -12,10 +12,9 @@ from pathlib import Path
 from zeropods.errors import UserError
 from zeropods.launch.command import PROJECT, exported_variables
 from zeropods.measure.calibration import PROBE_AGAIN, MachineProbe, read_probe
-from zeropods.pods.checks import Expectation
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.preflight import TIMED_OUT, preflight, run_all
+from zeropods.pods.preflight import TIMED_OUT, Expectation, preflight, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
 

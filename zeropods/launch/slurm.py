@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
 from zeropods.launch.hangs import HangDetector
-from zeropods.launch.outcome import LOG, Ending, GrowingFile, Observation, Ranks, RunLog, following, judge, record_run
+from zeropods.launch.outcome import LOG, Ending, Observation, Ranks, RunLog, following, judge, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
 from zeropods.measure.run_folder import locked
@@ -45,15 +44,11 @@ HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig",
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
 SAVED = 75
 """EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
-"""A time limit as sbatch(1) takes it."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
 LABEL = re.compile(r" *(\d+): ?")
 """What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
 UNKNOWN_JOB = "Invalid job id"
 """What SLURM says of a job that ended MinJobAge (300 s) ago, or never was."""
-NO_CLUSTER = "Could not establish a configuration source"
-"""What SLURM's commands say where nobody has configured it."""
 ANSWER_SECONDS = 60.0
 """SLURM's own commands wait some 10 to 30 s for a controller that does not answer."""
 POLL_SECONDS, LONGEST_SECONDS = 0.5, 5.0
@@ -68,10 +63,6 @@ class Submission:
 
     launch: Launch
     """Its hosts are placeholders: SLURM chooses the nodes."""
-    partition: str | None = None
-    time_limit: str | None = None
-    """Minutes, `hours:minutes:seconds`, `days-hours`, or another form of `TIME`."""
-    account: str | None = None
     options: tuple[str, ...] = ()
     """Further options of sbatch, such as `--qos=high`; they come last and win."""
     cpus_per_slot: int = 4
@@ -89,7 +80,6 @@ class Submission:
         launch, name = self.launch, re.sub(r"[^A-Za-z0-9._-]", "-", self.launch.folder.name)
         # sbatch replaces %j and the like in the path of the log.
         log = str(launch.folder / LOG).replace("%", "%%")
-        named = {"partition": self.partition, "time": self.time_limit, "account": self.account}
         return [
             *("sbatch", "--parsable"),
             f"--job-name=zeropods-{name}",
@@ -97,7 +87,6 @@ class Submission:
             f"--cpus-per-task={self.cpus_per_slot * self.slots}",
             f"--gpus-per-node={self.slots if self.has_gpus else 0}",
             f"--output={log}",
-            *(f"--{name}={value}" for name, value in named.items() if value is not None),
             *self.options,
             str(SBATCH_FILE),
             str(launch.script),
@@ -132,29 +121,34 @@ def plan_slurm(
     *,
     pods: int = 1,
     slots: int = 1,
+    cpus_per_slot: int = 4,
     partition: str | None = None,
-    has_gpus: bool | None = None,
-    **asked: Any,
+    options: tuple[str, ...] = (),
+    needs_slurm: bool = True,
 ) -> Submission:
     """A job as data, with the script's arguments checked; starts nothing.
 
     Args:
-        has_gpus: whether the partition's nodes have GPUs; SLURM is asked where it is None.
-        asked: further fields of `Submission`.
+        needs_slurm: whether it is an error that SLURM does not answer, which is asked for its nodes; else a job is
+            written for nodes with GPUs.
     """
-    if min(pods, slots, asked.get("cpus_per_slot", 1)) < 1:
+    if min(pods, slots, cpus_per_slot) < 1:
         raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
-    limit = asked.get("time_limit")
-    if limit is not None and not TIME.fullmatch(limit):
-        raise UserError(f"--time-limit {limit!r}; expected minutes, hours:minutes:seconds or days-hours")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
-    if has_gpus is None:
-        nodes, has_gpus = offer(partition)
-        if 0 < nodes < pods:
-            raise UserError(f"{pods} nodes: SLURM has {nodes} of {partition or 'all partitions'}; ask for fewer")
-    return Submission(launch=launch, partition=partition, has_gpus=has_gpus, **asked)
+    chosen = () if partition is None else (f"--partition={partition}",)
+    has_gpus = True
+    try:
+        nodes = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen]).splitlines()
+    except SlurmError:
+        if needs_slurm:
+            raise
+    else:
+        there, has_gpus = sum(int(line.split()[0]) for line in nodes), any("gpu" in line for line in nodes)
+        if 0 < there < pods:
+            raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
+    return Submission(launch=launch, options=(*chosen, *options), cpus_per_slot=cpus_per_slot, has_gpus=has_gpus)
 
 
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
@@ -170,7 +164,7 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         return earlier
     with locked(launch.folder, LAUNCH_LOCK), noted_signals() as signals:
         ranks = Ranks(launch.folder, [None] * launch.world_size)
-        log = JobLog(launch.folder / LOG, supervision.show)
+        log = JobLog(launch.folder, supervision.show)
         number = _running(launch, ranks) or _submitted(submission, ranks, supervision)
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
@@ -289,22 +283,6 @@ def look(number: int) -> SlurmJob | None:
         raise
 
 
-def offer(partition: str | None) -> tuple[int, bool]:
-    """How many nodes a partition has, or all of them, and whether any has GPUs that jobs can ask for."""
-    chosen = [] if partition is None else [f"--partition={partition}"]
-    lines = _ask(["sinfo", "--noheader", "--format=%D %G", *chosen]).splitlines()
-    return sum(int(line.split()[0]) for line in lines), any("gpu" in line for line in lines)
-
-
-def slurm_answers() -> bool:
-    """Whether there is a SLURM that answers."""
-    try:
-        offer(None)
-    except SlurmError:
-        return False
-    return True
-
-
 def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     program = argv[0]
     try:
@@ -323,27 +301,20 @@ def _ask(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> s
         # On one line, without the command's own name before each of its lines.
         lines = filter(None, (done.stderr or done.stdout or f"status {done.returncode}").splitlines())
         words = "; ".join(line.removeprefix(f"{program}: ").removeprefix("error: ") for line in lines)
-        remedy = "; run this where SLURM is configured (slurm.conf), or take --launcher pdsh"
-        raise SlurmError(f"{program}: {words}{remedy if NO_CLUSTER in words else ''}")
+        raise SlurmError(f"{program}: {words}")
     return done.stdout
 
 
 class JobLog(RunLog):
-    """The lines that a job adds to its log; a task's number becomes its node's name."""
+    """What `srun --label` writes: a task's number before each line, which becomes its node's name."""
 
-    def __init__(self, path: Path, show: Callable[[str], object]) -> None:
-        """`show` gets every line."""
-        super().__init__(show)
-        self.nodes: Sequence[str] = ()
-        """Names of the job's nodes, in the order of its tasks, once they are known."""
-        self._file = GrowingFile(path)
+    nodes: Sequence[str] = ()
+    """Names of the job's nodes, in the order of its tasks, once they are known."""
 
-    def read(self) -> None:
-        """Take up the complete lines that are new."""
-        for line in self._file.lines():
-            match = LABEL.match(line)
-            known = match is not None and int(match[1]) < len(self.nodes)
-            self.add(f"{self.nodes[int(match[1])]}: {line[match.end() :]}" if match and known else line)
+    def named(self, line: str) -> str:
+        match = LABEL.match(line)
+        known = match is not None and int(match[1]) < len(self.nodes)
+        return f"{self.nodes[int(match[1])]}: {line[match.end() :]}" if match and known else line
 
 
 class Follower:
@@ -373,7 +344,7 @@ class Follower:
             if why is not None or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
                 asked = now
                 job, ended = self._look()
-            self._log.read()
+            self._log.read(ended=ended)
             tick()
             time.sleep(0.0 if ended else POLL_SECONDS)
         if self._cancelled is not None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,13 +32,12 @@ from zeropods.launch.outcome import (
     judge,
     record_run,
 )
-from zeropods.launch.restart import JOURNAL, AttemptEnd, JournalEntry, Restarts, next_attempt
+from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
-from zeropods.pods.leases import HAS_ENDED
-from zeropods.pods.processes import ENDING, RUN, descendants, ending_in_order, handled, processes_with, send
-from zeropods.pods.wire import Message, WireError, ask_all
+from zeropods.pods.processes import ENDING, RUN, Process, descendants, end, ending_in_order, handled, processes_with
+from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import bound_argv, child_environment
 from zeropods.train.arguments import arguments_of
 
@@ -69,7 +67,7 @@ class Supervision:
     """How a launch is supervised."""
 
     show: Callable[[str], object] = lambda line: None
-    """Gets every line that the ranks write, from another thread."""
+    """Gets every line that the ranks write."""
     argv: Callable[[Launch, Path], list[str]] = runner_argv
     """Makes the launcher's command from the launch and its hostfile."""
     timeout_seconds: float | None = None
@@ -77,6 +75,10 @@ class Supervision:
     step_timeout: float | None = None
     """Seconds without a step, or a batch of an evaluation, after which a run is ended; derived from those that were
     seen if not given; 0: never."""
+    restarts: int = 0
+    """How often a run may go on by itself, where a pod is lost or a rank is killed."""
+    min_pods: int = 1
+    """On how few pods."""
     is_checked: bool = False
     """Whether the pods have had what the launch needs a moment ago; else they are looked at first."""
 
@@ -85,16 +87,15 @@ class Supervision:
         check_step_timeout(self.step_timeout)
 
 
-def run_launch(
-    planned: Launch, cluster: Cluster, restarts: Restarts | None = None, supervision: Supervision | None = None
-) -> Record:
+def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | None = None) -> Record:
     """Run a launch; after a lost pod or a killed rank, go on with the pods that are left. Returns the last record.
 
     A run that is finished already is left as it is. The effective batch stays as it is. Every attempt but the last has
     its record in `attempts/`.
     """
-    restarts, supervision = restarts or Restarts(), supervision or Supervision()
-    restarts.check(planned)
+    supervision = supervision or Supervision()
+    restarts, min_pods = supervision.restarts, supervision.min_pods
+    check_restarts(planned, restarts, min_pods)
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
@@ -102,20 +103,22 @@ def run_launch(
     current, left, seconds = planned, cluster, supervision.timeout_seconds
     while True:
         rest = seconds and max(1.0, seconds - (time.monotonic() - began))
-        end = _attempt(current, left, replace(supervision, timeout_seconds=rest))
-        if not end.calls_for_another or current.restarts >= restarts.most:
-            return end.result()
-        opened = opened or end.record is not None
-        left = _answering(left, end.lost)
-        following_launch = next_attempt(planned, left, restarts, opened=opened)
-        if isinstance(following_launch, str):
-            print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
-            return end.result()
+        end, found = _attempt(current, left, replace(supervision, timeout_seconds=rest))
+        opened, following_launch = opened or isinstance(end, Record), None
+        if calls_for_another(end) and current.restarts < restarts:
+            left = _answering(left, end.pod if end.status == "pod_lost" else None)
+            following_launch = next_attempt(planned, left, min_pods, opened=opened)
+        if not isinstance(following_launch, Launch):
+            if following_launch is not None:
+                print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
+            if isinstance(end, UnopenedError):
+                raise end
+            return end
         current = replace(following_launch, restarts=current.restarts + 1)
         supervision = replace(supervision, is_checked=False)
-        journal.append(JournalEntry.of(end, current, [pod.name for pod in left.pods]))
+        journal.append(JournalEntry.of(end, found, current, [pod.name for pod in left.pods]))
         files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(entry) for entry in journal]})
-        print(f"{planned.folder}: {journal[-1].line(current.restarts, restarts.most)}", file=sys.stderr)
+        print(f"{planned.folder}: {journal[-1].line(current.restarts, restarts)}", file=sys.stderr)
 
 
 def _answering(cluster: Cluster, lost: str | None) -> Cluster:
@@ -124,7 +127,7 @@ def _answering(cluster: Cluster, lost: str | None) -> Cluster:
     return replace(cluster, pods=tuple(pod for pod, said in told if said.is_ready and pod.name != lost))
 
 
-def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> AttemptEnd:
+def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tuple[Record | UnopenedError, float]:
     with ending_in_order():
         if not supervision.is_checked:
             command.check_pods(planned, cluster)
@@ -135,8 +138,7 @@ def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> Att
         opened = RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None)
         with locked(planned.folder, LAUNCH_LOCK), opened as lease:
             command.remember(planned)
-            attempt = Attempt(marked, supervision, lease, share_machine=cluster.backend == "local")
-            return attempt.to_its_end()
+            return Attempt(marked, supervision, lease).to_its_end()
 
 
 class Attempt:
@@ -147,10 +149,8 @@ class Attempt:
     `pkill -f` on every pod, which ends other runs too.
     """
 
-    def __init__(self, planned: Launch, supervision: Supervision, lease: RunLease, *, share_machine: bool) -> None:
-        """`share_machine`: whether all pods are on this machine."""
+    def __init__(self, planned: Launch, supervision: Supervision, lease: RunLease) -> None:
         self._planned, self._supervision, self._lease = planned, supervision, lease
-        self._share_machine = share_machine
         slots = [host.slots for host in planned.hosts]
         names = [pod.name for pod, number in zip(lease.pods, slots, strict=True) for _ in range(number)]
         self._ranks = Ranks(planned.folder, names)
@@ -158,35 +158,38 @@ class Attempt:
         self._began = self._looked = time.monotonic()
         self._measured: float | None = None
 
-    def to_its_end(self) -> AttemptEnd:
-        """Start the launcher, watch it until there is a verdict, end everything, and record the run."""
+    def to_its_end(self) -> tuple[Record | UnopenedError, float]:
+        """Start the launcher, watch it until there is a verdict, end everything, and record the run.
+
+        Returns:
+            The record, or why there is none; and when the verdict was there, in seconds since 1970.
+        """
         folder, names = self._planned.folder, {pod.address: pod.name for pod in self._lease.pods}
+        log, verdict = PdshLog(folder, self._supervision.show, names), None
         with noted_signals() as signals, following(folder) as tick, self._launcher() as process:
-            assert process.stdout is not None
-            log, verdict = PdshLog(process.stdout, folder / LOG, names, self._supervision.show), None
             try:
                 while verdict is None:
                     # A terminal that is gone ends no run by itself; SIGHUP does.
                     with suppress(OSError):
                         tick()
                     time.sleep(POLL_SECONDS)
+                    log.read()
                     verdict = judge(self._state(process, log, signals))
-                end = AttemptEnd()
+                found = time.time()
                 if verdict is self._hangs.found:
                     self._hangs.save_stacks(self._lease.ask_for_stacks)
             finally:
                 unanswered = self._stop(process, verdict)
-                log.close()
+                log.read(ended=True)
         if verdict.status is None and verdict.reason is not None and unanswered:
             # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
             pod, why = next(iter(unanswered.items()))
             verdict = Ending("pod_lost", f"{pod} has ended: {why}", pod)
         killed, restarts = self._lease.pods_out_of_memory(), self._planned.restarts
         try:
-            end.record = record_run(self._ranks, verdict, log, out_of_memory=killed, restarts=restarts)
+            return record_run(self._ranks, verdict, log, out_of_memory=killed, restarts=restarts), found
         except UnopenedError as error:
-            end.unopened = error
-        return end
+            return error, found
 
     @contextmanager
     def _launcher(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -196,14 +199,15 @@ class Attempt:
         write_hostfile(hostfile, self._planned.hosts)
         # DeepSpeed's environment file has no blank line and no comment: they would raise.
         files.write_text(variables, "".join(f"{name}={value}\n" for name, value in exported.items()))
-        process = subprocess.Popen(
-            bound_argv(self._supervision.argv(self._planned, hostfile), signal.SIGKILL),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=runner_environment(self._planned, variables, child_environment()),
-        )
+        with open(folder / LOG, "ab") as log:
+            process = subprocess.Popen(
+                bound_argv(self._supervision.argv(self._planned, hostfile), signal.SIGKILL),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=runner_environment(self._planned, variables, child_environment()),
+            )
         self._began = self._looked = time.monotonic()
         try:
             yield process
@@ -242,10 +246,8 @@ class Attempt:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LEAVE_SECONDS)
         end_tree(process)
-        if self._share_machine:
-            # Where a pod's agent and warden were both killed, nobody else would end its ranks.
-            for each in processes_with(RUN, self._lease.run):
-                send(each, signal.SIGKILL)
+        # Where a pod of this machine was frozen, or its agent and warden were both killed, nobody else ends its ranks.
+        end(lambda: processes_with(RUN, self._lease.run), 0.0)
         return unanswered
 
 
@@ -255,10 +257,8 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
     pdsh puts each ssh into a session of its own, so that a process group would not reach them.
     """
     if process.poll() is None:
-        below = descendants(process.pid)
-        process.kill()
-        for each in below:
-            send(each, signal.SIGKILL)
+        root = Process(process.pid)
+        end(lambda: [root, *descendants(root.pid)], 0.0)
         process.wait()
 
 
@@ -277,24 +277,20 @@ class RunLease:
     A supervisor that is killed renews nothing: the agents (`pods/leases.py`) then end the run by themselves.
     """
 
-    def __init__(self, pods: Sequence[Pod], secret: bytes, run: str, *, forks: bool = False) -> None:
+    def __init__(self, pods: Sequence[Pod], secret: bytes, run: str, *, forks: bool) -> None:
         """`forks`: whether each pod is to have a server that forks the ranks."""
         self.pods = tuple(pods)
         self.run = run
         self._forks = forks
         self._secret = secret
-        self._answers: dict[str, tuple[float, Message]] = {}
-        self._errors: dict[str, str] = {}
-        self._first_oom_kills: dict[str, int | None] = {}
+        self._states = {pod.name: PodState(pod, time.monotonic()) for pod in self.pods}
         self._closed = threading.Event()
 
     def __enter__(self) -> RunLease:
-        self._renew(OPEN_SECONDS, forks=self._forks)
-        silent = [pod for pod in self.pods if pod.name not in self._answers]
+        silent = self._ask("renew", OPEN_SECONDS, seconds=LEASE_SECONDS, forks=self._forks)
         if silent:
-            told = "; ".join(f"{pod.name} ({pod.address}): {self._errors[pod.name]}" for pod in silent)
+            told = "; ".join(f"{name}: {why}" for name, why in silent.items())
             raise UserError(f"{told}: no agent answers; bring the pods down and up again")
-        self._first_oom_kills = {name: answer["oom_kills"] for name, (_, answer) in self._answers.items()}
         threading.Thread(target=self._keep, name="run lease", daemon=True).start()
         return self
 
@@ -303,70 +299,40 @@ class RunLease:
 
     def states(self) -> list[PodState]:
         """How the run stands on each pod."""
-        now = time.monotonic()
-        return [self._state(pod, now) for pod in self.pods]
+        return list(self._states.values())
 
     def forgive(self) -> None:
         """Count silence from now on: this process did not run for a while, and asked nobody."""
         now = time.monotonic()
-        self._answers = {name: (now, answer) for name, (_, answer) in self._answers.items()}
+        self._states = {name: replace(state, answered_at=now) for name, state in self._states.items()}
 
     def stop_run(self, grace_seconds: float) -> dict[str, str]:
         """End the run on every pod; returns why by the name of each pod that did not say it is done."""
         self._closed.set()
-        request = {"do": "end", "run": self.run, "grace_seconds": grace_seconds}
-        answering = self._answering()
-        silent = [pod for pod in self.pods if pod not in answering]
-        with ThreadPoolExecutor(2) as threads:
-            long = threads.submit(self._ask, answering, request, grace_seconds + STOP_SECONDS)
-            return {**self._ask(silent, request, ANSWER_SECONDS), **long.result()}
+        return self._ask("end", grace_seconds + STOP_SECONDS, grace_seconds=grace_seconds)
 
     def ask_for_stacks(self) -> None:
-        """Let every rank that answers write its stacks."""
-        self._ask(self._answering(), {"do": "stacks", "run": self.run}, ANSWER_SECONDS)
+        """Let every rank whose pod answers write its stacks."""
+        self._ask("stacks", ANSWER_SECONDS)
 
     def pods_out_of_memory(self) -> frozenset[str | None]:
         """Names of the pods where the kernel has ended a process for want of memory; known once the run is stopped."""
-        return frozenset(
-            name
-            for name, (_, answer) in self._answers.items()
-            if answer["oom_kills"] is not None and answer["oom_kills"] > (self._first_oom_kills.get(name) or 0)
-        )
+        return frozenset(name for name, state in self._states.items() if state.oom_kills > 0)
 
     def _keep(self) -> None:
         while not self._closed.wait(RENEW_SECONDS):
-            self._renew(ANSWER_SECONDS)
+            self._ask("renew", ANSWER_SECONDS, seconds=LEASE_SECONDS)
 
-    def _renew(self, seconds: float, *, forks: bool = False) -> None:
-        wanted = {"forks": True} if forks else {}
-        self._ask(self.pods, {"do": "renew", "run": self.run, "seconds": LEASE_SECONDS, **wanted}, seconds)
-
-    def _ask(self, pods: Sequence[Pod], request: Message, seconds: float) -> dict[str, str]:
-        """Ask agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""
+    def _ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
+        """Ask the agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""
         errors = {}
-        answers = ask_all([(pod.address, pod.control_port) for pod in pods], self._secret, request, seconds)
-        for pod, answer in zip(pods, answers, strict=True):
+        agents, request = [(pod.address, pod.control_port) for pod in self.pods], {"do": do, "run": self.run, **more}
+        for pod, answer in zip(self.pods, ask_all(agents, self._secret, request, answer_seconds), strict=True):
+            state = self._states[pod.name]
             if isinstance(answer, WireError):
-                errors[pod.name] = self._errors[pod.name] = str(answer)
+                errors[pod.name] = str(answer)
+                self._states[pod.name] = replace(state, error=errors[pod.name])
             else:
-                known = self._answers[pod.name][1] if pod.name in self._answers else {}
-                self._answers[pod.name] = time.monotonic(), {**known, **answer}
-                self._errors.pop(pod.name, None)
+                most, kills = answer.get("seen", state.most), answer.get("oom_kills", state.oom_kills)
+                self._states[pod.name] = PodState(pod, time.monotonic(), most, kills)
         return errors
-
-    def _answering(self) -> list[Pod]:
-        """Pods that answered when they were last asked."""
-        return [pod for pod in self.pods if pod.name not in self._errors]
-
-    def _state(self, pod: Pod, now: float) -> PodState:
-        at, answer = self._answers[pod.name]
-        last, error = answer.get("last_seen_seconds"), self._errors.get(pod.name)
-        return PodState(
-            pod=pod,
-            processes=answer["processes"],
-            most=answer["seen"],
-            absent_seconds=None if last is None else last + (now - at),
-            silent_seconds=now - at,
-            error=error,
-            refused=error is not None and HAS_ENDED in error,
-        )

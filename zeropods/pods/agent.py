@@ -19,49 +19,49 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import own_address, own_slots
-from zeropods.pods.leases import Leases, takes_sigterm
+from zeropods.pods.leases import Leases
 from zeropods.pods.processes import (
     ENDING,
     PLACE,
     POD,
+    Process,
     become_subreaper,
     descendants,
     end,
-    end_descendants,
     make_private_folder,
-    oom_kills,
     reap,
 )
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
-from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, find_sshd, make_key
+from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, make_key
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
-from zeropods.programs import bound_argv, child_environment, end_with_parent, is_free
+from zeropods.programs import bound_argv, child_environment, end_with_parent
 
-SECRET_VARIABLE = "ZEROPODS_SECRET"
+ORDERS = "ZEROPODS_ORDERS"
+"""The variable by which a worker is told, as a JSON object; it is taken out at once, since it holds a secret."""
 BY_STDIN = "stdin"
 """The argument of a worker on a host of the user's own: the first line on stdin has its variables as a JSON object, and
 it ends with stdin."""
 WORKER_VARIABLES = ("CDSW_ENGINE_ID", "CML_ENGINE_ID")
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, when the pod ends."""
-KILL_SECONDS = 5.0
 AGENT_SECONDS = 10.0
 """From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
-WARDEN_KILL_SECONDS = 30.0
 FAILED_SECONDS = 5.0
+COUNT_SECONDS = 20
 LONG_SECONDS = 86_400.0
 FORK_SERVER = "zeropods.launch.forks"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What a worker is told through its environment by whoever started it: where to report, and what to offer."""
+    """What a worker is told by whoever started it: where to report, and what to offer."""
 
     worker: str
     """Id of this worker with the backend that started it."""
     address: str
     master: tuple[str, int]
-    secret: bytes
+    secret: str
+    """Of the cluster, as hexadecimal."""
     ssh_ports: tuple[int, ...]
     """Ports for sshd, the one that is wanted most first."""
     authorized_key: str
@@ -97,28 +97,13 @@ def main() -> int:
 
 
 def take_orders() -> Orders:
-    """Read this process's environment, and take the secret out of it; `UserError` where something is wrong."""
-    told = os.environ
+    """Take the orders out of this process's environment; `UserError` where something is wrong."""
+    worker = next(filter(None, map(os.environ.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}")
     try:
         # Processes that this one starts inherit the rest.
-        secret = bytes.fromhex(told.pop(SECRET_VARIABLE))
-        master, _, port = told["ZEROPODS_MASTER"].rpartition(":")
-        return Orders(
-            secret=secret,
-            worker=next(filter(None, map(told.get, WORKER_VARIABLES)), f"{socket.gethostname()}-{os.getpid()}"),
-            address=own_address(),
-            master=(master, int(port)),
-            ssh_ports=tuple(map(int, told["ZEROPODS_SSH_PORTS"].split(","))),
-            authorized_key=told["ZEROPODS_AUTHORIZED_KEY"],
-            lease=told["ZEROPODS_LEASE"],
-            lease_seconds=float(told["ZEROPODS_LEASE_SECONDS"]),
-            slots=int(told["ZEROPODS_SLOTS"]) if told.get("ZEROPODS_SLOTS") else None,
-            register_seconds=float(told["ZEROPODS_REGISTER_SECONDS"]),
-        )
-    except KeyError as error:
-        raise UserError(f"{error.args[0]}: not set; a worker is started by `zeropods pods up`, not by hand") from None
-    except ValueError as error:
-        raise UserError(f"ZEROPODS_...: {error}; a worker is started by `zeropods pods up`, not by hand") from None
+        return Orders(**json.loads(os.environ.pop(ORDERS, "")), worker=worker, address=own_address())
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{ORDERS}: {error}; a worker is started by `zeropods pods up`, not by hand") from None
 
 
 def run_agent(orders: Orders, folder: Path, warden: int) -> int:
@@ -138,34 +123,31 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
         become_subreaper()
-        find_sshd()
         host_key = make_key(folder / HOST_KEY, "")
-        return asyncio.run(_Agent(orders, folder, host_key, orders.slots or own_slots()).live())
+        # A driver that hangs while GPUs are counted ends the agent.
+        signal.alarm(COUNT_SECONDS)
+        slots = orders.slots or own_slots()
+        signal.alarm(0)
+        return asyncio.run(_Agent(orders, folder, host_key, slots).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class PodEndedError(Exception):
+    """Why a pod ends, and its exit status."""
+
+
 class _Agent:
     def __init__(self, orders: Orders, folder: Path, host_key: str, slots: int) -> None:
-        self._orders = orders
+        self._orders, self._host_key, self._slots = orders, host_key, slots
         self._sock = listening_socket(orders.address, 0)
-        port = self._sock.getsockname()[1]
-        self._pod = Pod(
-            worker=orders.worker,
-            address=orders.address,
-            hostname=socket.gethostname(),
-            slots=slots,
-            ssh_port=next((port for port in orders.ssh_ports if is_free(orders.address, port)), orders.ssh_ports[0]),
-            host_key=host_key,
-            control_port=port,
-        )
-        self._server = Server(orders.secret, control_purpose(orders.address, port), self._attend)
+        self._port = self._sock.getsockname()[1]
+        self._secret = bytes.fromhex(orders.secret)
+        self._server = Server(self._secret, control_purpose(orders.address, self._port), self._attend)
         self._sshd = Sshd(folder, orders.address)
         self._forks = folder / FORKS
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._leases = Leases(os.getpid(), self._daemons, self._end)
-        self._ending: asyncio.Future[tuple[str, int]] | None = None
-        """Why the pod ends, and its exit status."""
 
     async def live(self) -> int:
         """From the registration to the end of all that is under this process."""
@@ -175,36 +157,40 @@ class _Agent:
         for signum in ENDING:
             loop.add_signal_handler(signum, self._end, f"it got {signum.name}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *ENDING})
-        tasks = [asyncio.create_task(self._register()), asyncio.create_task(self._leases.watch())]
-        for task in tasks:
-            task.add_done_callback(self._end_on_failure)
+        tasks = [asyncio.create_task(work) for work in (self._register(), self._leases.watch())]
         try:
-            reason, status = await self._ending
+            await asyncio.gather(*tasks, self._ending)
+        except PodEndedError as ended:
+            reason, status = ended.args
         finally:
             for task in tasks:
                 task.cancel()
             await self._end_everything()
         self._say(f"ended: {reason}")
-        return status
+        return int(status)
 
     async def _register(self) -> None:
         orders = self._orders
         await self._server.open(self._sock)
         try:
-            await self._sshd.start(self._pod.ssh_port, orders.authorized_key)
+            ssh_port = await self._sshd.start(orders.ssh_ports, orders.authorized_key)
         except UserError as error:
             # Not every worker has a log that its master can read.
             with suppress(WireError):
-                await ask(*orders.master, orders.secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
+                await ask(*orders.master, self._secret, PURPOSE, {"failed": str(error)}, FAILED_SECONDS)
             raise
-        await register(orders.master, orders.secret, self._pod, orders.register_seconds)
+        pod = Pod(
+            worker=orders.worker,
+            address=orders.address,
+            hostname=socket.gethostname(),
+            slots=self._slots,
+            ssh_port=ssh_port,
+            host_key=self._host_key,
+            control_port=self._port,
+        )
+        await register(orders.master, self._secret, pod, orders.register_seconds)
         self._leases.open(orders.lease, orders.lease_seconds)
-        self._say(f"ready, ssh port {self._pod.ssh_port}")
-
-    def _end_on_failure(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._ending is not None and not self._ending.done():
-            self._ending.set_exception(error)
+        self._say(f"ready, ssh port {ssh_port}")
 
     async def _attend(self, request: Message, peer: str) -> Message:
         """Answer whoever knows the cluster's secret."""
@@ -231,7 +217,7 @@ class _Agent:
                         self._serve_forks()
                 return self._leases.renew_run(run, seconds)
             case "end" if run:
-                return {"left": await self._leases.end_run(run, grace_seconds), "oom_kills": oom_kills()}
+                return await self._leases.end_run(run, grace_seconds)
             case "stacks" if run:
                 return {"asked": self._leases.ask_for_stacks(run)}
             case "end":
@@ -268,9 +254,8 @@ class _Agent:
 
     def _end(self, reason: str, status: int = 0) -> None:
         """Let the pod end; the first reason counts."""
-        assert self._ending is not None
         if not self._ending.done():
-            self._ending.set_result((reason, status))
+            self._ending.set_exception(PodEndedError(reason, status))
 
     def _reap(self) -> None:
         ended, _ = reap()
@@ -281,13 +266,18 @@ class _Agent:
         """Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left."""
         self._sshd.kill()
         await self._server.close()
-        end([process for process in descendants(os.getpid()) if takes_sigterm(process)], GRACE_SECONDS)
-        end_descendants(KILL_SECONDS)
+        end(_below, GRACE_SECONDS)
 
     def _say(self, what: str) -> None:
         # Who started this pod, and reads what it says, may be gone.
         with suppress(OSError):
             print(f"pod {self._orders.address}: {what}", flush=True)
+
+
+def _below() -> list[Process]:
+    """What lives below this process; what has ended is reaped."""
+    reap()
+    return descendants(os.getpid())
 
 
 # The warden
@@ -298,7 +288,7 @@ def _guard(agent: int, orders: Orders, folder: Path) -> int:
     try:
         status = _await_agent(agent)
     finally:
-        is_clean = end_descendants(WARDEN_KILL_SECONDS)
+        is_clean = end(_below, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
     pod = f"pod {orders.address}"
     if status is None or status < 0:

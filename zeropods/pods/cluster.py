@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from zeropods import files
@@ -24,9 +24,8 @@ from zeropods.files import home
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers, Settings
-from zeropods.pods.checks import Expectation
 from zeropods.pods.hostfile import Host, is_loopback, write_hostfile
-from zeropods.pods.preflight import Preflight, preflight
+from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
@@ -157,8 +156,9 @@ class Cluster:
 
     def check(self) -> Preflight:
         """What is found on every pod now: pods x checks, and below them the remedy of each check that is not ok."""
-        names, title = [pod.name for pod in self.pods], f"Cluster {self.name}, checked"
-        return preflight(self.hosts, expected_here(), names=names, ssh_config=self.ssh_config, title=title)
+        names = [pod.name for pod in self.pods]
+        found = preflight(self.hosts, expected_here(), names=names, ssh_config=self.ssh_config)
+        return replace(found, title=f"Cluster {self.name}, checked")
 
     def down(self) -> None:
         """End all pods and remove all files; a second call does nothing."""

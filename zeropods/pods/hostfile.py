@@ -17,7 +17,6 @@ ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 """A host name or an IPv4 address. Nothing that ssh or pdsh could take for a flag, a pattern or a range of hosts."""
 LINE = re.compile(rf"({ADDRESS.pattern})[ \t]+slots=([1-9][0-9]{{0,3}})")
 BLANK = " \t\r"
-SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,15 @@ class Host:
     """Processes that it gets, one for each GPU."""
 
     def __post_init__(self) -> None:
-        checked_address(self.address)
+        if ADDRESS.fullmatch(self.address) is None:
+            problem = "not a host name or IPv4 address; letters, digits, '.', '-' and '_' only"
+            raise UserError(f"{self.address!r}: {problem}")
         if LINE.fullmatch(self.line()) is None:
             raise UserError(f"{self.address}: slots={self.slots!r}; expected a number from 1 to 9999")
 
     def line(self) -> str:
         """The host's line of a hostfile."""
         return f"{self.address} slots={self.slots}"
-
-
-def checked_address(address: str) -> str:
-    """The address, if it may stand in a hostfile, in `known_hosts` and in an argument list; else `UserError`."""
-    if ADDRESS.fullmatch(address) is None:
-        raise UserError(f"{_shown(address)}: not a host name or IPv4 address; letters, digits, '.', '-' and '_' only")
-    return address
 
 
 def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
@@ -61,7 +55,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Host, ...]:
             continue
         match = LINE.fullmatch(stated)
         if match is None:
-            raise UserError(f"{place}:{number}: {_shown(line.strip(BLANK))}; expected '<address> slots=<gpus>'")
+            raise UserError(f"{place}:{number}: {line.strip(BLANK)!r}; expected '<address> slots=<gpus>'")
         host = Host(match[1], int(match[2]))
         earlier, _ = hosts.setdefault(host.address.lower(), (number, host))
         if earlier != number:
@@ -87,10 +81,6 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 def write_hostfile(path: Path, hosts: Iterable[Host]) -> None:
     """Write a hostfile, which `read_hostfile` reads back; a reader sees the old or the new one, never a part."""
     files.write_text(path, "".join(f"{host.line()}\n" for host in hosts))
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")
 
 
 # What a pod can say of itself: the address under which others reach it, and its slots.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 import psutil
 from psutil import Process
 
-from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants, oom_kills, send, variable
+from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants, end, oom_kills, variable
 
 KERNEL, IDLE = "kernel", "idle"
 """A cluster's lease is prolonged by its master's renewals only, or by any use."""
@@ -25,13 +24,6 @@ STRANGER_SECONDS = 10.0
 """The lease of a run that nobody has opened yet: its first renewal can come after its first process."""
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL, where a lease has run out."""
-PAUSE_SECONDS = 0.1
-KILL_SECONDS = 20.0
-"""SIGKILL is repeated so long; what is left then hangs in the kernel."""
-EMPTY_READINGS = 2
-"""A process may be missed while its parent ends: none is left where two readings in a row say so."""
-SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
-DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 
 
 @dataclass
@@ -45,9 +37,13 @@ class RunState:
     """Number of tasks that are ending it."""
     seen: int = 0
     """Most processes that were seen at a time."""
-    last_seen: float | None = None
-    asked: set[Process] = field(default_factory=set)
-    """Processes that got SIGTERM."""
+    oom_kills_before: int = field(default_factory=oom_kills)
+    """The kernel's count when the run was opened."""
+
+    @property
+    def oom_kills(self) -> int:
+        """Processes that the kernel has ended for want of memory since then."""
+        return oom_kills() - self.oom_kills_before
 
 
 class Leases:
@@ -65,7 +61,7 @@ class Leases:
         self._end = end
         self._kind, self._seconds, self._until = "", math.inf, math.inf
         self._runs: dict[str, RunState] = {}
-        self._tasks: set[asyncio.Task[int]] = set()
+        self._tasks: set[asyncio.Task[dict[str, object]]] = set()
 
     def open(self, kind: str, seconds: float) -> None:
         """Begin the pod's own lease, of kind `kernel` or `idle`."""
@@ -91,36 +87,22 @@ class Leases:
             return {"error": f"run {name} {HAS_ENDED}"}
         run.until = time.monotonic() + seconds
         members = self._look()[0].get(name, ())
-        since = None if run.last_seen is None else round(time.monotonic() - run.last_seen, 3)
-        return {"processes": len(members), "seen": run.seen, "last_seen_seconds": since, "oom_kills": oom_kills()}
+        return {"processes": len(members), "seen": run.seen, "oom_kills": run.oom_kills}
 
     def ask_for_stacks(self, name: str) -> int:
         """Ask a run's ranks for the stacks of their threads; returns how many were asked."""
         return ask_for_stacks(self._look()[0].get(name, ()))
 
-    async def end_run(self, name: str, grace_seconds: float) -> int:
-        """End a run for ever: SIGTERM, later SIGKILL; returns how many of its processes are left after all."""
+    async def end_run(self, name: str, grace_seconds: float) -> dict[str, object]:
+        """End a run for ever: SIGTERM, later SIGKILL; tells how many of its processes are left after all."""
         run = self._run(name, 0.0)
         run.has_ended = True
         run.ending += 1
-        kill_at = time.monotonic() + grace_seconds
-        empty = 0
         try:
-            while True:
-                members = self._look()[0].get(name, [])
-                empty = 0 if members else empty + 1
-                overdue = time.monotonic() - kill_at
-                if empty == EMPTY_READINGS or overdue > KILL_SECONDS:
-                    return len(members)
-                for process in members:
-                    if overdue >= 0:
-                        send(process, signal.SIGKILL)
-                    elif process not in run.asked and takes_sigterm(process):
-                        run.asked.add(process)
-                        send(process, signal.SIGTERM)
-                await asyncio.sleep(PAUSE_SECONDS)
+            left = await asyncio.to_thread(end, lambda: self._find()[0].get(name, ()), grace_seconds)
         finally:
             run.ending -= 1
+        return {"left": left, "oom_kills": run.oom_kills}
 
     def status(self) -> dict[str, object]:
         """Open runs and those that have processes with their number, and how long the lease lasts."""
@@ -156,12 +138,14 @@ class Leases:
 
     def _look(self) -> tuple[dict[str, list[Process]], int]:
         """What `pod_processes` finds now; that is noted of each run, and an unknown one gets a short lease."""
-        found, sessions = pod_processes(self._agent, self._daemons())
+        found, sessions = self._find()
         for name, members in found.items():
             run = self._run(name, STRANGER_SECONDS)
             run.seen = max(run.seen, len(members))
-            run.last_seen = time.monotonic()
         return found, sessions
+
+    def _find(self) -> tuple[dict[str, list[Process]], int]:
+        return pod_processes(self._agent, self._daemons())
 
     def _run(self, name: str, seconds: float) -> RunState:
         return self._runs.setdefault(name, RunState(time.monotonic() + seconds))
@@ -198,18 +182,3 @@ def pod_processes(agent: int, daemons: Sequence[int]) -> tuple[dict[str, list[Pr
             elif parent in daemons[:1]:
                 sessions += 1
     return runs, sessions
-
-
-def takes_sigterm(process: Process) -> bool:
-    """Whether a process is asked to end before it is killed.
-
-    Not asked: shells and sshd, which would cut the output of their children off, and DeepSpeed's
-    launcher, which answers by ending its ranks over 30 s; they end by themselves after the ranks.
-    """
-    try:
-        name, arguments = process.name(), process.cmdline()
-    except psutil.Error:
-        return False
-    if name in SHELLS or name.startswith("sshd"):
-        return False
-    return not any(argument.endswith(DEEPSPEED_LAUNCHERS) for argument in arguments)

@@ -36,8 +36,11 @@ FORKS_VARIABLE = "ZEROPODS_FORKS"
 PLACE = ("ZEROPODS_GAP", "0" * 16)
 """A variable of that server, as long as the mark of a run: each fork has the mark in its place."""
 PAUSE_SECONDS = 0.05
-KILL_SECONDS = 5.0
-"""What is there so long after SIGKILL hangs in the kernel."""
+KILL_SECONDS = 20.0
+"""SIGKILL is repeated so long; what is left then hangs in the kernel."""
+EMPTY_READINGS = 2
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox"})
+DEEPSPEED_LAUNCHERS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py")
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""
 
@@ -116,15 +119,45 @@ def child_pids(pid: int) -> list[int] | None:
         return None
 
 
-def end(processes: Iterable[Process], seconds: float) -> None:
-    """End processes together: SIGTERM, SIGKILL for those that are there `seconds` later; none is left."""
-    left = list(processes)
-    for signum, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, KILL_SECONDS)):
-        for process in left:
-            send(process, signum)
-        deadline = time.monotonic() + patience
-        while (left := [process for process in left if is_alive(process)]) and time.monotonic() < deadline:
-            time.sleep(PAUSE_SECONDS)
+def end(find: Callable[[], Iterable[Process]], seconds: float) -> int:
+    """End processes: SIGTERM to those that take it, SIGKILL to all that are there `seconds` later.
+
+    Args:
+        find: tells which there are. It is asked until it finds none twice in a row: a process may be missed while its
+            parent ends.
+
+    Returns:
+        How many are left after all; they hang in the kernel.
+    """
+    asked, empty, kill_at = set[Process](), 0, time.monotonic() + seconds
+    while True:
+        there = [process for process in find() if is_alive(process)]
+        empty = 0 if there else empty + 1
+        overdue = time.monotonic() - kill_at
+        if empty == EMPTY_READINGS or overdue > KILL_SECONDS:
+            return len(there)
+        for process in there:
+            if overdue >= 0:
+                send(process, signal.SIGKILL)
+            elif process not in asked and takes_sigterm(process):
+                asked.add(process)
+                send(process, signal.SIGTERM)
+        time.sleep(PAUSE_SECONDS)
+
+
+def takes_sigterm(process: Process) -> bool:
+    """Whether a process is asked to end before it is killed.
+
+    Not asked: shells and sshd, which would cut the output of their children off, and DeepSpeed's
+    launcher, which answers by ending its ranks over 30 s; they end by themselves after the ranks.
+    """
+    try:
+        name, arguments = process.name(), process.cmdline()
+    except psutil.Error:
+        return False
+    if name in SHELLS or name.startswith("sshd"):
+        return False
+    return not any(argument.endswith(DEEPSPEED_LAUNCHERS) for argument in arguments)
 
 
 def become_subreaper() -> None:
@@ -150,18 +183,6 @@ def reap() -> tuple[dict[int, int], bool]:
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
-def end_descendants(seconds: float) -> bool:
-    """SIGKILL everything below this subreaper until nothing is left; False if something still is after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while reap()[1]:
-        for process in descendants(os.getpid()):
-            send(process, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(PAUSE_SECONDS)
-    return True
-
-
 # Interrupts that come at a bad moment.
 
 
@@ -177,17 +198,6 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
     finally:
         for number, former in before.items():
             signal.signal(number, former)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends what runs here as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    with handled({signal.SIGTERM}, interrupt):
-        yield
 
 
 @contextmanager
@@ -216,8 +226,8 @@ def ending_in_order() -> Iterator[None]:
 # Memory.
 
 
-def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """The kernel's count of OOM kills in this process's memory cgroup; None where it keeps none.
+def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+    """The kernel's count of OOM kills in this process's memory cgroup; 0 where it keeps none.
 
     The count stands in `memory.oom_control` (cgroup v1) or `memory.events` (v2), cgroups(7). A process outside of any
     group is counted by the whole machine (`oom_kill` of /proc/vmstat). In a container the group's path is another than
@@ -236,7 +246,7 @@ def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
         found = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
         if found:
             return int(found[1])
-    return None
+    return 0
 
 
 def _text(file: Path) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import resource
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.pods.wire import Message, Server, WireError, ask, listening_socket
@@ -24,7 +24,6 @@ STRANGERS = 64
 """Connections without proof at once, beside two for each pod."""
 OTHER_FILES = 512
 """Descriptors left to the rest of the process."""
-SHOWN_CHARACTERS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ async def register(master: tuple[str, int], secret: bytes, pod: Pod, seconds: fl
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
     if "refused" in answer:
-        raise UserError(f"{place}: refused by the master: {plain_line(answer['refused'])}")
+        raise UserError(f"{place}: refused by the master: {answer['refused']}")
 
 
 class Rendezvous:
@@ -100,6 +99,7 @@ class Rendezvous:
         self._told = asyncio.Event()
         self._settled = threading.Event()
         """Both are set once, when all pods are there or the cluster does not come up."""
+        self._left = threading.Event()
         self._unproven = STRANGERS + 2 * count
         self._server = Server(secret, PURPOSE, self._attend, unproven=self._unproven)
 
@@ -108,19 +108,13 @@ class Rendezvous:
         allow_open_files(2 * self._unproven + self._count + OTHER_FILES)
         sock = listening_socket(*self._place)
         self.port: int = sock.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="zeropods-rendezvous", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(sock)), daemon=True)
         self._thread.start()
-        self._run(self._server.open(sock))
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._run(self._close())
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._left.set()
+        self._thread.join()
 
     @property
     def there(self) -> frozenset[str]:
@@ -154,18 +148,14 @@ class Rendezvous:
     async def _attend(self, request: Message, peer: str) -> Message:
         """Admit a pod, and answer it once all are there; one that lost its connection comes again."""
         if "failed" in request:
-            self._settle(f"pod at {peer}: {plain_line(request['failed'])}")
+            self._settle(f"pod at {peer}: {request['failed']}")
             return {}
         try:
             pod = Pod(**request)
         except TypeError as error:
             remedy = "is one version of zeropods on master and pods?"
-            self._settle(f"pod at {peer}: a registration: {plain_line(error)}; {remedy}")
+            self._settle(f"pod at {peer}: a registration: {error}; {remedy}")
         else:
-            other = next((o for o in self._pods.values() if o.address == pod.address and o.worker != pod.worker), None)
-            if other is not None:
-                workers = f"{other.worker} and {pod.worker}"
-                self._settle(f"{pod.address}: two pods have this address, {workers}; each needs one of its own")
             self._pods[pod.worker] = pod
             if len(self._pods) >= self._count:
                 self._settle(None)
@@ -179,13 +169,12 @@ class Rendezvous:
             self._settled.set()
             self._told.set()
 
-    async def _close(self) -> None:
-        """Tell the pods that still wait, and end all connections and the server."""
+    async def _serve(self, sock: socket.socket) -> None:
+        """Serve until the caller leaves; then tell the pods that still wait, and end all connections and the server."""
+        await self._server.open(sock)
+        await asyncio.to_thread(self._left.wait)
         self._settle("the cluster did not come up")
         await self._server.close(FAREWELL_SECONDS)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def allow_open_files(needed: int) -> None:
@@ -194,9 +183,3 @@ def allow_open_files(needed: int) -> None:
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def plain_line(text: object) -> str:
-    """What another machine said, as one line of printable characters of bounded length."""
-    line = " ".join(str(text).split())[:SHOWN_CHARACTERS]
-    return "".join(character if character.isprintable() else "?" for character in line)

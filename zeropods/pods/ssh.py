@@ -13,14 +13,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import PLAIN
-from zeropods.pods.hostfile import checked_address, interface
+from zeropods.pods.hostfile import interface
 from zeropods.pods.processes import FORKS_VARIABLE
-from zeropods.programs import end_with_parent, find_program, is_free, own_programs_first
+from zeropods.programs import end_with_parent, find_program, own_programs_first
 
 KEYGEN_SECONDS = 30.0
 CONNECT_SECONDS = 2
@@ -30,35 +29,28 @@ ALIVE_MISSES = 3
 ALWAYS = {
     "BatchMode": "yes",
     "ConnectTimeout": str(CONNECT_SECONDS),
-    "PasswordAuthentication": "no",
     "StrictHostKeyChecking": "yes",
     "ControlMaster": "no",
     "LogLevel": "ERROR",
 }
 """Options of every connection, with an own configuration or with the user's: ask nothing, trust no unknown key."""
 PINNED = {
-    "ConnectionAttempts": "1",
     "IdentitiesOnly": "yes",
     "IdentityAgent": "none",
     "GlobalKnownHostsFile": "/dev/null",
-    "CheckHostIP": "no",
-    "UpdateHostKeys": "no",
-    "CanonicalizeHostname": "no",
     "ServerAliveInterval": str(ALIVE_SECONDS),
     "ServerAliveCountMax": str(ALIVE_MISSES),
-    "ClearAllForwardings": "yes",
-    "ForwardAgent": "no",
-    "ForwardX11": "no",
-    "ControlPath": "none",
 }
-"""Nothing of the user's own agent, connections or known hosts has a part in a cluster."""
+"""Nothing of the user's own agent or known hosts has a part in a cluster; nor has any other configuration, with -F."""
 HOST_KEY, AUTHORIZED_KEYS, CONFIG, LOG = "host_key", "authorized_keys", "sshd_config", "sshd.log"
 FORKS = "forks"
 """The socket of the pod's fork server, in the same folder."""
 RUN_FOLDER = Path("/run/sshd")
 CML_VARIABLES = ("CDSW_ENGINE_ID", "CDSW_IP_ADDRESS", "CDSW_MASTER_IP", "CDSW_PROJECT")
 """What a session is told of its pod. Of CML's variables no other: `CDSW_API_KEY` is a secret."""
-BANNER_SECONDS = 15.0
+START_SECONDS = 15.0
+LISTENS = "Server listening"
+"""In the line of its log that says so."""
 PAUSE_SECONDS = 0.05
 SSHD_OPTIONS = """\
 PidFile none
@@ -73,9 +65,6 @@ MaxStartups 100:30:200
 MaxSessions 100
 ClientAliveInterval 5
 ClientAliveCountMax 3
-LogLevel ERROR
-PrintMotd no
-PrintLastLog no
 """
 """What differs from sshd's own defaults: no PAM, no tunnel, no environment of the user's."""
 
@@ -103,8 +92,7 @@ def make_key(path: Path, comment: str) -> str:
     except FileNotFoundError:
         raise UserError("ssh-keygen: not found; install it (Debian: apt-get install openssh-client)") from None
     except subprocess.SubprocessError as error:
-        written = (getattr(error, name, None) for name in ("stderr", "stdout"))
-        said = " ".join(" ".join(str(text) for text in written if text).split()) or error
+        said = " ".join(str(getattr(error, "stderr", None) or error).split())
         raise UserError(f"{path}: ssh-keygen failed: {said}; is the folder there and writable?") from None
     return " ".join(path.with_name(f"{path.name}.pub").read_text(encoding="utf-8").split()[:2])
 
@@ -113,12 +101,8 @@ def make_key(path: Path, comment: str) -> str:
 
 
 def known_hosts_text(entries: Iterable[tuple[str, int, str]]) -> str:
-    """`known_hosts` from (address, port, host key `ssh-ed25519 AAAA...`); a host may have several keys."""
-    lines = []
-    for address, port, key in entries:
-        name = checked_address(address) if port == 22 else f"[{checked_address(address)}]:{port}"
-        lines.append(f"{name} {key}\n")
-    return "".join(lines)
+    """`known_hosts` from (address, port other than 22, host key `ssh-ed25519 AAAA...`); a host may have several."""
+    return "".join(f"[{address}]:{port} {key}\n" for address, port, key in entries)
 
 
 def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts: Path, user: str) -> str:
@@ -136,7 +120,7 @@ def ssh_config_text(addresses: Iterable[str], port: int, key: Path, known_hosts:
         **ALWAYS,
         **PINNED,
     }
-    head = "Host " + " ".join(checked_address(address) for address in addresses)
+    head = "Host " + " ".join(addresses)
     return "\n".join([head, *(f"    {name} {value}" for name, value in options.items())]) + "\n"
 
 
@@ -150,7 +134,7 @@ def ssh_argv(ssh_config: Path | None, address: str, command: Sequence[str], **op
     argv = ["ssh", "-T", *(() if ssh_config is None else ("-F", str(ssh_config)))]
     for name, value in {**ALWAYS, **options}.items():
         argv += ["-o", f"{name}={value}"]
-    return [*argv, "--", checked_address(address), shlex.join(command)]
+    return [*argv, "--", address, shlex.join(command)]
 
 
 def pdsh_ssh_arguments(ssh_config: Path) -> str:
@@ -188,18 +172,26 @@ class Sshd:
         """None until it is started."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, port: int, authorized_key: str) -> None:
-        """Start it and wait for its banner; `UserError` if it is not installed or does not come up."""
-        place = f"{self._address}:{port}"
-        if not is_free(self._address, port):
-            raise UserError(f"{place}: taken meanwhile by another process; start the cluster again")
-        self._write(AUTHORIZED_KEYS, f"{authorized_key}\n")
-        self._write(CONFIG, self._config(port))
+    async def start(self, ports: Sequence[int], authorized_key: str) -> int:
+        """Start it on the first of these ports that nobody has, which is returned.
+
+        `UserError` if it is not installed or does not come up.
+        """
+        (self._folder / AUTHORIZED_KEYS).write_text(f"{authorized_key}\n", encoding="utf-8")
         if os.geteuid() == 0:
             RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
+        for port in ports:
+            (self._folder / CONFIG).write_text(self._config(port), encoding="utf-8")
+            self._process = await self._started()
+            if self._process is not None:
+                return port
+        raise UserError(f"{self._address}: sshd ended at its start: {self.last_words()}")
+
+    async def _started(self) -> subprocess.Popen[bytes] | None:
+        """The daemon once it listens as it is configured now; None where it ends instead."""
         parent = os.getpid()
         # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             [find_sshd(), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -207,19 +199,22 @@ class Sshd:
             start_new_session=True,
             preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
         )
-        deadline = time.monotonic() + BANNER_SECONDS
-        while not await _has_banner(self._address, port):
-            if self._process.poll() is not None:
-                raise UserError(f"{place}: sshd ended at its start: {self.last_words()}")
+        deadline = time.monotonic() + START_SECONDS
+        while process.poll() is None:
+            if LISTENS in self._said():
+                return process
             if time.monotonic() > deadline:
-                raise UserError(f"{place}: sshd said nothing in {BANNER_SECONDS:.0f} s: {self.last_words()}")
+                raise UserError(f"{self._address}: sshd said nothing in {START_SECONDS:.0f} s: {self.last_words()}")
             await asyncio.sleep(PAUSE_SECONDS)
+        return None
 
     def last_words(self) -> str:
         """The last line of its log."""
-        with suppress(OSError, IndexError):
-            return (self._folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")[-2].strip()
-        return "it said nothing"
+        return (self._said().splitlines() or ["it said nothing"])[-1].strip()
+
+    def _said(self) -> str:
+        log = self._folder / LOG
+        return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
 
     def kill(self) -> None:
         """End the daemon; its sessions live on."""
@@ -237,9 +232,6 @@ class Sshd:
         # gloo would take the interface of the host's name, which on Debian is loopback.
         kept["GLOO_SOCKET_IFNAME"] = interface(self._address)
         session = found | {name: value for name, value in kept.items() if value}
-        wrong = next((name for name, value in session.items() if '"' in value or not value.isprintable()), None)
-        if wrong is not None:
-            raise UserError(f"{wrong}: {session[wrong]!r}: sshd takes no quotes and line breaks; set it without")
         head = {
             "ListenAddress": self._address,
             "Port": str(port),
@@ -250,11 +242,6 @@ class Sshd:
             "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items()),
         }
         return "".join(f"{name} {value}\n" for name, value in head.items()) + SSHD_OPTIONS
-
-    def _write(self, name: str, text: str) -> None:
-        path = self._folder / name
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o600)
 
 
 def find_sshd() -> str:
@@ -273,14 +260,3 @@ def account() -> str:
         raise UserError(
             f"user {os.geteuid()}: has no line in /etc/passwd, and sshd refuses users without one"
         ) from None
-
-
-async def _has_banner(address: str, port: int) -> bool:
-    with suppress(OSError):
-        async with asyncio.timeout(BANNER_SECONDS):
-            reader, writer = await asyncio.open_connection(address, port, limit=1024)
-            try:
-                return (await reader.read(4)).startswith(b"SSH-")
-            finally:
-                writer.close()
-    return False

@@ -200,18 +200,18 @@ def _make(folder: Path, settings: Settings, port: int | None, seconds: float) ->
             file.write(f"{secret.hex()}\n")
         address, ports = workers.master_address(), (SSH_PORT, *random.sample(LISTENED, OTHER_SSH_PORTS))
         with Rendezvous(secret=secret, count=settings.count, address=address, port=port) as rendezvous:
-            env = {
-                "ZEROPODS_MASTER": f"{address}:{rendezvous.port}",
-                "ZEROPODS_SECRET": secret.hex(),
-                "ZEROPODS_SSH_PORTS": ",".join(map(str, ports)),
-                "ZEROPODS_AUTHORIZED_KEY": authorized_key,
-                "ZEROPODS_LEASE": settings.lease,
-                "ZEROPODS_LEASE_SECONDS": f"{settings.lease_seconds:g}",
-                "ZEROPODS_REGISTER_SECONDS": f"{seconds:g}",
-                **({} if settings.slots is None else {"ZEROPODS_SLOTS": str(settings.slots)}),
+            orders = {
+                "master": (address, rendezvous.port),
+                "secret": secret.hex(),
+                "ssh_ports": ports,
+                "authorized_key": authorized_key,
+                "lease": settings.lease,
+                "lease_seconds": settings.lease_seconds,
+                "slots": settings.slots,
+                "register_seconds": seconds,
             }
             with deferred():
-                cluster = replace(cluster, workers=workers.start(env))
+                cluster = replace(cluster, workers=workers.start(orders))
                 write_cluster(cluster)
             cluster = replace(cluster, pods=_gather(rendezvous, workers, cluster, seconds))
             write_files(cluster, workers.user)

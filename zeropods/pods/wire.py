@@ -30,6 +30,8 @@ SEND_SECONDS = 10.0
 """A peer that does not take its answer for so long is given up."""
 PROOF_SECONDS = 5.0
 """A peer proves itself to a server within this time."""
+GREETING_SECONDS = 5.0
+"""A server greets within this time, however long it may take to answer."""
 CLOSE_SECONDS = 1.0
 QUEUE = 4_096
 """Connections that the kernel keeps until they are accepted, as far as it is allowed to (`net.core.somaxconn`).
@@ -51,9 +53,9 @@ class WireError(Exception):
 
 
 async def ask(address: str, port: int, secret: bytes, purpose: str, request: Message, seconds: float) -> Message:
-    """The answer of a server, which has so many seconds to greet, and again to answer; `WireError` if it does not."""
+    """The answer of a server, which has so many seconds to give it once it has greeted; `WireError` if it does not."""
     peer = f"{address}:{port}"
-    async with _bounded(peer, seconds) as limit:
+    async with _bounded(peer, min(seconds, GREETING_SECONDS)) as limit:
         reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
         try:
             key = await _agreed_key(peer, reader, writer, secret, purpose, listens=False)
@@ -249,7 +251,7 @@ async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
         async with asyncio.timeout(seconds) as limit:
             yield limit
     except TimeoutError:
-        raise WireError(f"{peer}: timed out: nothing in {seconds:g} s") from None
+        raise WireError(f"{peer}: timed out: no word of it in time") from None
     except asyncio.IncompleteReadError:
         raise WireError(f"{peer}: closed: the peer ended the connection") from None
     except asyncio.LimitOverrunError:

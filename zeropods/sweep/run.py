@@ -135,7 +135,7 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
             planned = command.plan_launch(cluster, trial.script, trial.arguments, pods=trial.cell.pods)
             known = trial.cell in pods.checked
             supervision = Supervision(argv=argv, timeout_seconds=timeout_seconds, is_checked=known)
-            record = run_launch(planned, cluster, supervision=supervision)
+            record = run_launch(planned, cluster, supervision)
             pods.checked.add(trial.cell)
     except UnopenedError as error:
         if error.status == "interrupted":
@@ -349,7 +349,7 @@ class Trial:
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
     """All runs of a matrix in the order in which they are run; reads and starts nothing but finds the script."""
-    script = find_script(matrix.script, Path.cwd())
+    script = find_script(matrix.script)
     return [
         Trial(
             cell=cell,

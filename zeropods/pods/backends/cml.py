@@ -5,6 +5,7 @@ Source: Cloudera's documentation, "Workers API" (https://docs.cloudera.com/machi
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -15,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from zeropods.errors import UserError
+from zeropods.pods.agent import ORDERS
 from zeropods.pods.backends.local import WORKER_SCRIPT, LocalWorkers, Settings, Worker
 from zeropods.pods.hostfile import own_address
 
@@ -45,8 +47,8 @@ class CmlWorkers(LocalWorkers):
     def claim(self, n: int) -> Sequence[str]:
         return [own_address()]
 
-    def start(self, env: Mapping[str, str]) -> tuple[str, ...]:
-        here = self.start_here(1, env)
+    def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
+        here = self.start_here(1, orders)
         if self.settings.count == 1:
             return here
         started = self._module.launch_workers(
@@ -57,7 +59,7 @@ class CmlWorkers(LocalWorkers):
             script="",
             # As a command, and this very Python: a CML worker's own kernel may not have our packages.
             code=f"!{shlex.join([sys.executable, str(WORKER_SCRIPT)])}",
-            env=dict(env),
+            env={ORDERS: json.dumps(orders)},
         )
         return (*here, *(str(worker["id"]) for worker in started))
 

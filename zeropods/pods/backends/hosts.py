@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from zeropods.errors import UserError, guarded
-from zeropods.pods.agent import BY_STDIN, SECRET_VARIABLE
+from zeropods.pods.agent import BY_STDIN, ORDERS
 from zeropods.pods.backends.local import LocalWorkers
 from zeropods.pods.hostfile import Host, address_towards, is_loopback, parse_hostfile
 from zeropods.pods.ssh import ssh_argv
@@ -74,7 +74,10 @@ class OwnHosts(LocalWorkers):
     def command(self, address: str, argv: list[str]) -> list[str]:
         host = self._found[address].host
         here = [sys.executable, "-m", __name__, self.settings.ssh_config or "", host.address]
-        return ["env", f"ZEROPODS_SLOTS={host.slots}", *here, *argv, BY_STDIN]
+        return [*here, *argv, BY_STDIN]
+
+    def slots(self, address: str) -> int | None:
+        return self._found[address].host.slots
 
     @cached_property
     def _found(self) -> dict[str, OwnHost]:
@@ -132,7 +135,7 @@ def run_here(ssh_config: Path | None, host: str, program: list[str]) -> int:
     """Run the program on the host until it ends, or until this process is asked to end."""
     told = {name: value for name, value in os.environ.items() if name.startswith(TOLD)}
     # Not for ssh, whose configuration may start other programs.
-    os.environ.pop(SECRET_VARIABLE, None)
+    os.environ.pop(ORDERS, None)
     argv = ssh_argv(ssh_config, host, ["sh", "-c", THERE, host, str(Path.cwd()), *program], **KEEP_ALIVE)
     parent, last = os.getpid(), b""
     with subprocess.Popen(

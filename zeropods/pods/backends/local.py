@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.pods.agent import ORDERS
 from zeropods.pods.processes import Process, deferred, end, find_process, is_alive
 from zeropods.pods.ssh import account
 
@@ -122,20 +124,24 @@ class LocalWorkers:
         """The command as it is run at an address."""
         return argv
 
-    def start(self, env: Mapping[str, str]) -> tuple[str, ...]:
-        """Start an agent on each worker, told by `env` what it needs; returns their ids."""
-        return self.start_here(self.settings.count, env)
+    def slots(self, address: str) -> int | None:
+        """Processes of the pod at an address; None for as many as it has GPUs."""
+        return self.settings.slots
 
-    def start_here(self, n: int, env: Mapping[str, str]) -> tuple[str, ...]:
+    def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
+        """Start an agent on each worker, told by the fields of `Orders` what it needs; returns their ids."""
+        return self.start_here(self.settings.count, orders)
+
+    def start_here(self, n: int, orders: Mapping[str, Any]) -> tuple[str, ...]:
         """Start n agents as processes of this machine. It does not limit their cores, memory and GPUs."""
         if n > MOST:
             raise UserError(f"--count {n}; expected at most {MOST} pods on a machine")
-        seconds, began, ids = float(env["ZEROPODS_REGISTER_SECONDS"]), time.monotonic(), list[str]()
+        seconds, began, ids = orders["register_seconds"], time.monotonic(), list[str]()
         with deferred():
             for address in self.claim(n):
                 if time.monotonic() - began > seconds:
                     raise UserError(f"{len(ids)} of {n} pods were started in {seconds:g} s; give them more --seconds")
-                ids.append(self._start(address, env))
+                ids.append(self._start(address, {**orders, "slots": self.slots(address)}))
         return tuple(ids)
 
     def list(self) -> Sequence[Worker]:
@@ -145,7 +151,7 @@ class LocalWorkers:
     def stop(self, ids: Sequence[str]) -> None:
         """End the workers with these ids, and all that are processes of this machine; then they are gone."""
         with deferred():
-            end(filter(None, (each.find() for each in self.processes())), STOP_SECONDS)
+            end(lambda: filter(None, (each.find() for each in self.processes())), STOP_SECONDS)
         for popen in self._popens.values():
             popen.poll()
 
@@ -154,7 +160,7 @@ class LocalWorkers:
         found = sorted((self.folder / RECORDS).glob("*.json"))
         return [WorkerProcess(**json.loads(path.read_text(encoding="utf-8"))) for path in found]
 
-    def _start(self, address: str, env: Mapping[str, str]) -> str:
+    def _start(self, address: str, orders: Mapping[str, Any]) -> str:
         worker = secrets.token_hex(8)
         place = {"CDSW_IP_ADDRESS": address, "CDSW_ENGINE_ID": worker, "CDSW_MASTER_IP": self.master_address()}
         with open(self._log(worker), "ab", opener=_open_private) as log:
@@ -165,7 +171,7 @@ class LocalWorkers:
                 stderr=log,
                 start_new_session=True,
                 cwd=ROOT,
-                env={**os.environ, **env, **place},
+                env={**os.environ, ORDERS: json.dumps(orders), **place},
             )
         self._popens[worker] = popen
         # Not reaped yet, so that its number is still its own.
