@@ -115,6 +115,14 @@ class Answerer(Generic[Asked, Answered]):
             progress(len(rows))
         return [answers[i] for i in range(len(examples))]
 
+    def timed(
+        self, examples: Sequence[Asked], how: Generation | None = None, progress: Progress = lambda rows: None
+    ) -> tuple[list[Answered], Speed]:
+        """Answers, and the wall time from the first question to the last answer."""
+        began = time.perf_counter()
+        answers = self.answer(examples, how, progress)
+        return answers, Speed(len(examples), time.perf_counter() - began)
+
     @abstractmethod
     def examples(self, data: str | Path, split: str, limit: int | None = None) -> list[Asked]:
         """The first `limit` examples of a split; `UserError` where they cannot be read."""
@@ -469,10 +477,7 @@ def predict(
         other = SQUAD if name in QuestionAnswerer.own_options else TEXT2SQL
         raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
     answerer: Answerer[Any, Any] = TASKS[task].load(model, precision, **given)
-    examples = answerer.examples(data, split, limit)
-    began = time.perf_counter()
-    answers = answerer.answer(examples, how, progress)
-    speed = Speed(len(examples), time.perf_counter() - began)
+    answers, speed = answerer.timed(answerer.examples(data, split, limit), how, progress)
     write_predictions(out, answers)
     return speed
 
