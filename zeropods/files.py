@@ -69,6 +69,13 @@ def writing(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def given_path(text: str) -> Path:
+    """A path that a flag names; an empty one, which would be the current folder, is refused."""
+    if not text:
+        raise UserError("'': expected a name; '.' is the folder in which you are")
+    return Path(text)
+
+
 def out_folder(text: str) -> Path:
     """The folder that `--out` names, in which something can be written; nothing is left there by trying."""
     return _place(text, Path(text))
@@ -76,16 +83,22 @@ def out_folder(text: str) -> Path:
 
 def out_file(text: str) -> Path:
     """As `out_folder`, for a file."""
-    if text and Path(text).is_dir():
-        raise UserError(f"--out {text!r}: is a folder; give the name of a file")
+    if text and Path(text).exists() and not Path(text).is_file():
+        kind = "a folder" if Path(text).is_dir() else "no file that can be replaced"
+        raise UserError(f"--out {text!r}: is {kind}; give the name of a file")
     return _place(text, Path(text).parent)
+
+
+def check_utf8(text: str, flag: str) -> None:
+    """Refuse a name that could not be written into a record."""
+    if text != text.encode("utf-8", "replace").decode():
+        raise UserError(f"{flag} {text!r}: is not UTF-8; give another name")
 
 
 def _place(text: str, folder: Path) -> Path:
     if not text:
         raise UserError("--out '': expected a name; '.' is the folder in which you are")
-    if text != text.encode("utf-8", "replace").decode():
-        raise UserError(f"--out {text!r}: is not UTF-8; give another name")
+    check_utf8(text, "--out")
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):

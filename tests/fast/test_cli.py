@@ -30,6 +30,6 @@ def test_a_launch_ends_with_what_its_run_came_to_and_what_to_call_next(tmp_path:
     assert last.startswith("ok: 20 steps, loss ") and last.endswith(f"next: zeropods predict --model {folder} --score")
     scored = launch.readable({**record, "folder": str(folder), "score": a_score()})
     other = launch.readable({**record, "folder": str(folder), "argv": ["mine.py"]})
-    assert "execution_accuracy       0.75" in scored and "next:" not in scored + other
+    assert "execution 0.750" in scored and "next: zeropods summary" in scored and "next:" not in other
     failed = launch.readable({**a_failed_record(), "folder": str(folder)})
     assert failed.splitlines()[-1] == f"run folder: {folder}"

@@ -103,8 +103,8 @@ def test_the_only_cluster_or_the_shell_s_is_meant_where_none_is_named(up: list[s
     ("up", "name", "line"),
     [
         (["one", "two"], None, "clusters one, two: several are up; say which with --name"),
-        ([], None, "cluster pods: is not up, none is up"),
-        (["one"], "x", "cluster x: is not up, up are one"),
+        ([], None, "cluster pods: is not up, nor is another"),
+        (["one"], "x", "cluster x: is not up, only one; zeropods pods up --count N --name x"),
     ],
 )
 def test_a_cluster_that_cannot_be_told_is_named(up: list[str], name: str | None, line: str) -> None:

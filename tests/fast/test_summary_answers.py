@@ -37,7 +37,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Summary:
 def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> None:
     fits, techniques, time, accuracy = compared.answers().texts
     assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1 GiB resident. ")
-    assert "2 MiB (D zero3_offload x3) to 8 MiB (A none x1 and B ddp x3) of each process." in fits
+    assert "2 MiB (D zero3_offload x3) to 8 MiB (A none x1 and B ddp x3) per process." in fits
     assert fits.endswith("Not compared with these: E none x1.")
     assert techniques.startswith("Fastest is B ddp x3, with 2.00 [1.")
     assert "times the samples/s of A none x1. It cannot be told apart from C zero1 x3. " in techniques

@@ -6,11 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import out_folder
+from zeropods.files import given_path, out_folder
 from zeropods.tables import counted, progress
 
 if TYPE_CHECKING:
@@ -47,8 +46,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
     verb = add(kinds, "from-csv", "make a text-to-SQL data set of your own tables and questions", _run_data_from_csv)
     verb.set_defaults(readable=made_text)
-    verb.add_argument("--tables", type=Path, required=True, metavar="DIR", help="a CSV file for each table")
-    verb.add_argument("--questions", type=Path, required=True, metavar="FILE", help="CSV of the columns question, sql")
+    verb.add_argument("--tables", type=given_path, required=True, metavar="DIR", help="a CSV file for each table")
+    verb.add_argument(
+        "--questions", type=given_path, required=True, metavar="FILE", help="CSV of the columns question, sql"
+    )
     verb.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="the data set to make")
     _prepare(verbs, add)
 
@@ -90,7 +91,7 @@ def _prepare(verbs: Any, add: Callable[..., Any]) -> None:
     verb.set_defaults(readable=readable_prepare)
     flag = verb.add_argument
     flag("--task", choices=TASKS, default=TASKS[0], help="queries, answers, or plain text")
-    flag("--data", type=Path, required=True, metavar="DATA", help="folder, as data get makes it; lm: or hub id")
+    flag("--data", type=given_path, required=True, metavar="DATA", help="folder, as data get makes it; lm: or hub id")
     flag("--tokenizer", required=True, metavar="NAME", help="hub id, folder, spiece.model, t5-tiny, gpt-tiny")
     flag("--limit", type=int, metavar="N", help="only the first N rows of each split (default: all)")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the set to make")
@@ -131,7 +132,7 @@ def readable_prepare(result: Result) -> str:
             said += [f"{cut:,} were cut"] if cut else []
         lost = {
             "with unknown characters": split["source"]["rows_with_unknown"],
-            "whose target the tokenizer cannot write": split["targets_lost"],
+            "whose query the tokenizer cannot write, so that no model learns it": split["targets_lost"],
         }
         lines.append(
             "; ".join([*said, *(f"{counted(number, 'row')} {what}" for what, number in lost.items() if number)])

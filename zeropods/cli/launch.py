@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.files import given_path
 from zeropods.tables import said_above
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--num-pods", type=int, metavar="N", help="use the first N pods (default: all of them)")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="the cluster (default: pods, or the only one)")
-    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own: pods are started there")
-    flag("--ssh-config", type=Path, metavar="C", help="ssh configuration for them (default: yours)")
+    where.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own: pods are started there")
+    flag("--ssh-config", type=given_path, metavar="C", help="ssh configuration for them (default: yours)")
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: here, without ssh")
     flag("--slots", type=int, metavar="K", help="processes per pod (default: 1; none: GPUs)")
     job = verb.add_argument_group("--launcher slurm, a job of --num-pods nodes").add_argument
@@ -141,14 +142,16 @@ def readable(result: Result) -> str:
     from zeropods.measure.record import closing_line, read_record
     from zeropods.train.arguments import arguments_of
 
-    values = {shown: result[key] for key, shown in MAIN_FIGURES.items() if result.get(key) is not None}
+    values, scored = {shown: result[key] for key, shown in MAIN_FIGURES.items() if result.get(key) is not None}, ""
     if "score" in result:
-        values |= {name: value for name, value in result["score"].items() if isinstance(value, int | float)}
+        from zeropods.cli.models import score_text
+
+        scored = score_text(result["score"]).splitlines()[0]
     shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
     last, folder = f"run folder: {result['folder']}", Path(result["folder"])
     if result["status"] == "ok":
         is_other = arguments_of(Path(result["argv"][0]).name) is None
-        last = closing_line(folder, read_record(folder), ends_here=is_other or "score" in result)
+        last = closing_line(folder, read_record(folder), scored, ends_here=is_other)
     return "\n".join([*(f"{key:24} {text}" for key, text in shown.items()), last])
 
 

@@ -12,13 +12,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
-from zeropods.files import out_file, out_folder
+from zeropods.files import given_path, out_file, out_folder
 from zeropods.tables import counted, progress, whole
 
 if TYPE_CHECKING:
@@ -33,11 +32,11 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "predict", "let a trained model answer a split", _predict)
     verb.set_defaults(readable=predict_text)
     flag = verb.add_argument
-    flag("--model", type=Path, required=True, help="run folder or model folder")
+    flag("--model", type=given_path, required=True, help="run folder or model folder")
     flag("--out", type=out_file, metavar="FILE", help="what to write (default: predictions.SPLIT.jsonl of the run)")
     flag("--score", action="store_true", help="score the answers too, into score.SPLIT.json")
     flag("--task", choices=["text2sql", "squad"], help="of a model that does not say it (default: text2sql)")
-    flag("--max-new-tokens", type=whole, metavar="N", help="(default: 96 for a query, 32 for an answer)")
+    flag("--max-new-tokens", type=whole, metavar="N", help="of an answer (default: 96 of a query, 32 of SQuAD's)")
     flag("--num-beams", type=whole, default=1, metavar="N", help="beams of a search; 1 is greedy")
     flag("--prompt", choices=["question", "schema"], help="of a T5 that does not say it (default: its own)")
     flag("--force-prompt", action="store_true", default=None, help="--prompt also for a T5 that says another")
@@ -48,7 +47,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "score", "score a prediction file; writes score.SPLIT.json beside it", _score)
     verb.set_defaults(readable=score_text)
     flag = verb.add_argument
-    flag("predictions", type=Path, metavar="FILE", help="what zeropods predict has written")
+    flag("predictions", type=given_path, metavar="FILE", help="what zeropods predict has written")
     flag("--rouge", action="store_true", help="text2sql: ROUGE of the texts as well")
     own = "a metric of your own, function(prediction, answers) -> float; repeatable"
     flag("--metric", action="append", default=[], metavar="MODULE:FUNCTION", help=own)
@@ -67,7 +66,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb = add(verbs, "export", "a run's weights, whole, as a model folder: safetensors, checked", _export)
     verb.set_defaults(readable=export_text)
     flag = verb.add_argument
-    flag("run_folder", type=Path, metavar="RUN", help="run folder")
+    flag("run_folder", type=given_path, metavar="RUN", help="run folder")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="the model folder to make")
     flag("--checkpoint", type=int, metavar="N", help="of this step (default: the last one)")
     flag("--dtype", choices=DTYPES, default="float32", help="numbers of the weights")
@@ -75,15 +74,17 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag = add(
         verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo
     ).add_argument
-    flag("runs", nargs="+", type=Path, metavar="RUN", help="run or model folder, or a folder with runs")
-    flag("--data", type=Path, metavar="DIR", help="tables and questions, in WikiSQL's layout (default: as trained)")
+    flag("runs", nargs="+", type=given_path, metavar="RUN", help="run or model folder, or a folder with runs")
+    flag(
+        "--data", type=given_path, metavar="DIR", help="tables and questions, in WikiSQL's layout (default: as trained)"
+    )
     flag("--port", metavar="P", help="on 127.0.0.1 (default: 7860, another one where that is taken)")
 
 
 def _split_flags(flag: Callable[..., Any], data: str, *, required: bool = True) -> None:
     """The flags of every verb that reads a split."""
     flag("--data", required=required, metavar="DIR", help=data)
-    of_split = "such as test" if required else "(default: test, else dev)"
+    of_split = "such as test" if required else "of the data (default: test, else dev)"
     flag("--split", required=required, choices=SPLITS, help=of_split)
 
 
@@ -104,6 +105,8 @@ def _predict(arguments: argparse.Namespace) -> Result:
         arguments.data, usual = raw_data(arguments.model)
         arguments.split = arguments.split or usual
     arguments.split = arguments.split or "test"
+    if arguments.force_prompt and arguments.out is None:
+        raise UserError("--force-prompt: the answers are not the run's own; say with --out where they belong")
     out = arguments.out or out_file(str(arguments.model / f"predictions.{arguments.split}.jsonl"))
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
     asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}

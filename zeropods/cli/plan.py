@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import out_file
+from zeropods.files import given_path, out_file
 from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:
@@ -31,8 +30,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     for flag, read, metavar, text in FLAGS:
         verb.add_argument(flag, type=read, metavar=metavar, help=text, default=argparse.SUPPRESS)
     verb.add_argument("--device", choices=["gpu", "cpu"], default="gpu", help="what trains (default: gpu)")
-    verb.add_argument("--machine", type=Path, metavar="FILE", help="a probe (default: this machine's)")
-    verb.add_argument("--fit", type=Path, nargs="+", metavar="RUNS", help="learn the plan's error from finished runs")
+    verb.add_argument("--machine", type=given_path, metavar="FILE", help="a probe (default: this machine's)")
+    verb.add_argument(
+        "--fit", type=given_path, nargs="+", metavar="RUNS", help="learn the plan's error from finished runs"
+    )
     one = {"dest": "techniques", "default": [], "metavar": "NAME", "help": "only this one; repeatable (default: all)"}
     verb.add_argument("--technique", action="append", **one)
     verb.add_argument("--trust-remote-code", action="store_true", help="run the code that a model brings")
@@ -48,10 +49,10 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     verb.add_argument("--out", type=out_file, metavar="FILE", help="where it is kept (default: beside the clusters)")
 
     verb = add(verbs, "profile", "a DeepSpeed flops-profiler report as data, checked", run_profile)
-    verb.add_argument("file", type=Path, metavar="FILE", help="a report, a log that holds one, or a run folder")
+    verb.add_argument("file", type=given_path, metavar="FILE", help="a report, a log that holds one, or a run folder")
     verb.add_argument("--depth", type=int, metavar="N", help="show the tree of modules down to it; the root is 0")
     verb.add_argument("--top", type=int, default=8, metavar="N", help="how many classes of modules to show")
-    verb.add_argument("--against", type=Path, metavar="FILE2", help="a second report beside it, with ratios")
+    verb.add_argument("--against", type=given_path, metavar="FILE2", help="a second report beside it, with ratios")
 
 
 def run_plan(arguments: argparse.Namespace) -> Result:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.files import given_path
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -29,9 +30,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     check = add(kinds, "check", "check every pod before anything starts there", run_check)
     where = check.add_mutually_exclusive_group()
     where.add_argument("--name", help=NAME_HELP)
-    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
+    where.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own, as your ssh reaches them")
     where.add_argument("--self", action="store_true", dest="this_pod", help="this machine alone, without ssh")
-    check.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
+    check.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
     check.set_defaults(readable=lambda result: str(result["shown"]), status=lambda result: 0 if result["ok"] else 1)
     add(kinds, "list", "clusters and the state of their pods", run_list).set_defaults(readable=readable_list)
     down = add(kinds, "down", "end pods and remove their keys", run_down)
@@ -43,8 +44,8 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def _up(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--count", type=int, metavar="N", help="how many (default: all hosts of the hostfile)")
-    verb.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own, as your ssh reaches them")
-    verb.add_argument("--ssh-config", type=Path, metavar="C", help=SSH_CONFIG_HELP)
+    verb.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own, as your ssh reaches them")
+    verb.add_argument("--ssh-config", type=given_path, metavar="C", help=SSH_CONFIG_HELP)
     verb.add_argument("--slots", type=int, metavar="K", help="processes per pod (default: its GPUs, at least 1)")
     verb.add_argument("--backend", choices=["local", "cml"], help="where (default: cml in a CML session, else local)")
     verb.add_argument("--name", default="pods", help="of the cluster")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import out_folder
+from zeropods.files import given_path, out_folder
 from zeropods.measure.record import LOCK, RECORD
 from zeropods.tables import not_negative, wrapped
 
@@ -22,9 +22,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "summary", "runs side by side: tables, plots, HTML", run)
     flag = verb.add_argument
-    flag("runs", type=Path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
+    flag("runs", type=given_path, nargs="*", metavar="RUN", help="run folders (default: all below runs/)")
     flag("--out", type=out_folder, required=True, metavar="DIR", help="where the report is written")
-    flag("--against", type=Path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse")
+    flag("--against", type=given_path, metavar="OLD.json", help="an earlier summary.json: status 1 if a row got worse")
     flag("--price-per-hour", type=not_negative, metavar="P", help="of a pod, in any currency (default: none)")
     flag("--allow-differences", action="store_true", help="ratios also between rows that differ in more, marked")
     verb.set_defaults(status=exit_status)

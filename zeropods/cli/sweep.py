@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import out_folder
+from zeropods.files import given_path, out_folder
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -18,12 +18,12 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "sweep", "run a matrix of models, techniques, pods and prompts, with repeats", run)
     flag = verb.add_argument
-    flag("matrix", type=Path, metavar="MATRIX.yaml", help="what to run, such as matrices/demo.yaml")
+    flag("matrix", type=given_path, metavar="MATRIX.yaml", help="what to run, such as matrices/demo.yaml")
     flag("--out", type=out_folder, metavar="DIR", help="folder of the runs (default: runs/NAME of the file)")
     flag("--scale", choices=("tiny",), help="a trial of the same cells in minutes, on any machine")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="a cluster that is up (default: pods of the sweep's own)")
-    where.add_argument("--hostfile", type=Path, metavar="F", help="hosts of your own for the pods")
+    where.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own for the pods")
     flag("--again", action="store_true", help="run again what failed or ran out of memory or time")
     flag("--dry-run", action="store_true", help="print the commands of the runs in their order")
     verb.set_defaults(readable=dry_run_text, status=exit_status)

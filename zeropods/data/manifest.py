@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +89,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a prepared set, strictly."""
     path = Path(folder) / FILE
     if not path.is_file():
-        made = f"zeropods prepare --data DATA --tokenizer MODEL --out {shlex.quote(str(folder))}"
-        raise UserError(f"{folder}: no prepared data set there; make one: {made}")
+        made = "zeropods prepare --data DATA --tokenizer MODEL --out SET"
+        raise UserError(f"{folder}: no prepared data set there; make one, and give it here: {made}")
     return validated(Manifest, path, path.read_bytes(), "prepare the data set again")
 
 

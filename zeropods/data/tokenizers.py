@@ -162,7 +162,11 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
 
     bare = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
     try:
-        return (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
+        found = (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
+        # Where there is only a model's config.json, transformers makes a tokenizer of special tokens.
+        if not any((folder / name).is_file() for name in ("tokenizer.json", *found.vocab_files_names.values())):
+            raise OSError("there are no files of one")
+        return found
     except (ValueError, OSError, KeyError, RuntimeError) as error:
         raise UserError(
             f"{folder}: no tokenizer can be read there ({first_line(error)}); "

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.manifest import raw_data_of
+from zeropods.data.manifest import FILE, raw_data_of
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
 from zeropods.files import has_weights
 from zeropods.measure.record import read_json, read_record
+from zeropods.train.arguments import OWN
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -75,8 +76,9 @@ def raw_data(run: Path) -> tuple[Path, str]:
 
 
 def prepared_of(run: Path) -> Path:
-    """The prepared set that a run was trained on."""
-    return Path(read_record(run).dataset.get("path", ""))
+    """The prepared set that a run was trained on: the one that it was given, or that it has made of raw data."""
+    given = Path(read_record(run).dataset.get("path", ""))
+    return given if (given / FILE).is_file() else run / OWN
 
 
 @dataclass(frozen=True)

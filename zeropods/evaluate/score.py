@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pkgutil
 import sys
 import traceback
@@ -225,7 +224,8 @@ class CustomMetric:
         for index, (prediction, answers) in zip(indices, answered, strict=True):
             with _foreign(f"--metric {self.name}: index {index}"):
                 value = self.function(prediction, answers)
-            if not isinstance(value, int | float) or not math.isfinite(value):
+            # An integer may be too large for a float.
+            if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
                 raise UserError(f"--metric {self.name}: index {index}: {value!r:.60}; expected a finite number")
             found.append(value)
         return found
@@ -275,29 +275,25 @@ def custom_scores(
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """The 95 % interval of a mean of scores, the same each time: the ends of the percentile bootstrap.
+    """The 95 % interval of a mean of scores, the same each time.
 
-    Of zeros and ones, a resample holds Binomial(n, share) ones, so the percentiles of endlessly many resamples are that
-    distribution's: `scipy.stats.bootstrap` without its noise and its seed. Where all are 0 or all are 1, resamples are
-    equal, which would claim certainty from any number of examples: there it is Wilson's interval (1927).
-    Of other scores, how often each distinct value occurs in a resample is multinomial, so the counts are drawn and not
-    the values: with the few values that F1 takes, ten thousand resamples of ten thousand scores need a moment.
+    Of zeros and ones it is Wilson's interval (1927). Of other scores it has the ends of the percentile bootstrap: how
+    often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values; with the
+    few values that F1 takes, ten thousand resamples of ten thousand scores need a moment.
 
     Returns:
         Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no spread to resample.
     """
     import numpy as np
-    from scipy.stats import binom, binomtest
+    from scipy.stats import binomtest
 
     distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    number, ones = len(values), int(sum(values))
-    if set(distinct) == {0.0, 1.0}:
-        low, high = binom.ppf((0.025, 0.975), number, ones / number) / number
+    number = len(values)
+    if number and {0.0, 1.0}.issuperset(distinct):
+        low, high = binomtest(int(sum(values)), number).proportion_ci(method="wilson")
     elif len(distinct) > 1:
         drawn = np.random.default_rng(SEED).multinomial(number, counts / number, size=RESAMPLES)
         low, high = np.quantile(drawn @ distinct / number, (0.025, 0.975))
-    elif number and distinct[0] in (0.0, 1.0):
-        low, high = binomtest(ones, number).proportion_ci(method="wilson")
     else:
         return None
     return float(low), float(high)

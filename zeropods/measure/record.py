@@ -355,7 +355,7 @@ def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: b
     if record.samples_per_second is not None:
         said.append(f"{record.samples_per_second:,.4g} samples/s")
     following = f"predict --model {run} --score"
-    if record.task == "lm":
+    if scored or record.task == "lm":
         following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"
     return f"{record.status}: {', '.join(said)}; {folder}" + ("" if ends_here else f"; next: zeropods {following}")
 

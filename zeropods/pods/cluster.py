@@ -175,8 +175,9 @@ def find(name: str | None = None) -> Cluster:
     name = chosen_name() if name is None else name
     cluster = None if name is None else read_cluster(folder_of(name))
     if cluster is None or not cluster.pods:
-        there = f"up are {', '.join(c.name for c in clusters())}" if clusters() else "none is up"
-        raise UserError(f"cluster {name or SHELL_NAME}: is not up, {there}; zeropods pods up --count N")
+        there = f"only {', '.join(c.name for c in clusters())}" if clusters() else "nor is another"
+        call = "zeropods pods up --count N" + (f" --name {name}" if name not in (None, SHELL_NAME) else "")
+        raise UserError(f"cluster {name or SHELL_NAME}: is not up, {there}; {call}")
     return cluster
 
 

@@ -70,7 +70,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such hostfile; start pods with 'zeropods pods up', or name your own") from None
+        raise UserError(f"{path}: no such hostfile; name yours, or one that 'zeropods pods up' has written") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; name the hostfile in it") from None
     except UnicodeDecodeError as error:

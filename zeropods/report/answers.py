@@ -169,14 +169,14 @@ class Subject:
         live = [row for row in self.done if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED]
         if live:
             states = _span(live, "measured_bytes", MIB, "MiB")
-            told.append(f"Parameters, gradients and optimizer states took {states} of each process.")
+            told.append(f"Parameters, gradients and optimizer states took {states} per process.")
         return told
 
     def techniques(self) -> str:
         """The fastest and the smallest, against the base, with the interval of the ratio where there is one."""
         base, fastest = self.base, self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
-            return "No two rows differ in nothing but technique and pods, so none is called faster."
+            return "No two rows differ by technique and pods alone, so none is called faster."
         if fastest is base:
             speed = f"Nothing is faster than {base['label']}."
         else:
@@ -226,7 +226,8 @@ class Subject:
     def _time(self, row: Values) -> str:
         whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
         cost = "" if row["cost"] is None else f", which costs {row['cost']:,.4g}"
-        return f"{row['label']} trained {row['steps']:,.0f} steps in {row['train_seconds']:,.1f} s{whole}{cost}"
+        steps = counted(round(row["steps"]), "step")
+        return f"{row['label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
 
     def accuracy(self) -> str:
         """The score of the one-pod run, and which rows differ from it by more than chance."""

@@ -71,10 +71,11 @@ def run_sweep(
     """
     out = Path(out).resolve()
     with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
-        provide_datasets(matrix, out)
         planned = trials(matrix, out)
         check_trials(planned)
         refuse_other_runs(planned)
+        provide_datasets(matrix, out)
+        check_trials(planned)
         seconds = earlier_seconds(out)
         write_matrix(matrix, out / MATRIX)
         rows = (standing_row(trial, seconds.get(trial.name), again=again) for trial in planned)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, get_args, get_type_hints
 
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import check_weights, has_weights, read_object
+from zeropods.files import check_utf8, check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
 from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
@@ -150,6 +150,7 @@ class RunArguments:
             raise UserError(f"--precision fp16: {self.fp16_fault}; use bf16 or fp32")
         if not self.outputdir:
             raise UserError("--outputdir '': expected a folder; '.' is the one in which you are")
+        check_utf8(self.outputdir, "--outputdir")
         if self.init not in INITS and not has_weights(Path(self.init) / "model"):
             raise UserError(f"--init {self.init!r}; expected {', '.join(INITS)} or the folder of a finished run")
         if self.wants_best_model and (0 in (self.eval_steps, self.save_steps) or self.eval_steps != self.save_steps):
@@ -226,8 +227,11 @@ class RunArguments:
         if name in (*T5_TINY, *CAUSAL_TINY) and not Path(name).is_dir():
             raise UserError(f"--{self.model_flag} {name}: has no pretrained weights; give --init random")
         check_weights(Path(name))
-        config = Path(name) / "config.json"
-        return name, read_object(config, "save the model again").get("vocab_size") if config.is_file() else None
+        path = Path(name) / "config.json"
+        config = read_object(path, "save the model again") if path.is_file() else {}
+        if config.get("is_encoder_decoder") and not isinstance(self, TextToSQLArguments):
+            raise UserError(f"--{self.model_flag} {name}: {config.get('model_type')!r} is no causal language model")
+        return name, config.get("vocab_size")
 
     def check_inputs(self) -> None:
         """Refuse a model and data that are not there or do not fit each other. No hub is asked: a run will do that."""

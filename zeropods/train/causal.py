@@ -70,7 +70,9 @@ class Causal:
     def check(self, precision: str) -> None:
         """Refuse an attention that cannot run, and a model that is not there."""
         check_attention(self.arguments.attn_implementation, precision)
-        check_source(self.arguments)
+        config = check_source(self.arguments)
+        if config is not None:
+            _class_of(self.arguments.source, config)
 
     @property
     def is_prepared(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
@@ -82,16 +82,19 @@ def source_options(name: str) -> dict[str, Any]:
     return {} if Path(name).is_dir() else hub_options(name)
 
 
-def check_source(arguments: RunArguments) -> None:
-    """Refuse a model that cannot be loaded, as far as its configuration and the heads of its files tell."""
+def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
+    """The configuration of the model; refused as far as it and the heads of its files tell that it cannot be loaded."""
     if arguments.init == "random":
-        return
+        return None
     name = arguments.source
     with loading(name, f"--{arguments.model_flag}"):
-        AutoConfig.from_pretrained(name, trust_remote_code=False, **({} if Path(name).is_dir() else hub_options(name)))
+        config = AutoConfig.from_pretrained(
+            name, trust_remote_code=False, **({} if Path(name).is_dir() else hub_options(name))
+        )
         for path in Path(name).glob(f"*{SUFFIX}"):
             with safe_open(path, "pt"):
                 pass
+    return config
 
 
 @contextlib.contextmanager
