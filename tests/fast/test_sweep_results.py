@@ -27,7 +27,7 @@ NONE, ZERO1 = "well-none-1-pod-schema", "well-zero1-2-pods-schema"
 def a_matrix(**changes: Any) -> Matrix:
     """Two cells, twice, of a script that needs no data."""
     document = {
-        "script": "tests/full/sweep_rank.py",
+        "script": "tests/full/rank.py",
         "model": "well",
         "cells": [{"technique": "none", "pods": [1, 2]}, {"technique": "zero1", "pods": 2}],
         "repeats": 2,

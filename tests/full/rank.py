@@ -20,6 +20,9 @@ from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.record import RankMeasurement, compose_record, read_json, write_record
 from zeropods.measure.run_folder import open_run
 
+ENDS = {"well": {"seconds": 0.2}, "oom": {"fail_rank": 0}, "slow": {"seconds": 600.0}, "broken": {}, "killed": {}}
+"""How a run of a matrix ends, by the name of its model."""
+
 
 class SavedError(Exception):
     """As a real run ends that was asked to save."""
@@ -76,7 +79,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--per_device_train_batch_size", type=int, default=1)
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
     parser.add_argument("--local_rank", type=int)
-    return parser.parse_args()
+    parser.add_argument("--model_id", choices=ENDS)
+    arguments = parser.parse_args()
+    vars(arguments).update(ENDS.get(arguments.model_id, {}))
+    return arguments
 
 
 def put_aside(folder: Path) -> int:
@@ -124,6 +130,10 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Heart
     print(f"rank {rank} trains{arguments.said and f' {arguments.said!r}'}", flush=True)
     if rank == arguments.fail_rank:
         raise MemoryError
+    if arguments.model_id == "broken":
+        raise RuntimeError("the script is broken")
+    if arguments.model_id == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if (folder / "saved").exists() or (arguments.no_save and os.environ.get("SLURM_RESTART_COUNT")):
         return
     if arguments.leave_behind:

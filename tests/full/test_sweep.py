@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.full.launches import ROOT, left, processes, until
+from tests.full.launches import ROOT, ended, left, processes, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster, names
 
-WAIT_SECONDS = 120
 OVER_PODS, ALONE = {"technique": "ddp", "pods": 2}, {"technique": "none", "pods": 1}
 EVERY_END = [{"model": ["well", "oom", "slow", "broken"], **OVER_PODS}, {"model": ["well", "oom", "killed"], **ALONE}]
 ENDS = {
@@ -32,9 +31,9 @@ ENDS = {
 
 
 def matrix(folder: Path, cells: list[dict[str, Any]], **keys: Any) -> Path:
-    """A file of `sweep_rank.py`, whose model says how a run ends. YAML takes JSON."""
+    """A file of `rank.py`, whose model says how a run ends. YAML takes JSON."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = {"script": "tests/full/sweep_rank.py", "cells": cells, "flags": {"effective_batch_size": 2}, **keys}
+    document = {"script": "tests/full/rank.py", "cells": cells, "flags": {"effective_batch_size": 2}, **keys}
     (folder / "m.yaml").write_text(json.dumps(document))
     return folder / "m.yaml"
 
@@ -43,10 +42,6 @@ def begun(file: Path, *cluster: str) -> subprocess.Popen[str]:
     """A sweep in a process of its own; its runs are beside its matrix."""
     command = [sys.executable, "-m", "tests.full.sweep_over_pdsh", str(file), str(file.parent / "out"), *cluster]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def ended(process: subprocess.Popen[str]) -> str:
-    return process.communicate(timeout=WAIT_SECONDS)[1]
 
 
 def rows(file: Path) -> dict[str, dict[str, Any]]:
