@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import fork_server
 from tests.full.launches import until
-from tests.full.test_checkpoint_training import FLAGS
+from tests.full.test_checkpoint_training import FLAGS, unfinished
 from tests.full.test_train import train
 from zeropods.cli import main
 from zeropods.errors import UserError
@@ -90,21 +90,13 @@ def test_an_exported_folder_answers_like_any_model(divided: Path, tmp_path: Path
     assert model.generate(**asked, max_new_tokens=3).shape[1] > 1
 
 
-def unfinished(run: Path, copy: Path) -> Path:
-    """A copy of a run, as if it had been killed before its record."""
-    shutil.copytree(run, copy)
-    (copy / "record.json").unlink()
-    return copy
-
-
 def test_an_unfinished_run_gives_its_newest_whole_checkpoint(
     divided: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = unfinished(divided / "zero1", tmp_path / "run")
-    saved = run / "checkpoints"
+    saved = unfinished(divided / "zero1", tmp_path / "run")
     (earlier,) = (name for name in os.listdir(saved) if name not in ("checkpoint-20", "latest.json"))
     os.truncate(saved / "checkpoint-20" / "global_step20" / "mp_rank_00_model_states.pt", 100)
-    done = export(run, tmp_path / "out")
+    done = export(saved.parent, tmp_path / "out")
     assert done.source == str(saved / earlier)
     assert "checkpoint-20: passed over: global_step20/mp_rank_00_model_states.pt: 100 bytes" in capsys.readouterr().err
     assert_equal(weights(tmp_path / "out"), weights(saved / earlier))
@@ -145,7 +137,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(divided: Path, trained: 
     place, out = divided / "zero3" / "checkpoints" / "checkpoint-7", tmp_path / "out"
     said = refusal(divided / "zero3", out, checkpoint=7)
     assert said == f"--checkpoint 7: {place}: no such checkpoint; there are: 2"
-    run = unfinished(trained, tmp_path / "run")
+    run = unfinished(trained, tmp_path / "run").parent
     assert refusal(run, out).startswith(f"{run}: not finished, and has no checkpoint that counts")
     assert refusal(tmp_path, out).startswith(f"{tmp_path}: no config.json")
     assert refusal(trained / "model", out).startswith(f"{trained / 'model' / 'config.json'}: not that of a run")

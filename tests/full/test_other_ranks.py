@@ -9,8 +9,8 @@ import pytest
 
 from tests.full.regrouped import CAUSAL, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
 from tests.full.test_attacks_weights import Trap
+from tests.full.test_checkpoint_training import losses
 from zeropods.errors import UserError
-from zeropods.measure.record import read_record
 from zeropods.train.checkpoints import Origin, complete, hashed, names_in, read_manifest
 from zeropods.train.resume import Checkpoints
 
@@ -33,11 +33,6 @@ PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else FEW
 def runs(prepared: Path, text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     sources = {TEXT_TO_SQL: prepared, CAUSAL: prepare_text(text_sample, tmp_path_factory.mktemp("text"))}
     return Runs(sources, tmp_path_factory.mktemp("runs"))
-
-
-def losses(run: Path) -> dict[int, float]:
-    """Losses of the last attempt, by step."""
-    return {entry.step: entry.loss for entry in read_record(run).losses}
 
 
 def assert_same_losses(run: Path, undisturbed: Path) -> None:
