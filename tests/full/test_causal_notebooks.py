@@ -27,23 +27,18 @@ LIMIT_SECONDS = 600
 TECHNIQUES = ["none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 
 
-def executed(folder: Path, *notebooks: str) -> str:
-    """What `tools/demo.py` prints of some notebooks, with runs and copies below a folder."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs and copies of the five notebooks, as `make demo` executes notebooks."""
+    folder = tmp_path_factory.mktemp("causal")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")}
     environment |= {f"ZEROPODS_CAUSAL_{name}": value for name, value in SMALL.items()}
     environment["ZEROPODS_CAUSAL_RUNS"] = str(folder / "runs")
+    # The baseline is trained with the techniques: what forks the ranks has imported torch already.
+    notebooks = (NOTEBOOKS[1], NOTEBOOKS[0], *NOTEBOOKS[2:])
     command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), *notebooks]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs and copies of the five notebooks."""
-    folder = tmp_path_factory.mktemp("causal")
-    # The baseline is trained with the techniques: what forks the ranks has imported torch already.
-    executed(folder, NOTEBOOKS[1], NOTEBOOKS[0], *NOTEBOOKS[2:])
     return folder
 
 
