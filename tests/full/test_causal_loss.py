@@ -10,41 +10,25 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from tests.full.test_plan_built import MODELS, SHARED, SIZES
 from zeropods.train.causal import collate_causal, random_causal, with_causal_loss
 from zeropods.train.sampler import Row
 
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LLAMA = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
-}  # fmt: skip
-BIG_CODE = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64}
-GPT2 = {**BIG_CODE, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-NEOX = {name: size for name, size in LLAMA.items() if name not in ("head_dim", "num_key_value_heads")}
-UNGROUPED = {name: size for name, size in LLAMA.items() if name != "head_dim"}
+PLANNED = ("gpt2", "bloom", "llama", "qwen2", "qwen3", "mixtral", "gpt_neox", "opt")
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": GPT2,
-    "bloom": {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "llama": LLAMA,
+    **{name: MODELS[name] for name in PLANNED},
     # A window that is shorter than the rows.
-    "mistral": {**LLAMA, "sliding_window": 8},
-    "qwen2": UNGROUPED,
-    "qwen3": LLAMA,
-    "mixtral": {**UNGROUPED, "num_local_experts": 4},
-    "gpt_neox": NEOX,
-    "opt": {
-        "vocab_size": 64, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "max_position_embeddings": 64, "word_embed_proj_dim": 32, "dropout": 0.0,
-    },
-    "phi": {**NEOX, "resid_pdrop": 0.0},
+    "mistral": {**SHARED, "sliding_window": 8},
+    "phi": {**SIZES, "resid_pdrop": 0.0},
     "falcon": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
     # Logits that are capped, in one multiplied as well.
-    "gemma2": {**LLAMA, "final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
-    "cohere": {**UNGROUPED, "logit_scale": 0.25},
-    "granite": {**UNGROUPED, "logits_scaling": 8.0},
+    "gemma2": {**SHARED, "head_dim": 16, "final_logit_softcapping": 0.5, "query_pre_attn_scalar": 8},
+    "cohere": {**SHARED, "logit_scale": 0.25},
+    "granite": {**SHARED, "logits_scaling": 8.0},
     "mpt": {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
-    "gptj": {**GPT2, "rotary_dim": 8},
-    "gpt_bigcode": {**GPT2},
+    "gptj": {**MODELS["gpt2"], "rotary_dim": 8},
+    "gpt_bigcode": {**MODELS["gpt2"]},
 }  # fmt: skip
 TINY = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
 
@@ -61,7 +45,7 @@ def rows(*lengths: tuple[int, int]) -> list[Row]:
 
 def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A model with our loss, and transformers' own with the same weights."""
-    config = CONFIG_MAPPING[family](**FAMILIES[family], **ENDS)
+    config = CONFIG_MAPPING[family](**{**FAMILIES[family], **ENDS})
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     torch.manual_seed(0)
     theirs = model_class(config).train()
