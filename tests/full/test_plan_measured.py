@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,12 +18,10 @@ from tools.plan_facts import ways
 from zeropods.plan.built import facts, saved
 from zeropods.plan.facts import FACTS, shape_named, shape_recorded
 from zeropods.plan.models import known_config, known_names
-from zeropods.plan.shapes import MASKED, PLAIN, Shape
+from zeropods.plan.shapes import PLAIN, Shape
 from zeropods.plan.workload import Activations, Workload
 from zeropods.train.causal import random_causal
 from zeropods.train.text2sql import T5ForTextToSQL
-
-ROWS, TOKENS, LABELS = 3, 64, 40
 
 
 def on_meta(sizes: dict[str, Any], attention: str = "eager") -> PreTrainedModel:
@@ -53,31 +50,30 @@ def test_weights_that_decay_are_those_of_trainer(name: str) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["whole", "checkpointed"])
 @pytest.mark.parametrize(
-    ("name", "attention", "precision", "layers"),
+    ("name", "attention", "precision", "layers", "size"),
     [
-        ("distilgpt2", "sdpa", "fp32", 6),
-        ("distilgpt2", "eager", "bf16", 6),
-        ("bloom-560m", "eager", "bf16", 3),
-        ("qwen3-0.6b", "sdpa", "bf16", 4),
-        ("mistral-7b", "sdpa", "bf16", 3),
-        ("llama-8b", "sdpa", "fp32", 2),
+        ("distilgpt2", "sdpa", "fp32", 6, (3, 1_024)),
+        ("distilgpt2", "eager", "bf16", 6, (3, 1_024)),
+        ("bloom-560m", "eager", "bf16", 3, (3, 1_024)),
+        ("qwen3-0.6b", "sdpa", "bf16", 4, (3, 1_024)),
+        ("mistral-7b", "sdpa", "bf16", 3, (3, 1_024)),
+        # Beyond its window a mask and repeated keys in every layer.
+        ("mistral-7b", "sdpa", "bf16", 2, (1, 4_096)),
+        ("llama-8b", "sdpa", "fp32", 2, (3, 1_024)),
     ],
 )
 def test_the_most_that_is_alive_in_a_pass_is_what_is_planned(
-    name: str, attention: str, precision: str, layers: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name: str, attention: str, precision: str, layers: int, size: tuple[int, int], checkpointing: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     sizes, shape = cut(name, layers)
-    job = replace(work(shape, attention, precision, checkpointing), tokens=1_024, labels=1_023)
+    rows, tokens = size
+    job = Workload(
+        shape=shape, rows=rows, tokens=tokens, labels=tokens - 1, attention=attention, precision=precision,
+        checkpointing=checkpointing,
+    )  # fmt: skip
     as_on_a_gpu(job, monkeypatch)
     assert most_alive(as_asked(on_meta(sizes, attention), job), job) == pytest.approx(planned_most(job), rel=0.06)
-
-
-def test_a_window_costs_a_mask_and_repeated_keys_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, shape = cut("mistral-7b", 2)
-    job = replace(work(shape, "sdpa", "bf16", False), rows=1, tokens=4_096, labels=4_095)
-    as_on_a_gpu(job, monkeypatch)
-    assert job.kernel == MASKED
-    assert most_alive(as_asked(on_meta(sizes, "sdpa"), job), job) == pytest.approx(planned_most(job), rel=0.06)
 
 
 @pytest.mark.parametrize("name", known_names("t5"))
@@ -118,13 +114,6 @@ def t5_on_meta(name: str) -> T5ForTextToSQL:
 def planned_most(job: Workload) -> int:
     made = Activations(job)
     return max(made.in_loss(), *map(sum, made.backward()))
-
-
-def work(shape: Shape, attention: str, precision: str, checkpointing: bool) -> Workload:
-    return Workload(
-        shape=shape, rows=ROWS, tokens=TOKENS, labels=LABELS, attention=attention, precision=precision,
-        checkpointing=checkpointing,
-    )  # fmt: skip
 
 
 def cut(name: str, layers: int) -> tuple[dict[str, Any], Shape]:
