@@ -52,8 +52,8 @@ REFUSED = [
     (f"launch --name '' {SCRIPT}", NAME),
     (f"{HERE} --export NOT_SET_HERE {SCRIPT}", "--export NOT_SET_HERE: not set here"),
     (f"{HERE} -- textsql_train.py --outputdir ''", "--outputdir '': expected a folder"),
-    (f"{HERE} --export A=B {SCRIPT}", "--export 'A=B': no name of an environment variable"),
-    (f"{HERE} --export '' {SCRIPT}", "--export '': no name of an environment variable"),
+    (f"{HERE} --export A=B {SCRIPT}", "--export A=B: not set here"),
+    (f"{HERE} --export '' {SCRIPT}", "--export : not set here"),
     (f"{HERE} --export AN_API_KEY {SCRIPT}", "--export AN_API_KEY: sounds like a secret"),
     # Pods.
     ("pods up", "--count: not given"),
