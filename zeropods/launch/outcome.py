@@ -273,7 +273,11 @@ class UnopenedError(UserError):
     def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
         self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
-        super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
+        refusals = [found[1] for line in lines if (found := OF_SCRIPT.match(line))]
+        if refusals and self.status == "failed":
+            super().__init__(refusals[-1])
+        else:
+            super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
 
 
 def record_run(
@@ -323,6 +327,8 @@ LOG = "launch.log"
 LAST_LINES, KEPT_LINES = 8, 200
 OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[launch\.py:")
 """In a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
+OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
+"""What a script of ours said when it refused to train, behind its pod's name where it ran on one."""
 LINE = re.compile(r"step (\d+) (loss|eval_loss) ([\d.e+-]*\d|nan|inf|-inf)$")
 """What `train.log` says of a step."""
 SESSION_END = re.compile(r"pdsh@[^:]*: (\S+): (?:ssh exited with exit code|ssh killed by signal|killed by signal) \d+")
