@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import stat
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -47,6 +48,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 2 if name == "small" else 4_000}))
         if name != "bare":
             (tmp_path / name / "model.safetensors").touch()
+    (tmp_path / "pair").mkdir()
+    (tmp_path / "pair" / "config.json").write_text(json.dumps({"model_type": "t5", "is_encoder_decoder": True}))
+    (tmp_path / "pair" / "model.safetensors").touch()
     (tmp_path / "raw").mkdir()
     return tmp_path
 
@@ -67,6 +71,7 @@ WRONG = [
     ("causal_train.py --data raw --max_train_steps 0", "--max_train_steps 0; expected at least 1"),
     (f"causal_train.py --data raw --deepspeed {DSCONFIG}/causal_zero2_offload.json", "give --lr_scheduler_type cosine"),
     ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
+    ("causal_train.py --data raw --model_name_or_path pair", "--model_name_or_path pair: 't5' is no causal language"),
     ("causal_train.py --data questions --loss_on all", "--loss_on all: --data questions was prepared with answer"),
 ]
 
@@ -170,6 +175,23 @@ def test_a_command_that_a_message_names_can_be_pasted(
     (here / "a.jsonl").write_text('{"index": 0, "id": "i", "question": "q", "prediction": "p"}\n')
     _, _, command = said_by(words, capsys).removeprefix("zeropods: ").partition("zeropods ")
     assert parser().parse_args(shlex.split(command)).run
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict --model other --out pipe", "--out 'pipe': is no file that can be replaced"),
+        ("predict --model other --prompt question --force-prompt", "--force-prompt: the answers are not the run's own"),
+        ("predict --model ''", "'': expected a name; '.' is the folder in which you are"),
+        ("demo other ''", "'': expected a name"),
+    ],
+)
+def test_a_place_or_a_name_that_cannot_be_meant_is_refused(
+    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(here / "pipe")
+    assert said in said_by(words, capsys)
+    assert stat.S_ISFIFO((here / "pipe").stat().st_mode)
 
 
 def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,8 @@ def _model_flags(flag: Callable[..., Any], batch: str, unit: str, precision: str
 
 
 def _predict(arguments: argparse.Namespace) -> Result:
+    if arguments.force_prompt and arguments.out is None:
+        raise UserError("--force-prompt: the answers are not the run's own; say with --out where they belong")
     from zeropods.evaluate.generate import TASKS, answer_task, predict
     from zeropods.evaluate.models import raw_data
 
@@ -105,8 +107,6 @@ def _predict(arguments: argparse.Namespace) -> Result:
         arguments.data, usual = raw_data(arguments.model)
         arguments.split = arguments.split or usual
     arguments.split = arguments.split or "test"
-    if arguments.force_prompt and arguments.out is None:
-        raise UserError("--force-prompt: the answers are not the run's own; say with --out where they belong")
     out = arguments.out or out_file(str(arguments.model / f"predictions.{arguments.split}.jsonl"))
     task = answer_task(arguments.model, arguments.task or ("text2sql" if arguments.prompt else None))
     asked = {name: getattr(arguments, name) for name in ("max_new_tokens", "batch_size", "num_beams")}

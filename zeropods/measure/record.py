@@ -42,7 +42,7 @@ KINDS = {dict: "an object", list: "a list", int: "a whole number"}
 
 PHASES = ("load", "first_step", "steady", "evaluate", "save")
 """What a rank is doing: until its first step, in that one (allocators warm up), in later ones, and between them."""
-REMEDY = "put the run folder aside"
+REMEDY = "move the run folder away"
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic reads these dataclasses: nothing unknown, nothing converted, no NaN."""
 
