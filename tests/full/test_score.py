@@ -19,7 +19,7 @@ from zeropods.data.wikisql import read_split
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, load_metric, score, write_predictions
 from zeropods.evaluate.score_file import QueryScore, read_score
-from zeropods.report.answer_tables import compared_answers, paired_table
+from zeropods.report.notebook_tables import compared_answers, paired_table
 from zeropods.sql.query import Condition, Query, format_query, parse_query
 
 ROOT = Path(__file__).resolve().parents[2]

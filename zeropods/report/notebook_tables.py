@@ -1,26 +1,130 @@
-"""Tables of answers that notebooks show: to questions about tables and about texts, and a text that goes on."""
+"""Tables and plots that notebooks show: data sets raw and as tokens, models by size, a model's answers, its text."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from statistics import mean
 
-from zeropods.data.manifest import read_manifest
+import numpy as np
+
+from zeropods.data.manifest import Manifest, TokenStatistics, read_manifest
 from zeropods.data.squad import read_squad, squad_prompt
-from zeropods.data.wikisql import Example, read_split, target_of
-from zeropods.evaluate.generate import sample_text, text_perplexity
+from zeropods.data.tokenizers import load_tokenizer
+from zeropods.data.wikisql import Example, read_split, source_of, target_of
+from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
 from zeropods.evaluate.score_file import Score, TextScore, read_score
 from zeropods.measure.record import read_record
+from zeropods.plan.facts import shape_named
+from zeropods.plan.models import known_names
+from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.entry import score_lines
+from zeropods.report.plots import Plot, new_axes
 from zeropods.report.rows import accuracy_columns
 from zeropods.report.run import Run
-from zeropods.sql.query import Execution, Query, cells_text
-from zeropods.tables import Table, progress
+from zeropods.sql.query import Execution, Query, cells_text, execute
+from zeropods.tables import GIB, Table, progress
+
+# A prepared data set as tables and plots: what 01 shows.
+
+COLUMNS = {"source": "input_ids", "target": "labels"}
+
+
+def split_table(manifest: Manifest) -> Table:
+    """Rows, lengths in tokens, truncated rows and unknown tokens of both sides of each split."""
+    return Table.of(
+        {"split": name, "side": side, "rows": f"{split.rows:,}", **_statistics(getattr(split, side))}
+        for name, split in manifest.splits.items()
+        for side in COLUMNS
+    )
+
+
+def length_histograms(prepared: Path, split: str = "train") -> Plot:
+    """How many rows have how many source and target tokens."""
+    figure, axes = new_axes(9, 3.2, columns=len(COLUMNS))
+    for one, (side, column) in zip(axes, COLUMNS.items(), strict=True):
+        lengths = token_lengths(prepared, split, column)
+        one.hist(lengths, bins=min(60, int(np.ptp(lengths)) + 1), color="C0")
+        one.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
+    return Plot(figure, f"histograms of source and target tokens of {split}")
+
+
+def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:
+    """The example with the longest source: its tokens, question, columns and query."""
+    lengths = token_lengths(prepared, split, COLUMNS["source"])
+    example = next(itertools.islice(read_split(data, split), int(lengths.argmax()), None))
+    target = token_lengths(prepared, split, COLUMNS["target"])[lengths.argmax()]
+    return Table.of_facts({"source tokens": lengths.max(), "target tokens": target, **_described(example)})
+
+
+def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
+    """The first examples: question, columns, query, and the answer that the table's rows give."""
+    examples = itertools.islice(read_split(data, split), count)
+    return Table.of({**_described(e), "answer": cells_text(execute(e.query, e.table))} for e in examples)
+
+
+def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
+    """What the tokenizer has no token for, as it stands in sources and targets, and how often."""
+    counted, found = manifest.splits[split], Counter[str]()
+    has_any = counted.source.unknown_tokens + counted.target.unknown_tokens
+    examples = itertools.islice(read_split(data, split), manifest.limit if has_any else 0)
+    tokenizer = load_tokenizer(str(prepared / "tokenizer"), complete=False)
+    unknown = tokenizer.unk_token_id
+    while chunk := list(itertools.islice(examples, 4_096)):
+        texts = [text for each in chunk for text in (source_of(each, manifest.prompt), target_of(each))]
+        for text, row in zip(texts, tokenizer.backend_tokenizer.encode_batch(texts), strict=True):
+            if unknown in row.ids:
+                spans = itertools.compress(row.offsets, [id_ == unknown for id_ in row.ids])
+                found.update(text[start:end].strip() for start, end in spans)
+    return Table(("text", "times"), tuple((text, f"{times:,}") for text, times in found.most_common(10)))
+
+
+def shape_table(*names: str) -> Table:
+    """Parameters of models by their published shape, and the memory of the weights at each precision."""
+    sizes = {name: shape_named(name).parameters for name in names or known_names("t5")}
+    return Table.of(
+        {
+            "model": name,
+            "parameters": f"{parameters:,}",
+            **{f"{p} weights (GiB)": f"{parameters * ELEMENT_BYTES[p] / GIB:.3f}" for p in ("fp32", "bf16")},
+        }
+        for name, parameters in sizes.items()
+    )
+
+
+def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
+    """(rows,) tokens of each row of a prepared split."""
+    from datasets import load_from_disk
+
+    if not (Path(prepared) / split).is_dir():
+        raise UserError(f"{prepared}: has no split {split!r}; prepare the data set again")
+    table = load_from_disk(str(Path(prepared) / split)).data.table
+    return np.diff(table[column].combine_chunks().offsets.to_numpy())
+
+
+def _statistics(side: TokenStatistics) -> dict[str, float]:
+    return {
+        "mean tokens": side.mean,
+        "median": side.p50,
+        "99 %": side.p99,
+        "longest": side.max,
+        "truncated rows": side.truncated_rows,
+        "unknown tokens": side.unknown_tokens,
+    }
+
+
+def _described(example: Example) -> dict[str, str]:
+    return {
+        "question": example.question,
+        "columns": "; ".join(example.table.header),
+        "query": target_of(example),
+    }
+
 
 # SQuAD's questions and a model's answers to them: what 11 shows.
 
@@ -29,7 +133,7 @@ def question_table(data: Path, split: str = "train", count: int = 3) -> Table:
     """The first questions of a split: the text that the model reads, and what it shall go on with."""
     return Table.of(
         {"prompt": squad_prompt(example.question, example.context), "answer": example.answers[0]}
-        for example in islice(read_squad(data, split), count)
+        for example in itertools.islice(read_squad(data, split), count)
     )
 
 
@@ -41,7 +145,7 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
         count: how many are shown, taken at even distances.
     """
     answers = read_predictions(predictions)
-    by_index = {example.index: example for example in islice(read_squad(data, split), answers[-1].index + 1)}
+    by_index = {example.index: example for example in itertools.islice(read_squad(data, split), answers[-1].index + 1)}
     chosen = answers[:: max(1, len(answers) // count)][:count]
     pairs = [(answer.text or "", by_index[answer.index]) for answer in chosen]
     scores = load_metric("squad_accuracy").compute(
@@ -73,6 +177,8 @@ def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
 
 def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
     """What a model writes after a prompt, before its run and after."""
+    from zeropods.evaluate.generate import sample_text
+
     models = {"before": before, "after": run.folder}
     return Table.of(
         {"": when, "prompt": prompt, "goes on": sample_text(model, prompt).text} for when, model in models.items()
@@ -80,6 +186,8 @@ def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
 
 
 def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[str, str]:
+    from zeropods.evaluate.generate import text_perplexity
+
     with progress("perplexity", "blocks") as bar:
         first = text_perplexity(before, prepared, split, progress=bar.update)
     last = read_score(run.folder / f"score.{split}.json")
