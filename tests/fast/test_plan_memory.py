@@ -142,9 +142,6 @@ def test_a_recorded_run_is_planned_with_its_own_buckets_and_without_cuda_on_a_cp
     [
         {"technique": "custom"},
         {"precision": "fp16"},
-        {"batch": {"rows": 0}},
-        {"batch": {"source_tokens": 0}},
-        {"batch": {"target_tokens": -1}},
         {"ranks": [a_rank()]},
         *(
             {"technique": "zero1", "deepspeed": {"zero_optimization": {"stage": 1, "reduce_bucket_size": size}}}

@@ -294,7 +294,8 @@ def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) 
 
 def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
     """What is known of runs, and of this machine if it has no GPU; each file is read once, unless it changes."""
-    return _kept(folder, tuple(_changed(folder / name) for name in (CALIBRATION, MACHINE)))
+    paths = (folder / CALIBRATION, folder / MACHINE)
+    return _kept(folder, tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths))
 
 
 @lru_cache(maxsize=1)
@@ -306,7 +307,3 @@ def _kept(folder: Path, changed: tuple[int, ...]) -> tuple[Calibration, MachineP
     with suppress(UserError):
         probe = kept_probe(folder)
     return calibration, None if probe and probe.gpus else probe
-
-
-def _changed(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.is_file() else 0

@@ -463,20 +463,17 @@ class Published:
         return f"within {TOLERANCE:.0%}"
 
 
-def published(model: str | None = None) -> tuple[Published, ...]:
-    """All rows, or those of a model."""
-    with PUBLISHED.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if model in (None, line["model"])]
-    if not lines:
-        return ()
+def published() -> list[Published]:
+    """All rows."""
     from pydantic import TypeAdapter
 
-    values = [{name: text or None for name, text in line.items()} for line in lines]
-    return tuple(TypeAdapter(list[Published]).validate_python(values))
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        values = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
+    return TypeAdapter(list[Published]).validate_python(values)
 
 
-def beside(made: Plan) -> tuple[Published, ...]:
+def beside(made: Plan) -> list[Published]:
     """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
-    keys = {(estimate.technique.name, estimate.pods) for estimate in made.estimates}
-    rows = published(made.request.model.rsplit("/", 1)[-1])
-    return tuple(row for row in rows if (row.technique, row.pods) in keys)
+    model = made.request.model.rsplit("/", 1)[-1]
+    keys = {(model, estimate.technique.name, estimate.pods) for estimate in made.estimates}
+    return [row for row in published() if (row.model, row.technique, row.pods) in keys]

@@ -15,7 +15,7 @@ from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, ZeroSettings, keys_beyond, read_zero_settings
 
 if TYPE_CHECKING:
-    from zeropods.measure.record import BatchShape, Record
+    from zeropods.measure.record import Record
 
 CONTEXT_BYTES = 500_000_000
 """What CUDA, cuBLAS and NCCL take of a GPU before the first tensor: what is left of the published figures of an A100
@@ -94,28 +94,25 @@ def planned(record: Record) -> PlannedMemory | None:
 def recorded_work(record: Record) -> Workload | None:
     """The largest batch of a recorded run, and how it was divided.
 
-    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision, a batch or a shape
-    that is not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
+    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
+    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
     measured a batch.
     """
     technique = next((each for each in TECHNIQUES if each.name == record.technique), None)
-    with_shape = [rank for rank in record.ranks if rank.shape]
-    rank = max(with_shape, key=lambda rank: _positions(rank.largest_batch), default=None)
-    shape = None if rank is None else shape_recorded(json.dumps(rank.shape))
+    measured = [(rank, rank.largest_batch) for rank in record.ranks if rank.shape and rank.largest_batch]
     # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
-    if rank is None or shape is None or technique is None or keys_beyond(record.deepspeed or {}):
+    if not measured or technique is None or keys_beyond(record.deepspeed or {}):
         return None
-    batch, dropout = rank.largest_batch, record.identity.get("dropout")
-    if batch is None or not _positions(batch) or record.precision not in shape.precisions:
+    rank, batch = max(measured, key=lambda each: each[1].rows * (each[1].source_tokens + each[1].target_tokens))
+    shape = shape_recorded(json.dumps(rank.shape))
+    if shape is None or record.precision not in shape.precisions:
         return None
     tokens, labels = batch.source_tokens, batch.target_tokens
     if shape.joint:
         # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
         of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
         labels = max(1, round(of_all * tokens))
-    if labels < 1:
-        return None
-    attention = record.identity.get("attn_implementation")
+    attention, dropout = (record.identity.get(name) for name in ("attn_implementation", "dropout"))
     try:
         work = Workload(
             shape=shape,
@@ -137,13 +134,6 @@ def recorded_work(record: Record) -> Workload | None:
     except UserError:
         return None
     return work
-
-
-def _positions(batch: BatchShape | None) -> int:
-    """Positions of a batch with padding; 0 where it was not measured, or can be no batch. A text has no target."""
-    if batch is None or batch.target_tokens < 0 or min(batch.rows, batch.source_tokens) < 1:
-        return 0
-    return batch.rows * (batch.source_tokens + batch.target_tokens)
 
 
 class _Process:

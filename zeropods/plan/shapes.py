@@ -118,11 +118,6 @@ class Shape:
         return max(weight.size for weight in self.weights)
 
     @cached_property
-    def largest_matrix(self) -> int:
-        """Elements of the largest matrix that is no embedding."""
-        return max(weight.size for weight in self.weights if weight.kind == "matrix")
-
-    @cached_property
     def matrices(self) -> int:
         """How many matrices a forward pass meets."""
         return sum(weight.is_matrix for weight in self.weights)

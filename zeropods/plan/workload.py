@@ -64,11 +64,6 @@ class Workload:
         return ELEMENT_BYTES["fp32" if self.autocast else self.precision]
 
     @property
-    def activation_bytes(self) -> int:
-        """Bytes of an element of an activation."""
-        return ELEMENT_BYTES[self.precision]
-
-    @property
     def is_half(self) -> bool:
         """Whether weights are kept a second time, as an FP32 master."""
         return self.precision != "fp32" and not self.autocast
@@ -192,7 +187,7 @@ class Activations:
     """
 
     def __init__(self, work: Workload) -> None:
-        self.work, shape, size = work, work.shape, work.activation_bytes
+        self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
         saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
         self.head = FLOAT * work.rows * work.labels * shape.vocabulary
         """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
@@ -235,7 +230,7 @@ class Activations:
         table is there beside that of the head after each.
         """
         size, has_sides = self.work.element_bytes, len(self.stacks) > 1
-        matrix = self.work.shape.largest_matrix
+        matrix = max(weight.size for weight in self.work.shape.weights if weight.kind == "matrix")
         made, found = size * self.work.shape.embedding, list[tuple[int, int]]()
         below = sum(stack.layers * stack.kept for stack in self.stacks)
         for stack in reversed(self.stacks):

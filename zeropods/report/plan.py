@@ -41,9 +41,9 @@ class PlanReport:
     """Where rates and intervals are from, in words."""
 
     @cached_property
-    def published(self) -> tuple[Published, ...]:
+    def published(self) -> list[Published]:
         """Published runs that the plan is of too."""
-        return () if self.on_cpu else beside(self.plan)
+        return [] if self.on_cpu else beside(self.plan)
 
     @property
     def on_cpu(self) -> bool:
