@@ -82,6 +82,7 @@ REFUSED = [
     ("plan --model t5-small --epochs 2", "--epochs 2 without --samples"),
     ("plan --model t5-small --precision fp16", "--precision fp16; expected fp32 or bf16"),
     ("plan --model t5-small --technique zero9", "zero9 ... zero3_offload"),
+    ("plan --model t5-small --technique none --pods 3", "--technique none: one process alone; leave out --pods"),
     ("plan --model t5-small --gpu Abacus", "Abacus ... --flops"),
     ("plan --model t5-small --steps 1 --samples 2", "give one of them"),
     ("plan --model t5-small --mtbf 24", "--mtbf 24: needs --save-seconds S too"),

@@ -203,6 +203,9 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
     wrong = next((name for name in foreign if name in arguments), None)
     if wrong is not None:
         raise UserError(f"--{wrong.replace('_', '-')}: is for --device {device}; leave it out")
+    several = [f"--{name}" for name in ("pods", "slots") if getattr(arguments, name, 1) > 1]
+    if several and set(arguments.techniques) == {"none"}:
+        raise UserError(f"--technique none: one process alone; leave out {' and '.join(several)}")
     names = {"gpu_memory": "gpu_memory_bytes", "host_memory": "host_memory_bytes", "latency": "latency_seconds"}
     given = {names.get(name, name): value for name, value in vars(arguments).items()}
     zero = {"reduce_elements": given["bucket_size"]} if "bucket_size" in given else {}

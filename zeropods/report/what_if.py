@@ -84,6 +84,11 @@ def what_if_table(found: tuple[WhatIf, ...]) -> Table:
 def command_of(request: Request) -> str:
     """The command line of a request; fields that have no flag are left out."""
     argv = ["zeropods", "plan", "--model", request.model]
+    if request.techniques == ("none",):
+        # One process takes the steps of all.
+        machines = replace(request.machines, pods=1, slots=1)
+        steps = request.steps and request.steps * request.machines.pods * request.machines.slots
+        request = replace(request, machines=machines, steps=steps)
     gpu = request.machines.gpu
     trusted, memory = request.trust_remote_code, memory_bytes(gpu) or GIB
     usual = request_for(request.model, machines=Machines(gpu=gpu), gpu_memory_bytes=memory, trust_remote_code=trusted)
