@@ -85,7 +85,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     from zeropods.plan.calibrated import CPU, Calibrated
     from zeropods.plan.machines import Machines, words
 
-    folder, probe = home(), None
+    folder = home()
     probe = kept_probe(folder) if arguments.machine is None else read_probe(arguments.machine)
     if arguments.device == CPU:
         if arguments.machine and probe and probe.gpus:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import read_manifest
@@ -292,7 +292,6 @@ class SweepPods(AbstractContextManager["SweepPods"]):
 
 # One run of a sweep as data, and the order in which runs are made.
 
-T = TypeVar("T")
 OF_RAW_DATA = ("dataset_config", "text_field")
 """Flags that say how raw data are read: a sweep has read them by then."""
 PREPARED = "prepared"
@@ -373,7 +372,7 @@ def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
     return None if named is None else Path(named).resolve()
 
 
-def balanced(cells: Sequence[T], repeats: int) -> list[tuple[int, T]]:
+def balanced(cells: Sequence[Cell], repeats: int) -> list[tuple[int, Cell]]:
     """Repeats, counted from 1, with their cells, in an order in which a machine that slows down favours no cell.
 
     Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
