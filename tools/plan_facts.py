@@ -12,7 +12,7 @@ from typing import Any
 from zeropods.plan.built import facts, saved
 from zeropods.plan.facts import FACTS
 from zeropods.plan.models import known_models
-from zeropods.plan.shapes import EAGER, FUSED, MASKED, PLAIN
+from zeropods.plan.workload import EAGER, FUSED, MASKED, PLAIN
 
 
 def fresh(name: str) -> dict[str, Any]:

@@ -10,17 +10,17 @@ import pytest
 from zeropods.plan.facts import shape_named, shape_recorded
 from zeropods.plan.machines import published_flops
 from zeropods.plan.models import known_config
-from zeropods.plan.shapes import Saved, Shape, shape_of
-from zeropods.plan.workload import Workload
+from zeropods.plan.workload import Saved, Shape, Weight, Workload
 
 KINDS = {"e": "embedding", "m": "matrix", "b": "bias", "n": "norm"}
 
 
 def made(weights: str, saved: Saved, **facts: Any) -> Shape:
     """A shape of tensors that are written as kind and size: `m4`."""
-    tensors = [[int(each[1:]), KINDS[each[0]]] for each in weights.split()]
+    tensors = [Weight(int(each[1:]), KINDS[each[0]]) for each in weights.split()]
     usual = {"positions": 8, "window": None, "windowed": 0, "drops": False, "experts": None, "heads": 2, "inner": 3}
-    return shape_of({**usual, **facts, "vocabulary": 5, "weights": tensors}, lambda way: saved)
+    given = {**usual, **facts, "vocabulary": 5, "weights": tensors}
+    return Shape(**given, trace=lambda way: saved)
 
 
 T5 = made(

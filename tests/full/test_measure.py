@@ -11,7 +11,7 @@ import torch
 
 from tests.full.conftest import ROOT, TINY, run_several
 from zeropods.measure.record import PHASES, RankMeasurement, read_record
-from zeropods.plan.memory import planned
+from zeropods.plan.calibrated import planned
 from zeropods.plan.models import known_config
 from zeropods.train.device import matmul_flops_per_second
 from zeropods.train.meter import Mark, Meter, StepClock, Tokens

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel, T5Config, Trainer
 from tools.plan_facts import ways
 from zeropods.plan.built import facts, saved
 from zeropods.plan.facts import FACTS, shape_named, shape_recorded
+from zeropods.plan.memory import Activations
 from zeropods.plan.models import known_config, known_names
-from zeropods.plan.shapes import PLAIN, Shape
-from zeropods.plan.workload import Activations, Workload
+from zeropods.plan.workload import PLAIN, Shape, Workload
 from zeropods.train.causal import random_causal
 from zeropods.train.text2sql import T5ForTextToSQL
 

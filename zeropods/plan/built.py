@@ -35,7 +35,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from zeropods.errors import UserError
-from zeropods.plan.shapes import ATTENTIONS, EAGER, FUSED, MASKED, PLAIN, value
+from zeropods.plan.workload import ATTENTIONS, EAGER, FUSED, MASKED, PLAIN, value
 
 NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.)")
 """Names that transformers' Trainer leaves out of weight decay."""

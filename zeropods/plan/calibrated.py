@@ -6,6 +6,7 @@ process, and seconds at the machine's own rates.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,10 +30,12 @@ from zeropods.measure.calibration import (
     read_calibration,
 )
 from zeropods.measure.record import RECORD, Record, read_record
-from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, step_time, traffic
-from zeropods.plan.memory import LOADING, PlannedMemory, plan_memory, recorded_work
-from zeropods.plan.workload import MASTER, Term, Workload, share, total
+from zeropods.plan.facts import shape_recorded
+from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, is_before_ampere, step_time, traffic
+from zeropods.plan.memory import CONTEXT_BYTES, LOADING, PlannedMemory, Term, plan_memory, total
+from zeropods.plan.workload import MASTER, Workload, share
 from zeropods.tables import MIB
+from zeropods.techniques import ZeroSettings, keys_beyond, read_zero_settings, technique_named
 
 CPU = "cpu"
 STATES = ("parameters", "gradients", "optimizer")
@@ -162,6 +165,60 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
 
 
 # A recorded run: what is planned of it, and what it measured.
+
+
+def planned(record: Record) -> PlannedMemory | None:
+    """Memory of one process of a recorded run, by its largest batch, its shape and its DeepSpeed configuration.
+
+    None where it cannot be planned. Without a GPU nothing is counted for CUDA.
+    """
+    work = recorded_work(record)
+    context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
+    return None if work is None else plan_memory(work, context)
+
+
+def recorded_work(record: Record) -> Workload | None:
+    """The largest batch of a recorded run, and how it was divided.
+
+    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
+    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
+    measured a batch.
+    """
+    measured = [(rank, rank.largest_batch) for rank in record.ranks if rank.shape and rank.largest_batch]
+    # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
+    if not measured or keys_beyond(record.deepspeed or {}):
+        return None
+    rank, batch = max(measured, key=lambda each: each[1].rows * (each[1].source_tokens + each[1].target_tokens))
+    shape = shape_recorded(json.dumps(rank.shape))
+    if shape is None or record.precision not in shape.precisions:
+        return None
+    tokens, labels = batch.source_tokens, batch.target_tokens
+    if shape.joint:
+        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
+        of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
+        labels = max(1, round(of_all * tokens))
+    attention, dropout = (record.identity.get(name) for name in ("attn_implementation", "dropout"))
+    try:
+        work = Workload(
+            shape=shape,
+            rows=batch.rows,
+            tokens=tokens,
+            labels=labels,
+            precision=record.precision,
+            checkpointing=record.gradient_checkpointing,
+            own_rates=bool(record.identity.get("scaled_rates")) and not shape.joint,
+            technique=technique_named(record.technique),
+            ranks=record.world_size,
+            zero=read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings(),
+            passes=record.gradient_accumulation_steps,
+            attention=attention if attention in shape.attentions else shape.attentions[0],
+            before_ampere=is_before_ampere(rank.gpu or ""),
+            dropout=dropout > 0 if isinstance(dropout, int | float) else None,
+        )
+        work.saved()
+    except UserError:
+        return None
+    return work
 
 
 def sample_of(record: Record, probe: MachineProbe) -> Sample | None:

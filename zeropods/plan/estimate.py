@@ -14,8 +14,7 @@ from zeropods.errors import UserError
 from zeropods.plan.facts import shape_for
 from zeropods.plan.machines import GIGA, Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
 from zeropods.plan.memory import PlannedMemory, plan_memory
-from zeropods.plan.shapes import ATTENTIONS, Shape
-from zeropods.plan.workload import Workload
+from zeropods.plan.workload import ATTENTIONS, Shape, Workload
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, technique_named
 
@@ -72,8 +71,8 @@ class Request:
     label_length: int | None = None
     """Causal: tokens per row that carry a loss; all but the first if not given."""
     attention: str | None = None
-    """Causal: one of `plan.shapes.ATTENTIONS`, or `all` that the family has at this precision on this GPU; if not given
-    `sdpa`, and `eager` for a family without it."""
+    """Causal: one of `plan.workload.ATTENTIONS`, or `all` that the family has at this precision on this GPU; if not
+    given `sdpa`, and `eager` for a family without it."""
     dropout: bool | None = None
     """Causal: whether there is dropout; as the family was published if not given: GPT-2 has it."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from zeropods.errors import UserError
 from zeropods.files import write_json
 from zeropods.plan.models import known_config, known_models, known_name
-from zeropods.plan.shapes import Saved, Shape, shape_of
+from zeropods.plan.workload import Saved, Shape, Weight
 
 SCHEMA = 3
 """Of what is kept in the cache."""
@@ -33,12 +33,6 @@ EARLIER = {
 # Known names.
 
 
-@cache
-def _shipped() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
-    return found
-
-
 def shape_named(model: str) -> Shape:
     """The shape of a known name; `UserError` where none is known."""
     return _known_shape(known_name(model))
@@ -46,7 +40,8 @@ def shape_named(model: str) -> Shape:
 
 @cache
 def _known_shape(name: str) -> Shape:
-    return _found_shape(json.dumps(known_models()[name]), None, _shipped()[name])
+    shipped = json.loads(FACTS.read_text(encoding="utf-8"))
+    return _found_shape(json.dumps(known_models()[name]), None, shipped[name])
 
 
 # Other models: by their configuration.
@@ -171,7 +166,8 @@ def _found_shape(config: str, folder: str | None, found: dict[str, Any]) -> Shap
             _keep(config, folder, found)
         return Saved(**found["saved"][way])
 
-    return shape_of(found["facts"], saved)
+    weights = [Weight(size, kind) for size, kind in found["facts"]["weights"]]
+    return Shape(**{**found["facts"], "weights": weights}, trace=saved)
 
 
 def _cache_file(config: str, folder: str | None) -> Path:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import cache, lru_cache
+from itertools import accumulate
 
-from zeropods.errors import UserError
-from zeropods.plan.facts import shape_recorded
-from zeropods.plan.machines import is_before_ampere
-from zeropods.plan.workload import MASTER, MOMENTS, PARTS, Activations, Term, Workload, total, touched
+from zeropods.plan.workload import EAGER, ELEMENT_BYTES, MASTER, MOMENTS, PLAIN, Shape, Workload, share, value
 from zeropods.tables import GIB
-from zeropods.techniques import TECHNIQUES, ZeroSettings, keys_beyond, read_zero_settings
 
-if TYPE_CHECKING:
-    from zeropods.measure.record import Record
-
+PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
+"""What the memory of a GPU is divided into."""
+FLOAT = 4
+"""Bytes of an FP32 element."""
+GRADIENTS = {True: 3, False: 2}
+"""Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
+PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 CONTEXT_BYTES = 500_000_000
 """What CUDA, cuBLAS and NCCL take of a GPU before the first tensor: what is left of the published figures of an A100
 once all else is counted. Drivers and libraries differ by some 0.2 GB."""
@@ -79,61 +80,6 @@ def plan_memory(work: Workload, context_bytes: int = CONTEXT_BYTES) -> PlannedMe
         state_bytes=sum(map(total, _Process(replace(work, passes=1)).states())),
         peak_allocated_bytes=process.peak_allocated(),
     )
-
-
-def planned(record: Record) -> PlannedMemory | None:
-    """Memory of one process of a recorded run, by its largest batch, its shape and its DeepSpeed configuration.
-
-    None where it cannot be planned. Without a GPU nothing is counted for CUDA.
-    """
-    work = recorded_work(record)
-    context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
-    return None if work is None else plan_memory(work, context)
-
-
-def recorded_work(record: Record) -> Workload | None:
-    """The largest batch of a recorded run, and how it was divided.
-
-    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
-    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
-    measured a batch.
-    """
-    technique = next((each for each in TECHNIQUES if each.name == record.technique), None)
-    measured = [(rank, rank.largest_batch) for rank in record.ranks if rank.shape and rank.largest_batch]
-    # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
-    if not measured or technique is None or keys_beyond(record.deepspeed or {}):
-        return None
-    rank, batch = max(measured, key=lambda each: each[1].rows * (each[1].source_tokens + each[1].target_tokens))
-    shape = shape_recorded(json.dumps(rank.shape))
-    if shape is None or record.precision not in shape.precisions:
-        return None
-    tokens, labels = batch.source_tokens, batch.target_tokens
-    if shape.joint:
-        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
-        of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
-        labels = max(1, round(of_all * tokens))
-    attention, dropout = (record.identity.get(name) for name in ("attn_implementation", "dropout"))
-    try:
-        work = Workload(
-            shape=shape,
-            rows=batch.rows,
-            tokens=tokens,
-            labels=labels,
-            precision=record.precision,
-            checkpointing=record.gradient_checkpointing,
-            own_rates=bool(record.identity.get("scaled_rates")) and not shape.joint,
-            technique=technique,
-            ranks=record.world_size,
-            zero=read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings(),
-            passes=record.gradient_accumulation_steps,
-            attention=attention if attention in shape.attentions else shape.attentions[0],
-            before_ampere=is_before_ampere(rank.gpu or ""),
-            dropout=dropout > 0 if isinstance(dropout, int | float) else None,
-        )
-        work.saved()
-    except UserError:
-        return None
-    return work
 
 
 class _Process:
@@ -288,3 +234,174 @@ class _Process:
         missing = max(0, loaded.bytes - total(lasting))
         loading = replace(loaded, bytes=missing, formula=f"{loaded.formula}, less what comes after it")
         return (*lasting, loading, process) if missing else (*lasting, process)
+
+
+@cache
+def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
+    """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, where they are most.
+
+    Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
+    parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
+    """
+    changes: Counter[int] = Counter()
+    for sizes in shape.groups(own_rates):
+        # A parameter group is cut into equal shares wherever a tensor ends.
+        part, begin = share(sum(sizes), ranks), 0
+        for size in sizes:
+            changes[begin // part] += size
+            begin += size
+            changes[min(ranks, share(begin, part))] -= size
+    return max(accumulate(change for _, change in sorted(changes.items())))
+
+
+# One part of a plan's memory: how many bytes, and from what.
+
+
+@dataclass(frozen=True)
+class Term:
+    """Bytes of one process, with their formula."""
+
+    name: str
+    bytes: int
+    formula: str
+    """With the numbers put in: `4 B x 737.7 M / 3 ranks`."""
+    part: str = "buffers"
+    """One of `PARTS`."""
+
+    @classmethod
+    def of(cls, name: str, size: int, number: int, ranks: int = 1, part: str = "buffers") -> Term:
+        """`number` elements of `size` bytes, of which each of some ranks has its share."""
+        shared = f" / {ranks} ranks" if ranks > 1 else ""
+        return cls(name, size * share(number, ranks), f"{size} B x {short(number)}{shared}", part)
+
+
+def total(terms: Iterable[Term], part: str | None = None) -> int:
+    """Bytes of all terms, or of those of one part."""
+    return sum(term.bytes for term in terms if part in (None, term.part))
+
+
+def short(number: float) -> str:
+    """A count as people read it: `737.7 M`."""
+    size, prefix = next(((size, f" {prefix}") for size, prefix in PREFIXES if number >= size), (1, ""))
+    return f"{number / size:.4g}{prefix}"
+
+
+# What a forward pass keeps for its backward pass, counted tensor by tensor, as transformers 5.23 runs it on a GPU.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes of one pass."""
+
+    prefix: str
+    """`encoder `, `decoder `, or nothing."""
+    tokens: int
+    """Tokens per row."""
+    layers: int
+    parameters: int
+    """Of all layers."""
+    kept: int
+    """What each layer keeps until its backward pass: with gradient checkpointing its input, else all that it saves."""
+    working: int
+    """What the layer at work adds: gradients of the feed-forward part or of the scores, and what is computed again."""
+
+
+class Activations:
+    """Bytes saved by one forward pass with this project's loss, and the transient ones of its backward pass.
+
+    The loss makes logits over the label positions and takes their log-softmax in FP32. Rows are padded on the right;
+    those of a causal model carry no mask in training, since nothing that has a loss looks there.
+    """
+
+    def __init__(self, work: Workload) -> None:
+        self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
+        saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
+        self.head = FLOAT * work.rows * work.labels * shape.vocabulary
+        """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
+        self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
+        """Of a tied embedding, as the head and as the table: both are there while they are added."""
+        self.ends = round(value(saved.ends, *sizes) + (value(saved.held, *sizes) if work.checkpointing else 0))
+        """What is saved beside the layers: it is there until the backward pass has come through all of them."""
+        self.copies = 0
+        """Copies of weights in FP16, which autocast keeps until the loss is there; layers that are not computed again
+        keep them anyway."""
+        if work.autocast and work.checkpointing:
+            self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
+        scores = 2 * saved.scores * work.rows if work.kernel in (EAGER, PLAIN) else 0
+        sides = (("", work.tokens),) if shape.joint else (("encoder ", work.tokens), ("decoder ", work.labels))
+        self.stacks = list[Stack]()
+        for side, (prefix, tokens) in enumerate(sides):
+            layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
+            gradients = max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2)
+            kept, again = (round(value(saved.inputs[side], *sizes)), layer) if work.checkpointing else (layer, 0)
+            self.stacks.append(
+                Stack(
+                    prefix=prefix,
+                    tokens=tokens,
+                    layers=shape.layers[side],
+                    parameters=shape.layer_parameters[side],
+                    kept=kept,
+                    working=gradients + again,
+                )
+            )
+
+    def in_loss(self) -> int:
+        """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""
+        return sum(stack.layers * stack.kept for stack in self.stacks) + self.ends + self.copies + 3 * self.head
+
+    def backward(self) -> list[tuple[int, int]]:
+        """Bytes saved and at work, and those of gradients of parameters made by then, where there can be most of both.
+
+        Gradients appear as activations go. Both change in a straight line over like layers, so the most is at the last
+        or the first layer of each side, or at the embedding. Where both sides share a tied embedding, its gradient as a
+        table is there beside that of the head after each.
+        """
+        size, has_sides = self.work.element_bytes, len(self.stacks) > 1
+        matrix = max(weight.size for weight in self.work.shape.weights if weight.kind == "matrix")
+        made, found = size * self.work.shape.embedding, list[tuple[int, int]]()
+        below = sum(stack.layers * stack.kept for stack in self.stacks)
+        for stack in reversed(self.stacks):
+            found.append((self.ends + below + stack.working, made))
+            below -= stack.layers * stack.kept
+            # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
+            others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
+            table = self.tied_gradients // 2 if has_sides else 0
+            found.append((below + stack.working + stack.kept + table, made + others))
+            made += size * stack.parameters
+        return [*found, (self.tied_gradients, made)]
+
+    def terms(self) -> tuple[Term, ...]:
+        """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
+        beside = (self.ends, self.copies)
+        ends = _term(
+            "ends, masks, weights in FP16", sum(beside), " + ".join(f"{short(each)}B" for each in beside if each)
+        )
+        terms = (*map(self._kept_term, self.stacks), ends, self._most_term())
+        beyond = self.tied_gradients - total(terms)
+        if beyond <= 0:
+            return terms
+        name = "gradients of the embedding, as head and as table, where activations were"
+        return *terms, _term(name, beyond, f"{short(self.tied_gradients)}B, less those")
+
+    def _kept_term(self, stack: Stack) -> Term:
+        name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
+        each = stack.kept / (self.work.rows * stack.tokens) / 1e3
+        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
+        formula = f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
+        return _term(name, stack.layers * stack.kept, formula)
+
+    def _most_term(self) -> Term:
+        """What the loss takes, or, where that is more, one layer that is computed again, or its gradients."""
+        work, most = self.work, max(stack.working for stack in self.stacks)
+        if work.checkpointing and 3 * self.head < most:
+            by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
+            return _term("one layer, computed again", most, f"{short(most)}B, {by}")
+        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < most:
+            formula = f"{short(self.head)}B + {short(most)}B"
+            return _term("log-softmax, and gradients within a layer", self.head + most, formula)
+        formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
+        return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
+
+
+def _term(name: str, size: int, formula: str) -> Term:
+    return Term(name, size, formula, "activations")

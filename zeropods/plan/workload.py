@@ -1,26 +1,176 @@
-"""What one process trains on, whatever the model: the sizes that memory and time follow from, and its activations."""
+"""What is trained: a model's tensors, its products and what a pass of it saves; and the batch of one process."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate
+from functools import cached_property
+from typing import NamedTuple
 
-from zeropods.plan.shapes import EAGER, FORWARD, FUSED, MASKED, PLAIN, Saved, Shape, value
 from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-PARTS = ("parameters", "gradients", "optimizer", "buffers", "activations", "context")
-"""What the memory of a GPU is divided into."""
-FLOAT = 4
-"""Bytes of an FP32 element."""
 MASTER, MOMENTS = 4, 8
 """Bytes per parameter of an FP32 master, and of Adam's two moments."""
-GRADIENTS = {True: 3, False: 2}
-"""Gradients of the feed-forward's width at one time in the backward pass of a causal layer, and of another."""
-PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+FORWARD, BACKWARD = 2, 4
+"""FLOPs per matmul parameter and token: one product forward, two backward (Kaplan et al. 2020, arXiv:2001.08361)."""
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+FUSED, MASKED, PLAIN, EAGER = "fused", "masked", "plain", "eager"
+"""What attention runs: a kernel that keeps no score, the same behind a window's mask, PyTorch's formula in FP32, the
+family's own code."""
+Polynomial = Mapping[str, float]
+"""Coefficients by the exponents of rows, tokens and labels: `120` is rows x tokens^2. Of an encoder-decoder labels are
+the tokens of the target."""
+
+
+def value(terms: Polynomial, rows: float, tokens: float, labels: float) -> float:
+    """The polynomial at these sizes."""
+    return sum(f * rows ** int(p[0]) * tokens ** int(p[1]) * labels ** int(p[2]) for p, f in terms.items())
+
+
+class Weight(NamedTuple):
+    """One parameter tensor."""
+
+    size: int
+    """Elements."""
+    kind: str
+    """`embedding`, `matrix`, `bias` or `norm`; weight decay leaves out the last two."""
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is decayed, and met as a matrix by a forward pass."""
+        return self.kind in ("embedding", "matrix")
+
+
+class Saved(NamedTuple):
+    """Bytes that one forward pass saves for its backward pass, parameters left out."""
+
+    layers: list[Polynomial]
+    """Of all layers together, of the encoder and of the decoder, or of all there are."""
+    inputs: list[Polynomial]
+    """The input of one layer."""
+    held: Polynomial
+    """What layers are given beside it, the same for all: masks, rotations. A checkpoint keeps it."""
+    ends: Polynomial
+    """Outside the layers: embedding, the last norm, the head's input."""
+    scores: int
+    """The largest tensor of a layer that grows with the square of tokens: bytes of a row and pair of tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shape:
+    """A model, as a pass on the meta device has shown it (`plan.built`)."""
+
+    family: str
+    """As configurations call it: `t5`, `llama`."""
+    joint: bool
+    """Whether source and target are one row: it is a decoder alone."""
+    layers: list[int]
+    """Of the encoder and of the decoder, or all."""
+    layer_parameters: list[int]
+    """Parameters of all these."""
+    heads: int
+    kv_heads: int
+    """Heads of keys and of values; each serves heads / kv_heads heads of queries."""
+    head_size: int
+    inner: int
+    """Width of the feed-forward part, all active experts together."""
+    vocabulary: int
+    positions: int | None
+    """The longest sequence: where they are learned so many exist, elsewhere so many were trained."""
+    window: int | None
+    """Tokens that a token sees, itself included, in layers with a window."""
+    windowed: int
+    """Layers that see no further than the window."""
+    drops: bool
+    """Whether it was published with dropout."""
+    attentions: list[str]
+    """Those of `ATTENTIONS` that transformers has for it."""
+    tied: bool
+    """Whether the head's matrix is the embedding."""
+    experts: str | None
+    """`2 of 8`: experts of a token, and all."""
+    weights: list[Weight]
+    """All tensors, in the model's order; a matrix that is used twice is there once."""
+    products: Polynomial
+    """Multiply-adds of the layers' matrices."""
+    trace: Callable[[str], Saved]
+    """What a pass saves in a way of training: precision (`fp32`, `bf16`, `autocast`), kernel, and ` dropout`."""
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        return "a causal model" if self.joint else "an encoder-decoder"
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """In which it can be trained."""
+        return ("fp32", "bf16", "fp16") if self.joint else ("fp32", "bf16")
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters of the model, each counted once."""
+        return sum(weight.size for weight in self.weights)
+
+    @cached_property
+    def embedding(self) -> int:
+        """Elements of the embedding, and of the head."""
+        return next(weight.size for weight in self.weights if weight.kind == "embedding")
+
+    @cached_property
+    def largest_tensor(self) -> int:
+        """Elements of the largest single parameter."""
+        return max(weight.size for weight in self.weights)
+
+    @cached_property
+    def matrices(self) -> int:
+        """How many matrices a forward pass meets."""
+        return sum(weight.is_matrix for weight in self.weights)
+
+    def groups(self, own_rates: bool = False) -> list[list[int]]:
+        """Elements of each tensor by parameter group of the optimizer, in the model's order.
+
+        Args:
+            own_rates: parameter groups as `train.trainer` makes them for a T5: embedding, matrices, position biases,
+                norms. Else as Trainer makes them: what is decayed, and what is not.
+        """
+        found: dict[str | bool, list[int]] = {}
+        for weight in self.weights:
+            found.setdefault(weight.kind if own_rates else weight.is_matrix, []).append(weight.size)
+        return list(found.values())
+
+    def layer_products(self, tokens: float, labels: float, *, whole: bool = False) -> float:
+        """Multiply-adds of all layers in a forward pass over one row: matrices by token, and attention's products.
+
+        Chowdhery et al. 2022 (arXiv:2204.02311, appendix B) count the whole square of attention; behind a mask of
+        causality half of it is needed, and only that is counted here: each token of a causal row meets itself and those
+        before it, 2 x layers x heads x head size x tokens^2 / 2; behind a window's end only those within it. An encoder
+        needs the whole square, its decoder half of one, and cross-attention source x target. Of mean lengths the result
+        is a lower bound where lengths differ.
+
+        Args:
+            tokens: of the source; of a causal model all of the row.
+            labels: of the target; of a causal model those with a loss.
+            whole: of a causal model, whether its kernel computes the whole square.
+        """
+        if not self.joint:
+            encoder, decoder = self.layers
+            square = 2 * encoder * tokens**2 + decoder * (labels**2 + 2 * tokens * labels)
+        elif whole:
+            square = 2 * self.layers[0] * tokens**2
+        else:
+            square = self.layers[0] * tokens**2 - self.windowed * max(0.0, tokens - (self.window or tokens)) ** 2
+        return value(self.products, 1, tokens, labels) + self.heads * self.head_size * square
+
+    def training_flops(self, tokens: float, labels: float, *, whole: bool = False) -> float:
+        """FLOPs to train on one row, forward and backward, without recomputation: 6 x (products of layers and head).
+
+        The loss makes logits where there is a label and nowhere else. The arguments are those of `layer_products`.
+        """
+        return (FORWARD + BACKWARD) * (self.layer_products(tokens, labels, whole=whole) + self.embedding * labels)
+
+
+# What one process trains on, whatever the model.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +196,7 @@ class Workload:
     passes: int = 1
     """Forward and backward passes of a step, whose gradients are added up."""
     attention: str = "sdpa"
-    """One of `plan.shapes.ATTENTIONS`."""
+    """One of `ATTENTIONS`."""
     before_ampere: bool = False
     """Whether the GPU is older than FlashAttention takes: a T4, a V100."""
     dropout: bool | None = None
@@ -104,177 +254,6 @@ class Workload:
         return self.rows * self.shape.training_flops(*sizes, whole=whole), self.rows * again
 
 
-@cache
-def touched(shape: Shape, own_rates: bool, ranks: int) -> int:
-    """Elements of all tensors that a rank's share touches in ZeRO's stages 1 and 2, where they are most.
-
-    Source: DeepSpeed 0.19.8, stage_1_and_2.py: `get_partition_info` says which tensors a rank's share touches, in each
-    parameter group of the optimizer; `copy_grads_in_partition` makes a buffer of the sum of their sizes.
-    """
-    changes: Counter[int] = Counter()
-    for sizes in shape.groups(own_rates):
-        # A parameter group is cut into equal shares wherever a tensor ends.
-        part, begin = share(sum(sizes), ranks), 0
-        for size in sizes:
-            changes[begin // part] += size
-            begin += size
-            changes[min(ranks, share(begin, part))] -= size
-    return max(accumulate(change for _, change in sorted(changes.items())))
-
-
-# One part of a plan's memory: how many bytes, and from what.
-
-
-@dataclass(frozen=True)
-class Term:
-    """Bytes of one process, with their formula."""
-
-    name: str
-    bytes: int
-    formula: str
-    """With the numbers put in: `4 B x 737.7 M / 3 ranks`."""
-    part: str = "buffers"
-    """One of `PARTS`."""
-
-    @classmethod
-    def of(cls, name: str, size: int, number: int, ranks: int = 1, part: str = "buffers") -> Term:
-        """`number` elements of `size` bytes, of which each of some ranks has its share."""
-        shared = f" / {ranks} ranks" if ranks > 1 else ""
-        return cls(name, size * share(number, ranks), f"{size} B x {short(number)}{shared}", part)
-
-
-def total(terms: Iterable[Term], part: str | None = None) -> int:
-    """Bytes of all terms, or of those of one part."""
-    return sum(term.bytes for term in terms if part in (None, term.part))
-
-
 def share(number: int, ranks: int) -> int:
     """Elements of one rank where some share them; the last partition is padded to the size of the others."""
     return -(-number // ranks)
-
-
-def short(number: float) -> str:
-    """A count as people read it: `737.7 M`."""
-    size, prefix = next(((size, f" {prefix}") for size, prefix in PREFIXES if number >= size), (1, ""))
-    return f"{number / size:.4g}{prefix}"
-
-
-# What a forward pass keeps for its backward pass, counted tensor by tensor, as transformers 5.23 runs it on a GPU.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stack:
-    """Layers of one kind: the encoder's, the decoder's, or all of a causal model. Bytes of one pass."""
-
-    prefix: str
-    """`encoder `, `decoder `, or nothing."""
-    tokens: int
-    """Tokens per row."""
-    layers: int
-    parameters: int
-    """Of all layers."""
-    kept: int
-    """What each layer keeps until its backward pass: with gradient checkpointing its input, else all that it saves."""
-    working: int
-    """What the layer at work adds: gradients of the feed-forward part or of the scores, and what is computed again."""
-
-
-class Activations:
-    """Bytes saved by one forward pass with this project's loss, and the transient ones of its backward pass.
-
-    The loss makes logits over the label positions and takes their log-softmax in FP32. Rows are padded on the right;
-    those of a causal model carry no mask in training, since nothing that has a loss looks there.
-    """
-
-    def __init__(self, work: Workload) -> None:
-        self.work, shape, size = work, work.shape, ELEMENT_BYTES[work.precision]
-        saved, sizes = work.saved(), (work.rows, work.tokens, work.labels)
-        self.head = FLOAT * work.rows * work.labels * shape.vocabulary
-        """Log-softmax over the vocabulary, FP32, of each label; the gradients behind and before it are twice that."""
-        self.tied_gradients = 2 * work.element_bytes * shape.embedding if shape.tied else 0
-        """Of a tied embedding, as the head and as the table: both are there while they are added."""
-        self.ends = round(value(saved.ends, *sizes) + (value(saved.held, *sizes) if work.checkpointing else 0))
-        """What is saved beside the layers: it is there until the backward pass has come through all of them."""
-        self.copies = 0
-        """Copies of weights in FP16, which autocast keeps until the loss is there; layers that are not computed again
-        keep them anyway."""
-        if work.autocast and work.checkpointing:
-            self.copies = round(sum(layers.get("000", 0) for layers in saved.layers))
-        scores = 2 * saved.scores * work.rows if work.kernel in (EAGER, PLAIN) else 0
-        sides = (("", work.tokens),) if shape.joint else (("encoder ", work.tokens), ("decoder ", work.labels))
-        self.stacks = list[Stack]()
-        for side, (prefix, tokens) in enumerate(sides):
-            layer = round(value(saved.layers[side], *sizes) / shape.layers[side])
-            gradients = max(GRADIENTS[shape.joint] * size * work.rows * tokens * shape.inner, scores * tokens**2)
-            kept, again = (round(value(saved.inputs[side], *sizes)), layer) if work.checkpointing else (layer, 0)
-            self.stacks.append(
-                Stack(
-                    prefix=prefix,
-                    tokens=tokens,
-                    layers=shape.layers[side],
-                    parameters=shape.layer_parameters[side],
-                    kept=kept,
-                    working=gradients + again,
-                )
-            )
-
-    def in_loss(self) -> int:
-        """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""
-        return sum(stack.layers * stack.kept for stack in self.stacks) + self.ends + self.copies + 3 * self.head
-
-    def backward(self) -> list[tuple[int, int]]:
-        """Bytes saved and at work, and those of gradients of parameters made by then, where there can be most of both.
-
-        Gradients appear as activations go. Both change in a straight line over like layers, so the most is at the last
-        or the first layer of each side, or at the embedding. Where both sides share a tied embedding, its gradient as a
-        table is there beside that of the head after each.
-        """
-        size, has_sides = self.work.element_bytes, len(self.stacks) > 1
-        matrix = max(weight.size for weight in self.work.shape.weights if weight.kind == "matrix")
-        made, found = size * self.work.shape.embedding, list[tuple[int, int]]()
-        below = sum(stack.layers * stack.kept for stack in self.stacks)
-        for stack in reversed(self.stacks):
-            found.append((self.ends + below + stack.working, made))
-            below -= stack.layers * stack.kept
-            # Of the layer at work only the feed-forward part's last matrix has its gradient while the most is saved.
-            others = size * (stack.parameters * (stack.layers - 1) // stack.layers + matrix)
-            table = self.tied_gradients // 2 if has_sides else 0
-            found.append((below + stack.working + stack.kept + table, made + others))
-            made += size * stack.parameters
-        return [*found, (self.tied_gradients, made)]
-
-    def terms(self) -> tuple[Term, ...]:
-        """The most that there is at one time: everything saved, and the head's transient or that of one layer."""
-        beside = (self.ends, self.copies)
-        ends = _term(
-            "ends, masks, weights in FP16", sum(beside), " + ".join(f"{short(each)}B" for each in beside if each)
-        )
-        terms = (*map(self._kept_term, self.stacks), ends, self._most_term())
-        beyond = self.tied_gradients - total(terms)
-        if beyond <= 0:
-            return terms
-        name = "gradients of the embedding, as head and as table, where activations were"
-        return *terms, _term(name, beyond, f"{short(self.tied_gradients)}B, less those")
-
-    def _kept_term(self, stack: Stack) -> Term:
-        name = f"inputs of {stack.prefix}layers" if self.work.checkpointing else f"{stack.prefix}layers"
-        each = stack.kept / (self.work.rows * stack.tokens) / 1e3
-        by = "" if self.work.checkpointing else f", {self.work.kernel} attention"
-        formula = f"{stack.layers} layers x {self.work.rows} rows x {stack.tokens} tokens x {each:.4g} kB{by}"
-        return _term(name, stack.layers * stack.kept, formula)
-
-    def _most_term(self) -> Term:
-        """What the loss takes, or, where that is more, one layer that is computed again, or its gradients."""
-        work, most = self.work, max(stack.working for stack in self.stacks)
-        if work.checkpointing and 3 * self.head < most:
-            by = f"{work.kernel} attention" if len(self.stacks) == 1 else "the larger of both kinds"
-            return _term("one layer, computed again", most, f"{short(most)}B, {by}")
-        if not work.checkpointing and len(self.stacks) == 1 and 2 * self.head < most:
-            formula = f"{short(self.head)}B + {short(most)}B"
-            return _term("log-softmax, and gradients within a layer", self.head + most, formula)
-        formula = f"3 x 4 B x {work.rows} rows x {work.labels} labels x {work.shape.vocabulary} words"
-        return _term("log-softmax over the vocabulary, with its gradients", 3 * self.head, formula)
-
-
-def _term(name: str, size: int, formula: str) -> Term:
-    return Term(name, size, formula, "activations")

@@ -11,10 +11,9 @@ from statistics import mean, median
 from typing import Any
 
 from zeropods.measure.record import PHASES, Record, Statistics, real_tokens
-from zeropods.plan.calibrated import PLAN_KEYS, plan_figures
+from zeropods.plan.calibrated import PLAN_KEYS, plan_figures, planned
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.machines import published_flops
-from zeropods.plan.memory import planned
 
 DEVICE_USED, ALLOCATED, RESERVED, RESIDENT = "device-used", "allocated", "reserved", "resident"
 """Kinds of memory. They are four different things and never mixed."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.plan.estimate import Estimate, Plan, Published, Request, beside, plan, request_for
 from zeropods.plan.machines import GIGA
-from zeropods.plan.workload import PARTS
+from zeropods.plan.memory import PARTS
 from zeropods.tables import GIB, Table, counted, wrapped
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from zeropods.errors import UserError
 from zeropods.plan.calibrated import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
-from zeropods.plan.memory import LOADING
-from zeropods.plan.workload import MASTER, MOMENTS, PARTS, Term, Workload, total
+from zeropods.plan.memory import LOADING, PARTS, Term, total
+from zeropods.plan.workload import MASTER, MOMENTS, Workload
 from zeropods.report.plan import TIMES, gib, rate
 from zeropods.tables import GIB, Table, counted
 from zeropods.techniques import TECHNIQUES
