@@ -132,10 +132,3 @@ def score_of(run: Path) -> tuple[str, Score] | None:
         if path.is_file():
             return split, read_score(path)
     return None
-
-
-def main_measure(score: Score) -> float:
-    """The measure that a run is judged by: execution accuracy, logical form where nothing was run, F1, perplexity."""
-    if isinstance(score, QueryScore):
-        return score.logical_form_accuracy if score.execution_accuracy is None else score.execution_accuracy
-    return score.f1 if isinstance(score, SquadScore) else score.perplexity

@@ -18,9 +18,10 @@ from zeropods import files
 from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.evaluate.models import prepared_of, raw_data
-from zeropods.evaluate.score_file import TextScore, main_measure, score_of
+from zeropods.evaluate.score_file import TextScore, score_of
 from zeropods.measure.record import Record
 from zeropods.programs import end_with_parent
+from zeropods.report.entry import score_lines
 from zeropods.sweep.matrix import Matrix
 from zeropods.tables import Table, progress
 
@@ -110,8 +111,9 @@ class Sweep:
         rows = [row for row in self.rows if row.cell == name]
         well = [row for row in rows if row.status == "ok"]
         rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-        scores = [score for row in well if self.matrix.questions and (score := score_of(self.out / row.folder))]
-        right = f"{fmean(main_measure(score) for _, score in scores):.3f}" if scores else "n/a"
+        judged = (score_of(self.out / row.folder) for row in well if self.matrix.questions)
+        scores = [found[1] for found in judged if found]
+        right = f"{next(score_lines(None, scores))['inference_result']:.3f}" if scores else "n/a"
         return (
             name,
             f"{len(well)} of {len(rows)}",
