@@ -18,7 +18,7 @@ from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
 from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
-from zeropods.evaluate.score_file import Score, TextScore, read_score
+from zeropods.evaluate.score_file import UNSEEN_SPLITS, Score, TextScore, read_score
 from zeropods.measure.record import read_record
 from zeropods.plan.facts import shape_named
 from zeropods.plan.models import known_names
@@ -165,13 +165,10 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
 
 # A language model before and after training: what 14 shows.
 
-UNSEEN = ("dev", "test")
-"""Splits that training does not see, as far as a set has them."""
-
 
 def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
     """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run has written it."""
-    splits = [split for split in UNSEEN if split in read_manifest(prepared).splits]
+    splits = [split for split in reversed(UNSEEN_SPLITS) if split in read_manifest(prepared).splits]
     return Table.of(_scored(before, run, prepared, split) for split in splits)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from zeropods.plan.calibrated import STATES
 from zeropods.plan.estimate import Estimate, Plan, Published, Request, beside, plan, request_for
 from zeropods.plan.machines import GIGA
 from zeropods.plan.memory import PARTS
@@ -292,7 +293,7 @@ def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
     return {
         "way": name(estimate),
         "tokens": f"{length:,}",
-        "states (GiB)": gib(sum(parts[part] for part in ("parameters", "gradients", "optimizer"))),
+        "states (GiB)": gib(sum(parts[part] for part in STATES)),
         "buffers (GiB)": gib(parts["buffers"]),
         "activations (GiB)": gib(parts["activations"]),
         "total (GiB)": gib(parts["total"]),

@@ -9,12 +9,12 @@ from typing import Any
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
 from zeropods.measure.record import PHASES, RunConfig
 from zeropods.plan.calibrated import WHAT
+from zeropods.plan.machines import GIGA
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.figures import Values
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.tables import GIB, MIB, Table
 
-GIGA = 1e9
 NOT_MEASURED = "n/a"
 MARK = "*"
 """Behind the letter of a base that differs in more than technique and pods."""

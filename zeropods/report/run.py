@@ -11,7 +11,7 @@ from statistics import mean
 
 from zeropods.errors import UserError
 from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
-from zeropods.plan.calibrated import planned
+from zeropods.plan.calibrated import STATES, planned
 from zeropods.report.entry import read_entry
 from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import Plot, loss_plot, new_axes
@@ -147,8 +147,6 @@ def _of_rank(run: Run, rank: RankMeasurement) -> Values:
 
 
 # What ZeRO divides: the bytes of a model's states in each process, beside arithmetic.
-
-STATES = ("parameters", "gradients", "optimizer")
 
 
 def state_table(runs: Sequence[Run]) -> Table:
