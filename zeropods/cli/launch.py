@@ -202,7 +202,7 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
     from zeropods.launch.slurm import plan_slurm, run_slurm
 
     script, *flags = arguments.command
-    named = {"time": arguments.time_limit, "account": arguments.account}
+    account = () if arguments.account is None else (f"--account={arguments.account}",)
     submission = plan_slurm(
         script,
         flags,
@@ -210,10 +210,8 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
         slots=1 if arguments.slots is None else arguments.slots,
         cpus_per_slot=4 if arguments.cpus_per_slot is None else arguments.cpus_per_slot,
         partition=arguments.partition,
-        options=(
-            *(f"--{name}={value}" for name, value in named.items() if value is not None),
-            *(arguments.sbatch_option or ()),
-        ),
+        time_limit=arguments.time_limit,
+        options=(*account, *(arguments.sbatch_option or ())),
         needs_slurm=not arguments.dry_run,
     )
     if arguments.dry_run:

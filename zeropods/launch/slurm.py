@@ -44,6 +44,8 @@ HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig",
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
 SAVED = 75
 """EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
+"""A time limit as sbatch(1) takes it."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
 LABEL = re.compile(r" *(\d+): ?")
 """What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
@@ -123,6 +125,7 @@ def plan_slurm(
     slots: int = 1,
     cpus_per_slot: int = 4,
     partition: str | None = None,
+    time_limit: str | None = None,
     options: tuple[str, ...] = (),
     needs_slurm: bool = True,
 ) -> Submission:
@@ -134,6 +137,8 @@ def plan_slurm(
     """
     if min(pods, slots, cpus_per_slot) < 1:
         raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
+    if time_limit is not None and not TIME.fullmatch(time_limit):
+        raise UserError(f"--time-limit {time_limit!r}; expected minutes, hours:minutes:seconds or days-hours")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")
@@ -148,7 +153,9 @@ def plan_slurm(
         there, has_gpus = sum(int(line.split()[0]) for line in nodes), any("gpu" in line for line in nodes)
         if 0 < there < pods:
             raise UserError(f"{pods} nodes: SLURM has {there} of {partition or 'all partitions'}; ask for fewer")
-    return Submission(launch=launch, options=(*chosen, *options), cpus_per_slot=cpus_per_slot, has_gpus=has_gpus)
+    limit = () if time_limit is None else (f"--time={time_limit}",)
+    asked = (*chosen, *limit, *options)
+    return Submission(launch=launch, options=asked, cpus_per_slot=cpus_per_slot, has_gpus=has_gpus)
 
 
 def run_slurm(submission: Submission, supervision: Supervision | None = None) -> Record:
