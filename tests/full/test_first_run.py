@@ -137,4 +137,4 @@ def test_the_reason_is_what_the_script_said_not_its_launcher(
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit('zeropods: x: is too old; take another')\n")
     line = said(capsys, "launch", "--launcher", "none", "--", script, "--outputdir", tmp_path / "run")
-    assert line.endswith("it said: zeropods: x: is too old; take another")
+    assert line.endswith("zeropods: x: is too old; take another")
