@@ -20,6 +20,7 @@ from zeropods.pods.processes import ending_in_order
 from zeropods.programs import bound_argv
 
 HOST = "127.0.0.1"
+GRACE_SECONDS = 5.0
 
 
 def main() -> int:
@@ -60,6 +61,10 @@ def serve(runs: Path, port: int) -> int:
             status = server.wait()
         except (KeyboardInterrupt, SystemExit):
             server.terminate()
+            try:
+                server.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
             return 0
     raise UserError(f"tensorboard ended with status {status}; what it said is above")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import contextlib
 import fcntl
@@ -72,7 +73,7 @@ def writing(path: Path) -> Iterator[None]:
 def given_path(text: str) -> Path:
     """A path that a flag names; an empty one, which would be the current folder, is refused."""
     if not text:
-        raise UserError("'': expected a name; '.' is the folder in which you are")
+        raise argparse.ArgumentTypeError("expected a name; '.' is the folder in which you are")
     return Path(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,8 +93,17 @@ def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path
     with open(tmp_path / "launch.log", "a") as file:
         file.write(f"127.0.1.2: hello\n{failed}last without end")
     log.read()
-    assert shown == ["pod2: hello", *failed.splitlines()]
+    assert log.tail("pod9") == ["pod2: hello", *failed.splitlines()]
     log.read(ended=True)
-    assert shown[3:] == ["last without end"]
+    assert shown == ["pod2: hello", *failed.splitlines(), "last without end"]
     assert log.tail("pod2") == ["pod2: hello"] and log.tail("pod9") == shown
     assert list(log.failed_sessions()) == ["pod2", "pod3"]
+
+
+def test_a_terminal_that_takes_nothing_keeps_no_supervisor_waiting(tmp_path: Path) -> None:
+    taken = threading.Event()
+    log = PdshLog(tmp_path, lambda line: taken.wait(), {})
+    (tmp_path / "launch.log").write_text("pod1: a line\n" * 1_000)
+    log.read()
+    assert len(log.tail()) == 8 and not taken.is_set()
+    taken.set()

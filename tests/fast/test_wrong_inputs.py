@@ -182,8 +182,8 @@ def test_a_command_that_a_message_names_can_be_pasted(
     [
         ("predict --model other --out pipe", "--out 'pipe': is no file that can be replaced"),
         ("predict --model other --prompt question --force-prompt", "--force-prompt: the answers are not the run's own"),
-        ("predict --model ''", "'': expected a name; '.' is the folder in which you are"),
-        ("demo other ''", "'': expected a name"),
+        ("predict --model ''", "argument --model: expected a name; '.' is the folder in which you are"),
+        ("demo other ''", "argument RUN: expected a name"),
     ],
 )
 def test_a_place_or_a_name_that_cannot_be_meant_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
         forked = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
     assert forked is not None and forked.wait(60) == 7 == forked.poll()
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
+
+
+def test_who_says_nothing_or_nonsense_ends_no_fork_of_others(server: Path, script: Path) -> None:
+    forked = fork(server, [str(script), "0.5"], child_environment())
+    assert forked is not None
+    assert fork(server, [str(script), "0"], child_environment() | {"MUCH": "x" * 300_000}) is None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(str(server))
+        for said in (b"{", b"[]", b'{"environment": 3}'):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+                other.connect(str(server))
+                other.send(said)
+        assert forked.wait(30) == 7
 
 
 def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_its_own(

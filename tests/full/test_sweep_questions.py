@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from zeropods.cli import main
+from zeropods.errors import UserError
 from zeropods.evaluate.score_file import score_of
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
@@ -47,6 +49,18 @@ def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_name
     capsys.readouterr()
     assert run_sweep(matrix, tmp_path / "out").is_measured
     assert f"not scored: {score.parent}: the raw data of {tmp_path} are no longer near it" in capsys.readouterr().err
+
+
+def test_a_matrix_of_other_data_is_refused_and_a_set_that_has_gone_is_made_again(tmp_path: Path) -> None:
+    document = {
+        "model": "t5-tiny", "technique": "none", "pods": 1, "data": "sample", "limit": 40, "tokenizer": "t5-tiny",
+        "flags": FLAGS,
+    }  # fmt: skip
+    assert run_sweep(matrix_of(document, "m.yaml"), tmp_path / "out").is_measured
+    shutil.rmtree(tmp_path / "out" / "prepared")
+    assert run_sweep(matrix_of(document, "m.yaml"), tmp_path / "out").is_measured
+    with pytest.raises(UserError, match=r"was run with other settings .* choose another --out"):
+        run_sweep(matrix_of({**document, "limit": 80}, "m.yaml"), tmp_path / "out")
 
 
 def test_published_runs_over_pods_have_their_results_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:

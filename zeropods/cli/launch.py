@@ -26,7 +26,7 @@ LAUNCHERS = ("pdsh", "slurm", "none")
 OF_SLURM = ("partition", "time_limit", "account", "cpus_per_slot", "sbatch_option")
 OF_CLUSTER = ("hostfile", "ssh_config", "name")
 MAIN_FIGURES = {"technique": "technique", "pods": "pods", "world_size": "processes", "train_seconds": "training (s)"}
-MEASURES = {"execution_accuracy": "execution", "exact_match": "exact match"}
+MEASURES = {"f1": "F1", "execution_accuracy": "execution", "logical_form_accuracy": "logical form"}
 """The one that is said of a score, the first that it has."""
 INTERRUPTED = 130
 """As a shell has it of a command that Ctrl-C has ended."""
@@ -146,9 +146,8 @@ def readable(result: Result) -> str:
 
     values, scored = {shown: result[key] for key, shown in MAIN_FIGURES.items() if result.get(key) is not None}, ""
     if "score" in result:
-        scored = next(
-            (f"{name} {result['score'][key]:.3f}" for key, name in MEASURES.items() if key in result["score"]), ""
-        )
+        known = {name: result["score"].get(key) for key, name in MEASURES.items()}
+        scored = next((f"{name} {value:.3f}" for name, value in known.items() if value is not None), "")
     shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
     last, folder = f"run folder: {result['folder']}", Path(result["folder"])
     if result["status"] == "ok":

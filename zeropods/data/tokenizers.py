@@ -164,7 +164,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     try:
         found = (T5Tokenizer if bare else AutoTokenizer).from_pretrained(folder)
         # Where there is only a model's config.json, transformers makes a tokenizer of special tokens.
-        if not any((folder / name).is_file() for name in ("tokenizer.json", *found.vocab_files_names.values())):
+        if not found.get_vocab().keys() - {*found.all_special_tokens, *found.get_added_vocab()}:
             raise OSError("there are no files of one")
         return found
     except (ValueError, OSError, KeyError, RuntimeError) as error:

@@ -58,6 +58,9 @@ FORWARDED = (
 """Settings that ranks need as the user has them here; DeepSpeed itself forwards PYTHON*, NCCL* and a few more."""
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OURS = ("ZEROPODS_RUN", "ZEROPODS_FORKS", "ZEROPODS_ORDERS")
+"""What tells a process which run or pod it is of."""
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
@@ -349,6 +352,8 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name in names:
         if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
+        if not NAME.fullmatch(name) or name in OURS:
+            raise UserError(f"--export {name}: expected letters, digits and _, and no variable of zeropods itself")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
         if _is_secret(name):

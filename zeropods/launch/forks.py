@@ -54,6 +54,8 @@ MESSAGE_BYTES = 1 << 18
 FOLDER = "zeropods-forks-"
 """How the names of folders begin that hold a socket."""
 POLL_SECONDS = 0.02
+ORDER_SECONDS = 1.0
+"""Who connects says within this time what he wants."""
 IDLE_SECONDS = 900.0
 """A server that nobody asks for so long ends: it holds a third of a GiB."""
 PACKAGE = Path(__file__).parents[1]
@@ -123,10 +125,13 @@ def fork(
     """
     connection, pid = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), 0
     order = {"argv": list(argv), "environment": dict(environment), "folder": os.getcwd()}
+    message = json.dumps(order).encode()
     try:
+        if len(message) > MESSAGE_BYTES:
+            return None
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         connection.connect(os.fspath(server))
-        socket.send_fds(connection, [json.dumps(order).encode()], list(streams))
+        socket.send_fds(connection, [message], list(streams))
         # A server that still imports takes seconds: an interrupt closes the connection, which ends what it forks then.
         pid = int(connection.recv(MESSAGE_BYTES) or 0)
     except OSError:
@@ -217,19 +222,23 @@ def serve(listener: socket.socket, newest: int) -> None:
 
 def begin(connection: socket.socket) -> int:
     """Fork the process that is asked for, and tell its number, which is returned; 0 where there is none."""
+    streams, pid, server = list[int](), 0, os.getpid()
     try:
+        # Neither who says nothing nor who says nonsense keeps others waiting, or ends their forks.
+        connection.settimeout(ORDER_SECONDS)
         message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 3)
-    except OSError:
-        return 0
-    order, pid, server = json.loads(message or "{}"), 0, os.getpid()
-    if order and can_become(order["environment"]):
-        pid = os.fork()
-        if pid == 0:
-            become(order, streams, server)
-    for stream in streams:
-        os.close(stream)
-    with contextlib.suppress(OSError):
+        order = json.loads(message)
+        if can_become(order["environment"]):
+            pid = os.fork()
+            if pid == 0:
+                become(order, streams, server)
         connection.send(str(pid).encode())
+        connection.settimeout(None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    finally:
+        for stream in streams:
+            os.close(stream)
     return pid
 
 

@@ -28,7 +28,7 @@ from zeropods.launch.outcome import (
     record_run,
 )
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import LAUNCH_LOCK, Record, read_config, read_record
+from zeropods.measure.record import LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
 from zeropods.programs import bound_argv, child_environment
@@ -185,6 +185,8 @@ def to_end(
         ranks.pods = (None,) * read_config(folder).world_size
     elif status == 0:
         print("\n".join(log.tail()[-1:]), file=sys.stderr)
+        if not (folder / RECORD).is_file():
+            raise UserError(f"{folder}: what was run ended well, but has left no record of a run there")
         return read_record(folder)
     out_of_memory = frozenset({None} if status and oom_kills() > kills else ())
     return record_run(ranks, verdict, log, out_of_memory=out_of_memory)

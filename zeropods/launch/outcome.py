@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
+import queue
 import re
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +46,7 @@ GONE_SECONDS = 3.0
 FAILED_SECONDS = 5.0
 """Where pdsh says that a pod's ranks failed, the others' have so long to say what they make of it."""
 MEASURED_SECONDS = 12.0
-"""What the ranks have left behind when all have measured, or a launcher, is waited for so long."""
+"""What the ranks have left behind when all have measured or ended, or a launcher, is waited for so long."""
 START_SECONDS = 180.0
 """From the launcher's start to the first rank on each pod: two imports of DeepSpeed on a busy machine."""
 LOCKED_SECONDS, POLL_SECONDS = 15.0, 0.2
@@ -72,6 +74,8 @@ class PodState:
     """When it answered last, by the monotonic clock."""
     most: int = 0
     """Most processes of the run that any answer told of."""
+    absent_since: float | None = None
+    """By the same clock: since when the pod has no process of the run any more."""
     oom_kills: int = 0
     """Processes that the kernel has ended for want of memory since the run was opened."""
     error: str | None = None
@@ -133,6 +137,9 @@ def _launcher_ended(state: Observation) -> Ending | None:
     if status is not None:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         return Ending(None, f"DeepSpeed's launcher {how}") if status else Ending()
+    absent = [seen.answered_at - seen.absent_since if seen.absent_since else 0.0 for seen in state.pods]
+    if min(absent, default=0.0) > MEASURED_SECONDS:
+        return Ending(None, "the ranks have ended, and something that they left keeps their ssh sessions open")
     if state.since_measured > MEASURED_SECONDS:
         return Ending(None, "all ranks have measured, and something keeps the launcher waiting")
     failed, seconds = max(state.failed_sessions.items(), key=lambda session: session[1], default=("", 0.0))
@@ -273,9 +280,9 @@ class UnopenedError(UserError):
     def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
         self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
-        refusals = [found[1] for line in lines if (found := OF_SCRIPT.match(line))]
-        if refusals and self.status == "failed":
-            super().__init__(refusals[-1])
+        refusal = OF_SCRIPT.match(lines[-1]) if lines and verdict.status is None else None
+        if refusal:
+            super().__init__(refusal[1])
         else:
             super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
 
@@ -325,6 +332,8 @@ def failure(folder: Path, record: Record) -> str:
 LOG = "launch.log"
 """In the run folder: what the ranks wrote on stdout and stderr, attempt after attempt."""
 LAST_LINES, KEPT_LINES = 8, 200
+MOST_WAITING, SHOW_SECONDS = 100_000, 5.0
+"""Lines that wait for a terminal to take them, further ones are not shown; at the end so long is waited for it."""
 OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[launch\.py:")
 """In a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
 OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
@@ -406,16 +415,27 @@ class RunLog(GrowingFile):
         """`folder`: of the run, made where it is not there; `show` gets every line that is added from now on."""
         super().__init__(folder / LOG)
         folder.mkdir(parents=True, exist_ok=True)
-        self._show = show
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
+        self._shown: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        # A terminal that takes nothing, or is gone, ends no run and keeps nobody from watching it.
+        self._shower = threading.Thread(target=self._show, args=(show,), daemon=True)
+        self._shower.start()
 
     def read(self, *, ended: bool = False) -> None:
         """Take up the lines that are new, as `GrowingFile.lines` has them."""
         for line in map(self.named, self.lines(ended=ended)):
             self._last.append(line)
-            # A terminal that is gone ends no run.
+            with suppress(queue.Full):
+                self._shown.put_nowait(line)
+        if ended:
+            with suppress(queue.Full):
+                self._shown.put_nowait(None)
+            self._shower.join(SHOW_SECONDS)
+
+    def _show(self, show: Callable[[str], object]) -> None:
+        while (line := self._shown.get()) is not None:
             with suppress(OSError):
-                self._show(line)
+                show(line)
 
     def named(self, line: str) -> str:
         """A line with the name of its pod, where it does not begin with that."""

@@ -334,5 +334,8 @@ class RunLease:
                 self._states[pod.name] = replace(state, error=errors[pod.name])
             else:
                 most, kills = answer.get("seen", state.most), answer.get("oom_kills", state.oom_kills)
-                self._states[pod.name] = PodState(pod, time.monotonic(), most, kills)
+                now = time.monotonic()
+                is_absent = most > 0 and answer.get("processes") == 0
+                absent_since = (state.absent_since or now) if is_absent else None
+                self._states[pod.name] = PodState(pod, now, most, absent_since, kills)
         return errors

@@ -197,6 +197,8 @@ def recorded_work(record: Record) -> Workload | None:
         # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
         of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
         labels = max(1, round(of_all * tokens))
+    if min(batch.rows, tokens, labels) < 1:
+        return None
     attention, dropout = (record.identity.get(name) for name in ("attn_implementation", "dropout"))
     try:
         work = Workload(

@@ -37,6 +37,8 @@ class RunState:
     """Number of tasks that are ending it."""
     seen: int = 0
     """Most processes that were seen at a time."""
+    asked: set[Process] = field(default_factory=set)
+    """Processes that got SIGTERM."""
     oom_kills_before: int = field(default_factory=oom_kills)
     """The kernel's count when the run was opened."""
 
@@ -99,7 +101,7 @@ class Leases:
         run.has_ended = True
         run.ending += 1
         try:
-            left = await asyncio.to_thread(end, lambda: self._find()[0].get(name, ()), grace_seconds)
+            left = await asyncio.to_thread(end, lambda: self._find()[0].get(name, ()), grace_seconds, run.asked)
         finally:
             run.ending -= 1
         return {"left": left, "oom_kills": run.oom_kills}

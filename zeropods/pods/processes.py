@@ -119,17 +119,18 @@ def child_pids(pid: int) -> list[int] | None:
         return None
 
 
-def end(find: Callable[[], Iterable[Process]], seconds: float) -> int:
+def end(find: Callable[[], Iterable[Process]], seconds: float, asked: set[Process] | None = None) -> int:
     """End processes: SIGTERM to those that take it, SIGKILL to all that are there `seconds` later.
 
     Args:
         find: tells which there are. It is asked until it finds none twice in a row: a process may be missed while its
             parent ends.
+        asked: those that had SIGTERM already, to which others are added; a second one would cut their end short.
 
     Returns:
         How many are left after all; they hang in the kernel.
     """
-    asked, empty, kill_at = set[Process](), 0, time.monotonic() + seconds
+    asked, empty, kill_at = set[Process]() if asked is None else asked, 0, time.monotonic() + seconds
     while True:
         there = [process for process in find() if is_alive(process)]
         empty = 0 if there else empty + 1

@@ -209,8 +209,9 @@ class Sshd:
         return None
 
     def last_words(self) -> str:
-        """The last line of its log."""
-        return (self._said().splitlines() or ["it said nothing"])[-1].strip()
+        """The last line of its log that tells of an error, or else the last one."""
+        lines = self._said().splitlines() or ["it said nothing"]
+        return next((line for line in reversed(lines) if "error:" in line or "fatal:" in line), lines[-1]).strip()
 
     def _said(self) -> str:
         log = self._folder / LOG

@@ -52,10 +52,18 @@ class WireError(Exception):
     """One line: the peer, and why there is no answer of it; or what it answers that is an error."""
 
 
-async def ask(address: str, port: int, secret: bytes, purpose: str, request: Message, seconds: float) -> Message:
+async def ask(
+    address: str,
+    port: int,
+    secret: bytes,
+    purpose: str,
+    request: Message,
+    seconds: float,
+    greeting_seconds: float = GREETING_SECONDS,
+) -> Message:
     """The answer of a server, which has so many seconds to give it once it has greeted; `WireError` if it does not."""
     peer = f"{address}:{port}"
-    async with _bounded(peer, min(seconds, GREETING_SECONDS)) as limit:
+    async with _bounded(peer, min(seconds, greeting_seconds)) as limit:
         reader, writer = await asyncio.open_connection(address, port, limit=MAX_MESSAGE_BYTES)
         try:
             key = await _agreed_key(peer, reader, writer, secret, purpose, listens=False)

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
@@ -73,9 +72,9 @@ def run_sweep(
     with ending_in_order(), held(out), SweepPods(matrix, cluster, hostfile) as pods:
         planned = trials(matrix, out)
         check_trials(planned)
-        refuse_other_runs(planned)
         provide_datasets(matrix, out)
-        check_trials(planned)
+        check_trials(planned, are_prepared=True)
+        refuse_other_runs(planned)
         seconds = earlier_seconds(out)
         write_matrix(matrix, out / MATRIX)
         rows = (standing_row(trial, seconds.get(trial.name), again=again) for trial in planned)
@@ -155,13 +154,13 @@ def _measured(trial: Trial, timeout_seconds: float | None, pods: SweepPods, argv
 # What earlier calls have left, and what of it stays as it is.
 
 
-def check_trials(trials: Sequence[Trial]) -> None:
-    """Refuse what a run would refuse before its first step; data that are still to be prepared are left out."""
+def check_trials(trials: Sequence[Trial], *, are_prepared: bool = False) -> None:
+    """Refuse what a run would refuse before its first step; data that the sweep prepares only where they are there."""
     for trial in {each.cell: each for each in trials}.values():
         try:
             command.check_arguments(trial.launch)
-            is_made = trial.prepared is None or (trial.prepared / MANIFEST).is_file()
-            command.check_inputs(trial.script, trial.arguments, data=is_made)
+            # An earlier matrix may have prepared what lies there.
+            command.check_inputs(trial.script, trial.arguments, data=trial.prepared is None or are_prepared)
         except UserError as error:
             raise UserError(f"{trial.cell.name}: {error}") from None
 
