@@ -34,9 +34,9 @@ def measure(work: Path) -> list[Figure]:
         batched.append(_seconds(answerer, examples, BATCH))
         if multiplies_bf16():
             halves.append(_seconds(QueryAnswerer.load(work / "model", "bf16"), examples, BATCH))
-    figures = [ratio("prediction, FP32 in batches of 64 against one at a time", single, batched, "10", what)]
+    figures = [ratio("prediction, FP32, batches against one at a time", single, batched, "10", what)]
     figures.append(_identical(answerer, examples))
-    name = "prediction, BF16 in batches of 64 against one at a time in FP32"
+    name = "prediction, BF16, batches against one at a time, FP32"
     if halves:
         figures.append(ratio(name, single, halves, "30", what))
     else:
@@ -81,7 +81,7 @@ def _against_stock(folder: Path, examples: list[Example]) -> list[Figure]:
     """Ours, constrained, against what transformers has for the same questions, unconstrained."""
     figures = []
     for precision, dtype, asked in (("fp32", torch.float32, "1.9"), ("bf16", torch.bfloat16, "1.3")):
-        name = f"prediction, constrained, {precision.upper()} in batches of 64 over transformers' free"
+        name = f"prediction, constrained {precision.upper()} over transformers' free"
         if precision == "bf16" and not multiplies_bf16():
             figures.append(Figure(name=name, value=None, unit="x", asked=asked, note=NO_BF16))
             continue

@@ -285,6 +285,6 @@ def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
     """The least and the most of a size, and whose they are."""
     least, most = (_alike(rows, key, choose) for choose in (min, max))
     low, high = (f"{choose(row[key] for row in rows) / unit:,.3g} {name}" for choose in (min, max))
-    if low == high or len(least) == len(rows):
+    if low == high or any(row in most for row in least):
         return low if low == high else f"{low.removesuffix(f' {name}')} to {high}"
     return f"{low} ({_names(least)}) to {high} ({_names(most)})"
