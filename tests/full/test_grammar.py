@@ -93,6 +93,8 @@ def test_any_segmentation_of_a_query_is_accepted_and_means_what_its_text_says(
 def test_a_random_walk_cut_at_any_length_is_a_query_of_spans_of_the_question(
     header: list[str], question: str, length: int, choose: random.Random
 ) -> None:
+    # A cut query of a column that is called AND can be read in two ways: its value goes on, or a condition follows.
+    assume(not any("AND" in name.split() for name in header))
     automaton = QueryAutomaton(VOCABULARY, header, question)
     ids, _ = walk(automaton, choose, length)
     query = automaton.finish(ids)
