@@ -283,7 +283,8 @@ def main() -> None:
     halves = ["judge" if further else ("fit", "judge")[number % 2] for number in range(len(cells))]
     work.mkdir(parents=True, exist_ok=True)
     # Both halves are named before the first run.
-    files.write_json(work / "halves.json", {cell.name: half for cell, half in zip(cells, halves, strict=True)})
+    named = {cell.name: half for cell, half in zip(cells, halves, strict=True)}
+    files.write_json(work / ("further.json" if further else "halves.json"), named)
     path = work / "machine.json"
     if not path.is_file():
         probe().write(path)

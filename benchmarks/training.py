@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import load_from_disk
 from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedModel,
@@ -98,6 +97,8 @@ def _stock(data: Prepared, precision: str, work: Path) -> Seq2SeqTrainer:
     arguments = trainer_arguments(
         work, bf16=precision == "BF16", train_sampling_strategy="group_by_length", optim="adamw_torch_fused"
     )
+    from datasets import load_from_disk  # The control on a GPU has no need of it.
+
     rows = load_from_disk(str(data.folder / "train"))
     collator = DataCollatorForSeq2Seq(data.tokenizer, model)
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
@@ -122,7 +123,7 @@ def trainer_arguments(work: Path, rows: int = BATCH, rate: float = 1e-4, **switc
         "save_strategy": "no",
         "report_to": [],
         "remove_unused_columns": False,
-        "use_cpu": not torch.cuda.is_available(),
+        "use_cpu": True,
         "disable_tqdm": True,
         "logging_steps": 10_000,
     }

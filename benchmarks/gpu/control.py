@@ -84,7 +84,8 @@ def _flags() -> argparse.Namespace:
 
 def _trainer(asked: argparse.Namespace, rows: TokenizedSplit, clock: _Clock, work: Path) -> Seq2SeqTrainer:
     # The original logs in this interval.
-    arguments = trainer_arguments(work, asked.batch, max_steps=asked.steps, logging_steps=500)
+    on_cpu = not torch.cuda.is_available()
+    arguments = trainer_arguments(work, asked.batch, max_steps=asked.steps, logging_steps=500, use_cpu=on_cpu)
     model = T5ForConditionalGeneration(T5Config.from_dict(known_config(asked.model)))
     collator, callbacks = padded_to_96, [clock]
     return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=callbacks)

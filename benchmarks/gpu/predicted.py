@@ -1,6 +1,6 @@
 """What is predicted of a cell before it runs: its rate, how long it trains, its best batch; and a page of forecasts.
 
-docs/gpu.md has the formula in words. Launches were counted as PyTorch's operations that are no views, of a T5 of one,
+Launches were counted as PyTorch's operations that are no views, of a T5 of one,
 two and three layers, forward and backward.
 """
 

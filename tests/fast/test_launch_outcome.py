@@ -27,9 +27,14 @@ from zeropods.launch.outcome import (
 Seen = Callable[[], PodState]
 
 
-def pod(number: int, most: int = 2, silent: float = 1.0, error: str | None = None) -> Seen:
-    """A pod that has been silent for so long when it is looked at."""
-    return lambda: PodState(a_pod(number), time.monotonic() - silent, most, error=error)
+def pod(number: int, most: int = 2, silent: float = 1.0, error: str | None = None, absent: float | None = None) -> Seen:
+    """A pod that has been silent for so long when it is looked at, and without a process of the run for `absent`."""
+
+    def seen() -> PodState:
+        answered = time.monotonic() - silent
+        return PodState(a_pod(number), answered, most, None if absent is None else answered - absent, error=error)
+
+    return seen
 
 
 SILENT = SILENT_SECONDS + 1
@@ -44,8 +49,10 @@ NEVER = pod(2, most=0)
         ([pod(1), pod(2)], {"failed_sessions": {"pod2": 0.5}}),
         ([pod(1), NEVER], {"since_start": 5.0}),
         ([pod(1)], {"since_start": 60.0, "timeout_seconds": 60.0}),
+        ([pod(1), pod(2, absent=MEASURED_SECONDS + 1)], {}),
+        ([pod(1, absent=1.0), pod(2, absent=1.0)], {}),
     ],
-    ids=["answering", "ended well", "session just failed", "late", "in time"],
+    ids=["answering", "ended well", "session just failed", "late", "in time", "one absent", "absent a moment"],
 )
 def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
     assert judge(Observation(pods=[each() for each in seen], **others)) is None
@@ -67,6 +74,7 @@ def test_a_run_goes_on(seen: list[Seen], others: dict[str, Any]) -> None:
         ),
         ([pod(1), pod(2)], {"failed_sessions": {"pod2": FAILED_SECONDS + 1}}, None, "pod2", ""),
         ([pod(1)], {"since_measured": MEASURED_SECONDS + 1}, None, None, "keeps the launcher waiting"),
+        ([pod(number, absent=MEASURED_SECONDS + 1) for number in (1, 2)], {}, None, None, "ssh sessions open"),
         ([pod(1), NEVER], {"since_start": START_SECONDS + 1}, "failed", "pod2", "no process of the run within"),
         ([pod(1)], {"since_start": 61.0, "timeout_seconds": 60.0}, "timeout", None, "took longer than 60 s"),
         ([pod(1, silent=SILENT)], {"since_start": 61.0, "timeout_seconds": 60.0}, "pod_lost", "pod1", ""),
@@ -104,6 +112,8 @@ def test_a_terminal_that_takes_nothing_keeps_no_supervisor_waiting(tmp_path: Pat
     taken = threading.Event()
     log = PdshLog(tmp_path, lambda line: taken.wait(), {})
     (tmp_path / "launch.log").write_text("pod1: a line\n" * 1_000)
-    log.read()
-    assert len(log.tail()) == 8 and not taken.is_set()
+    reader = threading.Thread(target=log.read, daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive() and len(log.tail()) == 8
     taken.set()

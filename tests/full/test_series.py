@@ -98,7 +98,7 @@ def test_an_interrupt_while_the_fork_server_imports_ends_a_series_at_once(
         )
         (server,) = psutil.Process(runner.pid).children()
         runner.send_signal(signal.SIGINT)
-        assert runner.wait(timeout=5) != 0
+        assert runner.wait(timeout=30) != 0
         until(lambda: not server.is_running())
     finally:
         runner.kill()

@@ -24,6 +24,7 @@ from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.measure.record import RECORD, Record, read_json, read_record
 from zeropods.pods.hostfile import Host, own_gpus, own_slots
+from zeropods.pods.processes import FORKS_VARIABLE, RUN
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.techniques import offloads_optimizer
@@ -59,7 +60,7 @@ FORWARDED = (
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OURS = ("ZEROPODS_RUN", "ZEROPODS_FORKS", "ZEROPODS_ORDERS")
+OURS = (RUN, FORKS_VARIABLE, "ZEROPODS_ORDERS")
 """What tells a process which run or pod it is of."""
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
