@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.made import a_pod
+from tests.made import a_pod, a_rank
 from zeropods.launch.outcome import (
     FAILED_SECONDS,
     GONE_SECONDS,
@@ -21,7 +22,9 @@ from zeropods.launch.outcome import (
     Observation,
     PdshLog,
     PodState,
+    Ranks,
     judge,
+    verdict_of_ranks,
 )
 
 Seen = Callable[[], PodState]
@@ -91,6 +94,19 @@ def test_a_run_is_ended(
 def test_a_launcher_that_ended_in_its_last_moment_leaves_the_word_to_the_ranks() -> None:
     state = Observation(pods=[pod(1)()], launcher_status=0, since_start=61.0, timeout_seconds=60.0)
     assert judge(state) == Ending()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status"),
+    [(("interrupted", "failed"), "timeout"), (("interrupted",), "timeout"), (("oom", "interrupted"), "oom")],
+)
+def test_what_ranks_say_because_of_a_time_out_is_not_its_cause(tmp_path: Path, ranks: Any, status: str) -> None:
+    launched = Ranks(tmp_path, ["pod1", "pod2"])
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "config.json").touch()
+    for number, ended in enumerate(ranks):
+        (tmp_path / "ranks" / f"{number}.json").write_text(json.dumps(a_rank(number, status=ended, reason=ended)))
+    assert verdict_of_ranks(launched, Ending("timeout", "took longer than 60 s")).status == status
 
 
 def test_lines_carry_the_pods_names_and_failed_sessions_are_known(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--leave_behind", action="store_true")
     parser.add_argument("--still_rank", type=int, default=-1)
     parser.add_argument("--hog_mib", type=int, default=0)
-    parser.add_argument("--said", default="")
+    parser.add_argument("--said", nargs="*", default=[])
     parser.add_argument("--seconds_again", type=float, default=0.5)
     parser.add_argument("--per_device_train_batch_size", type=int, default=1)
     parser.add_argument("--gradient_accumulation_steps", type=int, default=1)
@@ -121,13 +121,13 @@ def config(world_size: int, arguments: argparse.Namespace) -> dict[str, object]:
         "versions": {},
         "git_revision": None,
         "hardware": {},
-        "argv": [arguments.said],
+        "argv": ["rank.py", *arguments.said],
         "identity": {"max_train_seconds": 0, "max_steps": 1, "seen": seen},
     }
 
 
 def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: HeartbeatWriter) -> None:
-    print(f"rank {rank} trains{arguments.said and f' {arguments.said!r}'}", flush=True)
+    print(" ".join([f"rank {rank} trains", *map(repr, arguments.said)]), flush=True)
     if rank == arguments.fail_rank:
         raise MemoryError
     if arguments.model_id == "broken":

@@ -18,7 +18,7 @@ from tests.full.launches import RANK, ROOT, left, processes, record, train, unti
 from zeropods.programs import child_environment
 
 LIMIT_SECONDS = 120
-ODD = """it's $5; 50% "off" `id` * \\ äö"""
+ODD = ["""it's $5; 50% "off" `id` * \\ äö""", "$HOME", "*", "`id`", "a;b", "50%", ""]
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def test_a_launch_over_deepspeed_is_recorded_printed_as_one_document_and_imports
     up: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    done = zeropods("launch", "--json", "--", RANK, "--outputdir", tmp_path / "run", "--said", ODD)
+    done = zeropods("launch", "--json", "--", RANK, "--outputdir", tmp_path / "run", "--said", *ODD)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == record(tmp_path / "run")["status"] == "ok"
-    assert json.loads(done.stdout)["argv"] == [ODD]
+    assert json.loads(done.stdout)["argv"] == ["rank.py", *ODD]
     assert len(record(tmp_path / "run")["ranks"]) == 2 and not left(tmp_path / "run")
     imported = [line.rpartition("|")[2].strip() for line in (tmp_path / "run" / "launch.log").read_text().splitlines()]
     # By the runner, and by the launcher of each of the two pods.

@@ -29,9 +29,11 @@ def watching() -> Iterator[set[bytes]]:
 
     thread = threading.Thread(target=look)
     thread.start()
-    yield lines
-    over.set()
-    thread.join()
+    try:
+        yield lines
+    finally:
+        over.set()
+        thread.join()
 
 
 def secrets_of(cluster: Cluster) -> dict[str, bytes]:
@@ -70,10 +72,11 @@ def test_secrets_lie_in_two_files_and_nowhere_else_while_a_run_goes_on(shared_ho
     with watching() as lines:
         up = pods.up(3, name="watched")
         try:
-            process = started(up, run, "--seconds", 1.5)
+            process = started(up, run, "--seconds", 600)
             ranks = train(run)
             environments = of_processes("environ")
             agents = {pid for pid, line in of_processes("cmdline").items() if b"worker_p.py" in line}
+            (run / "enough").touch()
             said = ended(process)
             assert record(run)["status"] == "ok", said
             files = everything(up.folder, run, *Path(tempfile.gettempdir()).glob(f"{POD}*"))
