@@ -19,6 +19,7 @@ from tests.full.launches import RANK, record, train, until
 from tests.full.slurm_cluster import SlurmCluster
 
 STEPS = 100
+SMALL = ["--per_device_train_batch_size", 4, "--threads", 1]
 WAIT_SECONDS = 120
 CONTAINER_FLAGS = r"--container-\S+|--no-container-\S+"
 SRUN = """\
@@ -96,29 +97,36 @@ CAUSAL = [
 
 @pytest.fixture(scope="module")
 def ended(slurm: SlurmCluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
-    """Jobs that take long, three of which are asked to end: what each said, and its run folder. They wait together."""
+    """Jobs that take long or are asked to end: what each said, and its run folder. They wait together."""
     jobs = Jobs(slurm, tmp_path_factory.mktemp("ended"))
     text = jobs.folder / "text"
     text.mkdir()
     for split in ("train", "valid", "test"):
         (text / f"{split}.txt").write_text("The history of small models is short.\nIt has many words.\n" * 300)
-    flags = [*TINY, "--max_steps", STEPS, "--save_steps", 0, "--eval_steps", 1000, "--dataset_path", prepared]
+    flags = [*TINY, "--max_steps", STEPS, "--eval_steps", 1000, "--dataset_path", prepared, *SMALL]
     numbers = {
         "limit": jobs.submit("train-singlenode.sbatch", "textsql_train.py", *flags, "--outputdir", "limit"),
         "causal": jobs.submit("baseline.sbatch", "causal_train.py", *CAUSAL, "--data", text, "--outputdir", "causal"),
         "preempted": jobs.rank("train-singlenode.sbatch", "preempted", "--seconds", 60, "--deaf"),
         "deaf": jobs.rank("train-singlenode.sbatch", "deaf", "--seconds", 60, "--no_save", SAVE_SECONDS=1),
+        "slots": jobs.rank("train.sbatch", "slots", "--seconds", 2, SLOTS=2),
+        "failed": jobs.rank("train-singlenode.sbatch", "failed", "--seconds", 60, "--fail_rank", 1, SLOTS=2),
+        "last": jobs.rank("train-singlenode.sbatch", "last", "--seconds", 60, "--deaf", MAX_RESTARTS=0),
+        "cancelled": jobs.rank("train-singlenode.sbatch", "cancelled", "--seconds", 60, "--deaf"),
     }
     # SIGUSR1 to the batch script is what --signal=B: sends. The run is opened, and a second or more from its first
     # step: it is asked until it listens.
     until((jobs.folder / "limit" / "config.json").exists, WAIT_SECONDS)
     slurm.ask("scancel", "--signal=USR1", "--batch", numbers["limit"])
-    for name in ("preempted", "deaf"):
-        jobs.begun(name)
-    slurm.ask("scancel", "--signal=USR1", "--batch", numbers["deaf"])
     # SIGTERM to the steps alone is how a preemption begins.
-    slurm.ask("scancel", "--signal=TERM", numbers["preempted"])
-    return {name: (jobs.end(number), jobs.folder / name) for name, number in numbers.items()}
+    usr1 = ("--signal=USR1", "--batch")
+    asked = {"preempted": ("--signal=TERM",), "deaf": usr1, "last": usr1, "cancelled": ()}
+    for name, how in asked.items():
+        jobs.begun(name)
+        slurm.ask("scancel", *how, numbers[name])
+    states = {"failed": "FAILED", "last": "FAILED", "cancelled": "CANCELLED"}
+    ends = {name: jobs.end(number, states.get(name, "COMPLETED")) for name, number in numbers.items()}
+    return {name: (log, jobs.folder / name) for name, log in ends.items()}
 
 
 def test_a_time_limit_saves_requeues_and_resumes(ended: dict[str, tuple]) -> None:
@@ -142,42 +150,23 @@ def test_ranks_that_do_not_listen_are_requeued_all_the_same(ended: dict[str, tup
     assert ended["preempted"][0].count("rank 0 trains") == 2
 
 
-def test_a_job_is_not_restarted_for_ever(jobs: Jobs) -> None:
-    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--deaf", MAX_RESTARTS=0)
-    jobs.begun("run")
-    jobs.cluster.ask("scancel", "--signal=USR1", "--batch", number)
-    assert "restarted 0 times; not requeued" in jobs.end(number, "FAILED")
+def test_a_job_is_not_restarted_for_ever_nor_after_a_user_has_cancelled_it(ended: dict[str, tuple]) -> None:
+    assert "restarted 0 times; not requeued" in ended["last"][0] and "requeued" not in ended["cancelled"][0]
 
 
-def test_each_slot_of_each_node_is_a_rank_and_one_that_fails_ends_the_others(jobs: Jobs) -> None:
-    failing = ("--seconds", 60, "--fail_rank", 1)
-    good = jobs.rank("train.sbatch", "run", "--seconds", 2, SLOTS=2)
-    bad = jobs.rank("train-singlenode.sbatch", "failed", *failing, SLOTS=2)
-    jobs.end(good)
-    found = record(jobs.folder / "run")
+def test_each_slot_of_each_node_is_a_rank_and_one_that_fails_ends_the_others(ended: dict[str, tuple]) -> None:
+    found = record(ended["slots"][1])
     hosts = [rank["host"] for rank in found["ranks"]]
     assert found["world_size"] == 4 and hosts[0] == hosts[1] != hosts[2] == hosts[3]
-    jobs.end(bad, "FAILED")
-    assert record(jobs.folder / "failed")["status"] == "oom"
+    assert record(ended["failed"][1])["status"] == "oom"
 
 
-def test_a_user_who_cancels_gets_no_requeue(jobs: Jobs) -> None:
-    number = jobs.rank("train-singlenode.sbatch", "run", "--seconds", 60, "--deaf")
-    jobs.begun("run")
-    jobs.cluster.ask("scancel", number)
-    assert "requeued" not in jobs.end(number, "CANCELLED")
-
-
-def test_arguments_may_come_by_the_environment(jobs: Jobs) -> None:
+def test_the_baseline_has_the_workshops_resources_and_arguments_may_come_by_the_environment(jobs: Jobs) -> None:
     words = f"--outputdir {jobs.folder}/run --said here"
-    assert "trains 'here'" in jobs.end(jobs.submit("train-singlenode.sbatch", SCRIPT=RANK, ARGUMENTS=words))
-
-
-def test_the_baseline_has_the_workshops_resources(jobs: Jobs) -> None:
-    number = jobs.rank("baseline.sbatch", "run", SLOTS=4)
+    number = jobs.submit("baseline.sbatch", SCRIPT=RANK, ARGUMENTS=words, SLOTS=4)
     said = jobs.cluster.ask("scontrol", "--oneliner", "show", "job", number)
     assert "TimeLimit=12:00:00" in said and "mem=32G" in said and "gpu:1" in said
-    jobs.end(number)
+    assert "trains 'here'" in jobs.end(number)
     assert record(jobs.folder / "run")["world_size"] == 1
 
 

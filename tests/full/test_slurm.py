@@ -97,7 +97,7 @@ def test_arguments_reach_the_script_unchanged(here: SlurmCluster, tmp_path: Path
 
 
 def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node(here: SlurmCluster, tmp_path: Path) -> None:
-    found = launched(tmp_path / "run", "--fail_rank", 1, "--seconds", 3, pods=2)
+    found = launched(tmp_path / "run", "--fail_rank", 1, "--seconds", 1, pods=2)
     assert (found["status"], found["reason"]) == ("oom", "rank 1: no memory left")
     assert found["pod"] == found["ranks"][1]["host"]
     assert found["last_lines"] and all(line.startswith(f"{found['pod']}: ") for line in found["last_lines"])
@@ -140,14 +140,15 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
     here: SlurmCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "8")
+    process = command(here, "--", RANK, "--outputdir", folder, "--seconds", "60")
     train(folder, ranks=1)
     process.kill()
     process.wait(WAIT_SECONDS)
     number = job_of(folder)
     with pytest.raises(SlurmError, match=r"job \d+ runs into it with other arguments; scancel"):
         launched(folder, "--seconds", "5")
-    assert launched(folder, "--seconds", "8")["status"] == "ok"
+    threading.Timer(1.0, (folder / "enough").touch).start()
+    assert launched(folder, "--seconds", "60")["status"] == "ok"
     assert job_of(folder) == number
 
 
