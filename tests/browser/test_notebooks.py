@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ from playwright.sync_api import Browser
 from tests.browser.lab import lab
 from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
 from tests.full.clusters import processes_naming
+from tests.full.demo import LIMIT_SECONDS, executed, outputs
 from tests.full.demo_page import ROOT
 from tests.full.forks import fork_server
 from zeropods.data.prepare import prepare
@@ -31,7 +29,6 @@ SMALL = {
     "ZEROPODS_STEPS": "4", "ZEROPODS_LIMIT": "96", "ZEROPODS_QUESTIONS": "12", "ZEROPODS_REPEATS": "1",
     "ZEROPODS_PODS": "2", "ZEROPODS_STATES_MODEL": "t5-tiny",
 }  # fmt: skip
-LIMIT_SECONDS = 600
 pytestmark = pytest.mark.timeout(3 * LIMIT_SECONDS)
 
 NOTEBOOKS = {
@@ -102,14 +99,7 @@ def train_states(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def again(browsed: Sequence) -> str:
     """What `make demo` prints when it finds those runs: of the notebooks that train first and that sum up last."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(browsed.folder / "copies"), *AGAIN],
-        env={**kept, "ZEROPODS_RUNS": str(browsed.runs), **SMALL},
-        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return executed(browsed.folder, *AGAIN, **SMALL)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -179,8 +169,7 @@ def test_the_commands_are_shown(browsed: Sequence) -> None:
 
 
 def test_a_second_call_trains_nothing_and_ends_with_the_same_summary(browsed: Sequence, again: str) -> None:
-    cells = json.loads((browsed.folder / "copies" / "02_train_single_pod.ipynb").read_text())["cells"]
-    said = ["".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", [])]
+    said = ["".join(out.get("text", "")) for out in outputs(browsed.folder, "02_train_single_pod")]
     assert "this run is finished; nothing to do" in "".join(said)
     assert browsed.summary[browsed.summary.index("## Settings") :].strip() in again
     (report,) = re.findall(r"^report: (\S+)", again, re.MULTILINE)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.full.clusters import processes_naming
+from tests.full.demo import executed, outputs
 from zeropods.measure.record import Record, read_record
 
-ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = (
     "11_baseline_bloom_squad",
     "12_zero_stages_one_gpu",
@@ -23,7 +20,6 @@ NOTEBOOKS = (
 )
 STEPS = 2
 SMALL = {"STEPS": str(STEPS), "SUBSET": "16", "QUESTIONS": "4", "SLOTS": "2", "PODS": "2"}
-LIMIT_SECONDS = 600
 TECHNIQUES = ["none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload"]
 
 
@@ -31,28 +27,23 @@ TECHNIQUES = ["none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs and copies of the five notebooks, as `make demo` executes notebooks."""
     folder = tmp_path_factory.mktemp("causal")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")}
-    environment |= {f"ZEROPODS_CAUSAL_{name}": value for name, value in SMALL.items()}
-    environment["ZEROPODS_CAUSAL_RUNS"] = str(folder / "runs")
+    own = {f"ZEROPODS_CAUSAL_{name}": value for name, value in {**SMALL, "RUNS": str(folder / "causal")}.items()}
     # The baseline is trained with the techniques: what forks the ranks has imported torch already.
-    notebooks = (NOTEBOOKS[1], NOTEBOOKS[0], *NOTEBOOKS[2:])
-    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), *notebooks]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    executed(folder, NOTEBOOKS[1], NOTEBOOKS[0], *NOTEBOOKS[2:], **own)
     return folder
 
 
 @pytest.fixture(scope="module")
 def squad(folder: Path) -> Path:
     """The runs of 11, 12 and 13."""
-    (runs,) = (folder / "runs").glob("*-squad-*")
+    (runs,) = (folder / "causal").glob("*-squad-*")
     return runs
 
 
 @pytest.fixture(scope="module")
 def text(folder: Path) -> Path:
     """The runs of 14."""
-    (runs,) = (folder / "runs").glob("*-lm-*")
+    (runs,) = (folder / "causal").glob("*-lm-*")
     return runs
 
 
@@ -62,9 +53,7 @@ def record(runs: Path, name: str) -> Record:
 
 def shown(folder: Path, notebook: str) -> str:
     """All that the cells of an executed copy show as text."""
-    cells = json.loads((folder / "copies" / f"{notebook}.ipynb").read_text())["cells"]
-    data = [out.get("data", {}) for cell in cells for out in cell.get("outputs", [])]
-    return "".join("".join(one.get("text/plain", [])) for one in data)
+    return "".join("".join(out.get("data", {}).get("text/plain", [])) for out in outputs(folder, notebook))
 
 
 def test_every_notebook_is_kept_as_a_page_and_shows_its_tables(folder: Path) -> None:

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.full.clusters import processes_of
-from tests.full.conftest import ROOT
-from zeropods.data.prepare import prepare
+from tests.full.demo import executed, outputs, prepared_workshop
 from zeropods.measure.record import read_json, read_record
 from zeropods.report.run import largest_difference
-from zeropods.workshop import Workshop
 
-LIMIT_SECONDS = 280
 SAME = 1e-5
 """Relative: FP32, no dropout, sums in another order."""
 
 
 @pytest.fixture(scope="module")
-def executed(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ended(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the notebook's runs, copies and pods, once it has ended."""
     folder = tmp_path_factory.mktemp("faults")
-    workshop = Workshop(runs=folder / "runs", limit=64)
-    shutil.copytree(sample, workshop.data)
-    prepare(workshop.preparation, workshop.prepared)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")} | {
-        "ZEROPODS_RUNS": str(folder / "runs"),
-        "ZEROPODS_LIMIT": "64",
-        "ZEROPODS_HOME": str(folder / "home"),
-    }
-    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), "07_faults"]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    prepared_workshop(folder, sample, limit=64)
+    executed(folder, "07_faults", ZEROPODS_LIMIT="64", ZEROPODS_HOME=str(folder / "home"))
     return folder
 
 
@@ -48,15 +29,14 @@ def run(folder: Path, kind: str) -> Path:
     return found
 
 
-def outputs(folder: Path) -> list[str]:
+def values(folder: Path) -> list[str]:
     """What each cell shows as its value."""
-    cells = json.loads((folder / "copies" / "07_faults.ipynb").read_text())["cells"]
-    values = [out for cell in cells for out in cell.get("outputs", []) if out["output_type"] == "execute_result"]
-    return ["".join(out["data"]["text/plain"]) for out in values]
+    shown = [out for out in outputs(folder, "07_faults") if out["output_type"] == "execute_result"]
+    return ["".join(out["data"]["text/plain"]) for out in shown]
 
 
-def test_the_run_that_lost_a_pod_is_resumed_and_ends_well_on_two(executed: Path) -> None:
-    lost = run(executed, "lost-pod")
+def test_the_run_that_lost_a_pod_is_resumed_and_ends_well_on_two(ended: Path) -> None:
+    lost = run(ended, "lost-pod")
     record, killed = read_record(lost), read_json(lost / "fault.json")
     (entry,) = read_json(lost / "restarts.json")["restarts"]
     assert (record.status, record.pods, record.restarts, record.steps) == ("ok", 2, 1, 12)
@@ -70,14 +50,14 @@ def test_the_run_that_lost_a_pod_is_resumed_and_ends_well_on_two(executed: Path)
     assert first.first_step >= 4 and entry["steps"] - first.first_step <= 4
 
 
-def test_its_losses_are_those_of_the_undisturbed_run(executed: Path) -> None:
-    ours, theirs = (read_record(run(executed, kind)) for kind in ("lost-pod", "undisturbed"))
+def test_its_losses_are_those_of_the_undisturbed_run(ended: Path) -> None:
+    ours, theirs = (read_record(run(ended, kind)) for kind in ("lost-pod", "undisturbed"))
     assert len(ours.losses) >= 4 and largest_difference(ours, theirs) < SAME
     assert ours.eval_losses[-1].loss == pytest.approx(theirs.eval_losses[-1].loss, rel=SAME)
 
 
-def test_the_notebook_shows_both_side_by_side(executed: Path) -> None:
-    (table,) = [out for out in outputs(executed) if "ended by" in out]
+def test_the_notebook_shows_both_side_by_side(ended: Path) -> None:
+    (table,) = [out for out in values(ended) if "ended by" in out]
     rows = {
         cells[0]: cells[1:] for cells in ([c.strip() for c in line.split("|")[1:-1]] for line in table.split("\n")[2:])
     }
@@ -85,5 +65,5 @@ def test_the_notebook_shows_both_side_by_side(executed: Path) -> None:
     assert rows["pods"] == ["3, then 2: pod1, pod3", "1"] and rows["effective batch"] == ["48", "48"]
 
 
-def test_nothing_of_the_run_or_the_pods_is_left(executed: Path) -> None:
-    assert outputs(executed)[-1] == "0" and not processes_of(executed / "home")
+def test_nothing_of_the_run_or_the_pods_is_left(ended: Path) -> None:
+    assert values(ended)[-1] == "0" and not processes_of(ended / "home")

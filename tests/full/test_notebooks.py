@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,41 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.full.launches import until
-from zeropods.data.prepare import prepare
+from tests.full.demo import LIMIT_SECONDS, begun, executed, prepared_workshop
+from tests.full.launches import ROOT, until
 from zeropods.measure.record import read_record
-from zeropods.workshop import Workshop
 
-ROOT = Path(__file__).resolve().parents[2]
-SMALL = {"ZEROPODS_STEPS": "10", "ZEROPODS_LIMIT": "400", "ZEROPODS_QUESTIONS": "24"}
-LIMIT_SECONDS = 600
 pytestmark = pytest.mark.timeout(2 * LIMIT_SECONDS)
-
-
-def demo(folder: Path, *notebooks: str, **settings: str) -> subprocess.Popen[str]:
-    """`tools/demo.py` with its runs and executed copies below a folder."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ZEROPODS_")} | {
-        "ZEROPODS_RUNS": str(folder / "runs"),
-        **settings,
-    }
-    command = [sys.executable, str(ROOT / "tools" / "demo.py"), "--out", str(folder / "copies"), *notebooks]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finished(process: subprocess.Popen[str]) -> str:
-    """What a demo printed, once it has ended well."""
-    out, errors = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 0, errors
-    return out
 
 
 def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_leaves_no_process(
     sample: Path, tmp_path: Path
 ) -> None:
-    workshop = Workshop(runs=tmp_path / "runs", limit=int(SMALL["ZEROPODS_LIMIT"]))
-    shutil.copytree(sample, workshop.data)
-    prepare(workshop.preparation, workshop.prepared)
-    process = demo(tmp_path, "02_train_single_pod", **{**SMALL, "ZEROPODS_STEPS": "100000"})
+    prepared_workshop(tmp_path, sample, limit=400)
+    process = begun(tmp_path, "02_train_single_pod", ZEROPODS_LIMIT="400", ZEROPODS_STEPS="100000")
     until(lambda: [lock for lock in (tmp_path / "runs").glob("*/run.lock") if lock.read_text()], 90)
     (lock,) = (tmp_path / "runs").glob("*/run.lock")
     assert process.stdout is not None
@@ -64,9 +40,7 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
 
 
 def test_papermill_sets_what_a_notebook_trains(sample: Path, tmp_path: Path) -> None:
-    workshop = Workshop(runs=tmp_path / "runs", limit=24, steps=2)
-    shutil.copytree(sample, workshop.data)
-    prepare(workshop.preparation, workshop.prepared)
+    workshop = prepared_workshop(tmp_path, sample, limit=24, steps=2)
     settings = {"ZEROPODS_RUNS": str(workshop.runs), "ZEROPODS_LIMIT": "24", "ZEROPODS_MODEL": "t5-small"}
     papermill = [str(Path(sys.executable).with_name("papermill")), "02_train_single_pod.ipynb"]
     words = [*papermill, str(tmp_path / "out.ipynb"), "-p", "model", "t5-tiny", "-p", "steps", "2"]
@@ -77,12 +51,9 @@ def test_papermill_sets_what_a_notebook_trains(sample: Path, tmp_path: Path) -> 
 
 
 def test_two_models_have_one_summary(sample: Path, tmp_path: Path) -> None:
-    workshop = Workshop(runs=tmp_path / "runs", limit=24, models="t5-tiny,t5-large-tiny")
-    shutil.copytree(sample, workshop.data)
-    for each in workshop.each:
-        prepare(each.preparation, each.prepared)
+    workshop = prepared_workshop(tmp_path, sample, limit=24, models="t5-tiny,t5-large-tiny")
     settings = {"ZEROPODS_LIMIT": "24", "ZEROPODS_STEPS": "2", "ZEROPODS_MODELS": "t5-tiny,t5-large-tiny"}
-    printed = finished(demo(tmp_path, "02_train_single_pod", "06_summary", **settings))
+    printed = executed(tmp_path, "02_train_single_pod", "06_summary", **settings)
     results = (workshop.summary_folder / "summary.md").read_text().split("## Results")[1].split("##")[0]
     assert "| t5-tiny " in results and "| t5-large-tiny " in results and results in printed
     copies = sorted(str(page.relative_to(tmp_path / "copies")) for page in tmp_path.glob("copies/**/*.html"))
@@ -100,6 +71,6 @@ def test_the_notebooks_run_on_wikisql(tmp_path: Path, shared_data: Path) -> None
         "ZEROPODS_LIMIT": "24",
         "ZEROPODS_QUESTIONS": "2",
     }
-    finished(demo(tmp_path, "01_prepare_dataset", "02_train_single_pod", "05_inference", **settings))
+    executed(tmp_path, "01_prepare_dataset", "02_train_single_pod", "05_inference", **settings)
     (score,) = (tmp_path / "runs").glob("*/score.dev.json")
     assert json.loads(score.read_text())["unparseable"] == 0
