@@ -18,7 +18,7 @@ DEAREST = (
 
 INTERFACES = (
     "browser/test_notebooks", "browser/test_lab", "browser/test_curves", "full/test_demo_page", "full/test_gallery",
-    "full/test_cut_network", "full/test_own_data", "full/test_own_hosts",
+    "full/test_cut_network", "full/test_own_hosts",
 )  # fmt: skip
 """Files that drive chromium, and those that make network interfaces: whenever one comes or goes, it drops requests."""
 

@@ -1,13 +1,21 @@
-"""The pages hang together: links lead somewhere, and everything that is there is in some page."""
+"""The pages hang together, and say what the project says: links, README.md, figures of results, prices of plans."""
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import shlex
+from typing import Any
 
 import pytest
 
-from tests.pages import ROOT, anchors, pages
-from zeropods.cli import parser
+from benchmarks.reliability import page as reliability
+from benchmarks.reliability.faults import FAULTS
+from benchmarks.reliability.seen import difference
+from tests.pages import ROOT, anchors, blocks, pages
+from zeropods.cli import main, parser
+from zeropods.measure.record import read_json
 
 PAGES = pages()
 ALL = "\n".join(PAGES.values())
@@ -60,3 +68,96 @@ def test_the_walk_through_the_house_names_every_room_and_module_beside_them_and_
     assert [name for name in modules if f"`{name}`" not in walk and f"`zeropods/{name}`" not in walk] == []
     named = re.findall(r"`((?:zeropods|tests|docs)/[\w/]*/)`", walk)
     assert named and [name for name in named if not (ROOT / name).is_dir()] == []
+
+
+# README.md.
+
+README = PAGES["README.md"]
+MOST_WORDS = 750
+
+
+def prose() -> str:
+    """What is read: without code, tables, pictures and what a demo has said."""
+    text = re.sub(r"^```.*?^```|^<!-- demo:.*?^<!-- /demo -->", "", README, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^(\|.*|!\[.*|<!--.*)$", "", text, flags=re.MULTILINE)
+
+
+def test_figures_of_every_page_are_those_of_the_results() -> None:
+    pages = runpy.run_path(str(ROOT / "tools" / "readme.py"))["pages"]()
+    assert len(pages) == 2 and [path.name for path, text in pages.items() if path.read_text("utf-8") != text] == []
+
+
+def test_the_readme_is_short_begins_with_two_commands_and_shows_a_plot_of_a_real_run() -> None:
+    assert len(prose().split()) <= MOST_WORDS
+    assert re.findall(r"^make \w+", blocks(README)[0], flags=re.MULTILINE) == ["make demo", "make test"]
+    (plot,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert plot.startswith("results/demo/") and (ROOT / plot).is_file()
+
+
+# docs/reliability.md, and what a fault's line says of its trials.
+
+
+def test_the_page_is_made_of_the_results_and_explains_their_faults() -> None:
+    results = read_json(reliability.RESULTS)
+    assert reliability.page(results) == reliability.PAGE.read_text(encoding="utf-8")
+    assert {one["fault"] for one in results["trials"]} <= set(FAULTS)
+
+
+def test_what_is_over_the_limits_is_counted() -> None:
+    plain = {
+        "fault": "rank killed", "launcher": "pdsh", "survived": True, "by_itself": True, "steps_lost": 2,
+        "seconds_to_find": 5.0, "seconds_to_resume": 20.0, "left_over": 0, "largest_difference": 0.0, "goodput": 0.75,
+    }  # fmt: skip
+    late = {"seconds_to_find": 11.25, "steps_lost": 0, "goodput": 0.25}, {"seconds_to_resume": 61.0, "steps_lost": 6}
+    run, environment = {"faults": 1, "largest_difference": 0.0}, {"hardware": {"cpu": "a processor", "cores": 2}}
+    trials = [plain, *(plain | values for values in late)]
+    said = reliability.page({"trials": trials, "runs": [run], "environment": environment})
+    assert "\n1 took more than 10 s to find, 1 more than 60 s to resume.\n1 lost more steps than an interval" in said
+    assert "\n1 run came to its end, through 1 fault.\n" in said
+
+
+@pytest.mark.parametrize(("losses", "far"), [([], None), ([(1, 4.0), (2, 2.2)], 0.1), ([(1, 3.0)], 0.25)])
+def test_the_difference_is_the_largest_relative_one(losses: list[tuple[int, float]], far: float | None) -> None:
+    assert difference(losses, {1: 4.0, 2: 2.0}) == (None if far is None else pytest.approx(far))
+
+
+# docs/cloud.md.
+
+CLOUD = PAGES["docs/cloud.md"]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")] for line in CLOUD[CLOUD.index("| job |") :].splitlines()[2:]
+]
+HOURS = {"s": 1 / 3600, "h": 1.0}
+
+
+def commands() -> dict[str, list[str]]:
+    """The page's calls of the plan by their models, without variables."""
+    (block,) = [block for block in blocks(CLOUD) if "zeropods plan" in block]
+    variables = dict(re.findall(r'^(\w+)="(.*)"$', block, re.MULTILINE))
+    calls = [
+        re.sub(r"\$(\w+)", lambda name: variables[name[1]], line) for line in block.splitlines() if " plan " in line
+    ]
+    return {re.findall(r"--model (\S+)", call)[0]: shlex.split(call)[1:] for call in calls}
+
+
+def number(text: str) -> float:
+    return float(re.findall(r"[\d,.]+", text)[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_a_row_of_the_page_on_clouds_is_what_the_plan_says(row: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    job, _, technique, memory, rate, time, price = row
+    assert main([*commands()[job.split()[0].rstrip(",")], "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    wanted = {"technique": technique.split("`")[1]}
+    if "checkpointing" in technique:
+        wanted["gradient_checkpointing"] = "without" not in technique
+    (each,) = [t for t in planned["techniques"] if all(t[name] == value for name, value in wanted.items())]
+    assert each["fits"] and number(memory) == round(each["bytes"]["total"] / 2**30, 1)
+    unit = "tokens_per_second" if "tokens" in rate else "samples_per_second"
+    assert number(rate) == pytest.approx(each[unit], rel=0.01)
+    assert number(time) * HOURS[time.split()[1]] == pytest.approx(each["total_seconds"] / 3600, rel=0.1)
+    assert number(price) == pytest.approx(each["cost"], abs=0.005, rel=0.02)
+    if " as " not in job:
+        fitting: list[dict[str, Any]] = [t for t in planned["techniques"] if t["fits"]]
+        assert each["samples_per_second"] == max(t["samples_per_second"] for t in fitting)

@@ -1,4 +1,4 @@
-"""What people read in a terminal of 80 columns, and where stdout is no terminal: tables, sentences, no JSON."""
+"""The command line as people see it: a quick start, tables in a terminal of 80 columns, sentences, no JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.made import a_config, a_rank, a_record, write_run
-from zeropods.cli import main, parser
+from tests.made import a_config, a_failed_record, a_rank, a_record, a_score, write_run
+from zeropods.cli import launch, main, parser
 from zeropods.cli.pods import readable_list
 from zeropods.train.arguments import SCRIPTS, parse_flags
 
@@ -160,3 +160,23 @@ def test_the_usage_of_a_launch_says_where_the_script_stands(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     assert capsys.readouterr().out.startswith("usage: zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]\n")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from zeropods.cli import parser; parser();"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'numpy', 'pandas', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_launch_ends_with_what_its_run_came_to_and_what_to_call_next(tmp_path: Path) -> None:
+    record, folder = a_record(), write_run(tmp_path / "run", a_record())
+    last = launch.readable({**record, "folder": str(folder)}).splitlines()[-1]
+    assert last.startswith("ok: 20 steps, loss ") and last.endswith(f"next: zeropods predict --model {folder} --score")
+    scored = launch.readable({**record, "folder": str(folder), "score": a_score()})
+    other = launch.readable({**record, "folder": str(folder), "argv": ["mine.py"]})
+    assert "execution 0.750" in scored and "next: zeropods summary" in scored and "next:" not in other
+    failed = launch.readable({**a_failed_record(), "folder": str(folder)})
+    assert failed.splitlines()[-1] == f"run folder: {folder}"

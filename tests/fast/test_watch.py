@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+from tests.full.launches import ROOT, until
 from zeropods.pods.processes import find_process, is_alive
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = """
 from tests.watch import Watch
 def pytest_configure(config):
@@ -32,25 +30,17 @@ def test_hangs(made):
 """
 
 
-def until(happened: Callable[[], bool]) -> bool:
-    """Wait until something has happened; whether it has."""
-    deadline = time.monotonic() + 30
-    while not (so := happened()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return so
-
-
 def test_an_interrupted_run_names_what_had_not_ended_and_kills_what_was_left_behind(tmp_path: Path) -> None:
     for name, text in (("conftest.py", CONFTEST), ("pytest.ini", "[pytest]\n"), ("test_it.py", IT)):
         (tmp_path / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-    assert until((tmp_path / "made").exists)
+    until((tmp_path / "made").exists)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert "test_it.py::test_hangs" in said and "NOT ENDED after" in said
     assert not (tmp_path / "made").exists()
     pid = int((tmp_path / "pid").read_text())
     assert f"LEFT BEHIND and killed: {pid} sleep 600" in said
-    assert until(lambda: (found := find_process(pid)) is None or not is_alive(found))
+    until(lambda: (found := find_process(pid)) is None or not is_alive(found))

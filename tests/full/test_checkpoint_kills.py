@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.made_checkpoint import an_origin, content_of, quick_folder, read, save
+from tests.fast.test_checkpoints import an_origin, content_of, quick_folder, read, save
 from zeropods import files
 from zeropods.train import checkpoints as protocol
 

@@ -21,10 +21,8 @@ from zeropods.train.checkpoints import verified
 
 SECONDS = 120.0
 SHARD = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-FLAGS = [
-    "--max_steps", "15", "--save_steps", "5", "--eval_steps", "0", "--per_device_train_batch_size", "4",
-    "--threads", "1", "--precision", "fp32",
-]  # fmt: skip
+SMALL = ["--eval_steps", "0", "--per_device_train_batch_size", "4", "--threads", "1"]
+FLAGS = ["--max_steps", "15", "--save_steps", "5", *SMALL]
 ZERO1 = ("--deepspeed", str(ROOT / "dsconfig" / "zero1.json"))
 TWICE = """
 import sys

@@ -1,10 +1,11 @@
-"""The demo page in a real browser: asked, given tables, attacked, compared, ended."""
+"""The demo page in a real browser: asked, given tables, attacked, compared, ended; with a model of one's own data."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -19,6 +20,9 @@ import pytest
 
 from tests.full.conftest import ROOT
 from tests.full.demo_page import SECONDS, Served, refused, start, untrained_runs
+from tests.full.forks import fork_server
+from tests.pages import blocks
+from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.programs import free_port
 
@@ -267,3 +271,31 @@ def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
         UserError, match=r"broken/model: cannot be loaded \(.*\); expected a run, a model folder or a hub id"
     ):
         loaded(*trained_models([tmp_path / "broken"]))
+
+
+def test_the_csv_files_of_the_page_on_own_data_become_a_model_that_is_asked(
+    chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands, table, questions, *_ = blocks((ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"))
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "people.csv").write_text(table)
+    (tmp_path / "questions.csv").write_text(questions)
+    from_csv, prepare, train, predict, demo = map(shlex.split, commands.replace("\\\n", "").splitlines())
+    assert train[:2] == ["python", "textsql_train.py"]
+    monkeypatch.chdir(tmp_path)
+    assert main(from_csv[1:]) == main(prepare[1:]) == 0
+    fork_server().train(train[2:], 1, tmp_path / "said")
+    assert main(predict[1:]) == 0
+    served = start(["-m", *demo], tmp_path / "log", cwd=tmp_path)
+    try:
+        page = chromium.new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(served.address)
+        page.wait_for_selector("#zp-examples tbody tr")
+        assert "people: Name, Town, Weight (kg), Born" in page.input_value("#zp-table input")
+        page.fill("#zp-question textarea", "Where does Bo live?")
+        page.click("#zp-ask")
+        page.wait_for_selector("#zp-answer .zp-card")
+        assert page.inner_text(".zp-card > .zp-sql").startswith("SELECT")
+    finally:
+        served.end()

@@ -1,10 +1,11 @@
-"""Runs that hang for real: found by the beats of their ranks, named, ended, and nothing of them left."""
+"""Runs that hang, or have no memory left, for real: found, named, ended, and nothing of them left."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.launches import RANK, ended, left, record, started, until
+from tests.small_memory import small_memory, within
+from zeropods import pods
 from zeropods.launch.local import run_to_end
 from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import Record
@@ -82,4 +85,20 @@ def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(cluster: Cluster,
     assert "rank 1 on pod2 is stopped at" in found["reason"] and "rank 0 on pod1 is at" in found["reason"]
     assert "in train" in (folder / "stacks" / "0.txt").read_text()
     assert "is stopped; its main thread" in (folder / "stacks" / "1.txt").read_text()
+    assert not left(folder)
+
+
+def test_a_rank_that_the_kernel_ended_is_named_with_its_pod_and_phase(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with small_memory(700) as group:
+        up = [sys.executable, "-m", "zeropods", "pods", "up", "--count", 2, "--name", "small"]
+        subprocess.run(within(group, up), capture_output=True, timeout=60, check=True)
+        cluster = pods.find("small")
+        try:
+            said = ended(started(cluster, folder, "--seconds", 60, "--hog_mib", 8))
+        finally:
+            cluster.down()
+    found = record(folder)
+    assert found["status"] == "oom" and found["pod"] in ("pod1", "pod2"), said
+    assert f"rank {found['pod'] == 'pod2':d}: killed by the kernel, out of memory: phase steady, " in found["reason"]
     assert not left(folder)

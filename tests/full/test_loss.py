@@ -1,4 +1,4 @@
-"""The model's loss, dropout and master weights against hand-made or independent figures."""
+"""The model's loss, dropout, precision and master weights against hand-made or independent figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
+from zeropods.train import device
 from zeropods.train.device import BitDropout
 from zeropods.train.sampler import LengthGroupedSampler, TokenizedSplit, collate
 from zeropods.train.text2sql import T5ForTextToSQL, random_t5
@@ -131,3 +132,14 @@ def test_every_weight_has_one_rate_and_positions_have_the_highest() -> None:
     grouped = [id(p) for group in groups for p in group["params"]]
     assert sorted(grouped) == sorted(id(p) for p in trained.parameters())
     assert {group["lr"] for group in groups} == {0.5, 15.0, 50.0, 5.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "taken"), [("t5-small", True, "bf16"), ("t5-tiny", True, "fp32"), ("t5-small", False, "fp32")]
+)
+def test_auto_takes_bf16_where_a_model_gains_by_it(
+    model: str, hardware: bool, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "multiplies_bf16", lambda: hardware)
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
+    assert device.resolve_precision("auto", model) == taken

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.full.regrouped import CAUSAL, SAVED, STEPS, TEXT_TO_SQL, Runs, prepare_text
-from tests.full.test_attacks_weights import Trap
+from tests.full.conftest import TINY, cut_text
+from tests.full.forks import fork_server
 from tests.full.test_checkpoint_training import losses
+from tests.full.test_same_numbers import flags
+from tests.full.test_train import Trap
+from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError
 from zeropods.train.checkpoints import Origin, complete, hashed, names_in, read_manifest
 from zeropods.train.resume import Checkpoints
 
+SAVED, STEPS = (10, 20) if os.environ.get("ZEROPODS_SOAK") == "1" else (5, 10)
+TEXT_TO_SQL, CAUSAL = "textsql_train.py", "causal_train.py"
+EACH = ["--save_steps", SAVED, "--eval_steps", 0, "--threads", 1, "--logging_steps", 1]
+FLAGS: dict[str, list[object]] = {
+    TEXT_TO_SQL: [*TINY, *EACH, "--max_steps", STEPS],
+    CAUSAL: [
+        "--model_name_or_path", "gpt-tiny", "--init", "random", "--dropout", 0, "--task", "lm", "--max_seq_length", 32,
+        "--gradient_accumulation_steps", 1, "--max_train_steps", STEPS, "--memory_interval", 0, "--precision", "fp32",
+        *EACH,
+    ],
+}  # fmt: skip
 TECHNIQUES = ("none", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 """`none` on several ranks is `ddp`."""
 RANKS = (1, 2, 3, 4)
@@ -29,10 +45,45 @@ ALL = [
 PAIRS = ALL if os.environ.get("ZEROPODS_SOAK") == "1" else FEW
 
 
+@dataclass(frozen=True)
+class Runs:
+    """Runs in a folder."""
+
+    sources: dict[str, Path]
+    """The prepared data of each script."""
+    folder: Path
+    made: dict[str, Path] = field(default_factory=dict)
+
+    def train(
+        self, name: str, ranks: int, run: Path, *given: object, script: str = TEXT_TO_SQL, status: int = 0
+    ) -> str:
+        """Train on so many ranks; returns what rank 0 said."""
+        data = "--dataset_path" if script == TEXT_TO_SQL else "--data"
+        argv = [*FLAGS[script], data, self.sources[script], "--outputdir", run, *flags(name, ranks), *given]
+        return fork_server().train(argv, ranks, self.folder / run.name, script=script, status=status)
+
+    def undisturbed(self, name: str, ranks: int, script: str = TEXT_TO_SQL) -> Path:
+        """A run of all steps; made once."""
+        run = self.folder / f"{Path(script).stem}-{name}-{ranks}"
+        if run.name not in self.made:
+            self.train(name, ranks, run, script=script)
+            self.made[run.name] = run
+        return run
+
+    def killed(self, name: str, ranks: int, copy: str, script: str = TEXT_TO_SQL) -> Path:
+        """A copy of such a run, as if it had been killed after its first checkpoint."""
+        run = Path(shutil.copytree(self.undisturbed(name, ranks, script), self.folder / copy))
+        (run / "record.json").unlink()
+        shutil.rmtree(run / "checkpoints" / f"checkpoint-{STEPS}")
+        return run
+
+
 @pytest.fixture(scope="module")
 def runs(prepared: Path, text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    sources = {TEXT_TO_SQL: prepared, CAUSAL: prepare_text(text_sample, tmp_path_factory.mktemp("text"))}
-    return Runs(sources, tmp_path_factory.mktemp("runs"))
+    """Of blocks of a few lines, where they are of text."""
+    text = cut_text(text_sample, tmp_path_factory.mktemp("text"))
+    prepare(Preparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=32), text / "prepared")
+    return Runs({TEXT_TO_SQL: prepared, CAUSAL: text / "prepared"}, tmp_path_factory.mktemp("runs"))
 
 
 def assert_same_losses(run: Path, undisturbed: Path) -> None:

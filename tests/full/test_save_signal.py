@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.full.conftest import TINY
+from tests.full.test_checkpoint_training import SMALL, unfinished
 from tests.full.test_train import refused, train
 from zeropods.errors import guarded
 from zeropods.measure.record import read_record
@@ -23,10 +24,7 @@ from zeropods.train.checkpoints import verified
 from zeropods.train.run import fine_tune
 from zeropods.train.text2sql import TextToSQL
 
-STEPS = [
-    "--max_steps", "9", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--threads", "1",
-    "--precision", "fp32",
-]  # fmt: skip
+STEPS = ["--max_steps", "9", *SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +98,7 @@ def test_a_name_that_is_no_signal_to_save_on_is_refused(
 
 def killed_before_its_record(run: Path, copy: Path) -> Path:
     """A copy of a finished run as it was right after its last checkpoint."""
-    shutil.copytree(run, copy)
-    (copy / "record.json").unlink()
+    unfinished(run, copy)
     shutil.rmtree(copy / "model")
     return copy
 
@@ -118,8 +115,8 @@ def test_a_run_killed_after_its_last_step_trains_no_other(undisturbed: Path, pre
 
 
 IMPATIENT = [
-    "--max_steps", "30", "--save_steps", "3", "--eval_steps", "3", "--per_device_train_batch_size", "4",
-    "--threads", "1", "--precision", "fp32", "--learning_rate", "0", "--early_stopping_patience", "2",
+    *SMALL, "--max_steps", "30", "--save_steps", "3", "--eval_steps", "3", "--learning_rate", "0",
+    "--early_stopping_patience", "2",
 ]  # fmt: skip
 
 

@@ -28,6 +28,19 @@ ENDS = {
     "oom-none-1-pod-schema": ("oom", "no memory left"),
     "killed-none-1-pod-schema": ("failed", "killed by SIGKILL"),
 }
+SWEEP = """
+import sys
+from pathlib import Path
+from tests.full.over_pdsh import pdsh_argv
+from zeropods import pods
+from zeropods.errors import guarded
+from zeropods.sweep.matrix import read_matrix
+from zeropods.sweep.run import run_sweep
+file, out, *names = sys.argv[1:]
+cluster = pods.find(names[0]) if names else None
+sys.exit(guarded(lambda: int(not run_sweep(read_matrix(Path(file)), out, cluster, argv=pdsh_argv).is_measured)))
+"""
+"""`zeropods sweep` with pdsh itself in the place of DeepSpeed's launcher, as `over_pdsh` has it for a launch."""
 
 
 def matrix(folder: Path, cells: list[dict[str, Any]], **keys: Any) -> Path:
@@ -40,7 +53,7 @@ def matrix(folder: Path, cells: list[dict[str, Any]], **keys: Any) -> Path:
 
 def begun(file: Path, *cluster: str) -> subprocess.Popen[str]:
     """A sweep in a process of its own; its runs are beside its matrix."""
-    command = [sys.executable, "-m", "tests.full.sweep_over_pdsh", str(file), str(file.parent / "out"), *cluster]
+    command = [sys.executable, "-c", SWEEP, str(file), str(file.parent / "out"), *cluster]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
