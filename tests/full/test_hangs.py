@@ -17,7 +17,7 @@ from tests.small_memory import small_memory, within
 from zeropods import pods
 from zeropods.launch.local import run_to_end
 from zeropods.measure.heartbeat import read_beats
-from zeropods.measure.record import Record
+from zeropods.measure.record import Record, read_record
 from zeropods.pods.cluster import Cluster
 
 STEP_TIMEOUT = 6.0
@@ -47,26 +47,37 @@ def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def skipped(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
-    """Two ranks, of which one passes by a barrier; before them one that finds no memory, in the folder `full`."""
-    folder = tmp_path_factory.mktemp("skipped") / "run"
+def hung(cluster: Cluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that wait for their ends together.
+
+    `stopped`, on two pods, of which a rank was stopped; `skipped`, of two ranks, of which one passes by a barrier; and
+    `full`, of one that finds no memory.
+    """
+    folder = tmp_path_factory.mktemp("hung")
+    stopped = folder / "stopped"
+    process = started(cluster, stopped, "--seconds", 600, pods=2, step_timeout=STEP_TIMEOUT)
+    until(lambda: len(beats := read_beats(stopped)) == 2 and min(beat.step for beat in beats.values()) > 3)
+    os.kill(read_beats(stopped)[1].pid, signal.SIGSTOP)
     flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100]
-    runs = ["--", 1, folder.with_name("full"), "--", 2, folder]
-    return folder, alone(["-m", "tests.full.misbehaving", *flags, *runs], folder)
+    runs = ["--", 1, folder / "full", "--", 2, folder / "skipped"]
+    alone(["-m", "tests.full.misbehaving", *flags, *runs], folder / "skipped")
+    said = ended(process)
+    assert process.returncode == 1, said
+    return folder
 
 
-def test_a_rank_that_skips_a_collective_ends_the_run_with_places_and_stacks(skipped: tuple[Path, Record]) -> None:
-    folder, done = skipped
+def test_a_rank_that_skips_a_collective_ends_the_run_with_places_and_stacks(hung: Path) -> None:
+    folder, done = hung / "skipped", read_record(hung / "skipped")
     assert done.status == "timeout" and done.reason is not None
     for said in ("distributed_c10d.py", "barrier", "from tests/full/misbehaving.py", "rank 0 waits", "rank 1 waits"):
         assert said in done.reason
     assert "in of_its_own" in (folder / "stacks" / "0.txt").read_text()
     assert "in _run_epoch" in (folder / "stacks" / "1.txt").read_text()
-    assert [rank["step"] for rank in record(folder)["ranks"]] == [3, 3] and not left(folder)
+    assert [rank.step for rank in done.ranks] == [3, 3] and not left(folder)
 
 
-def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: tuple[Path, Record]) -> None:
-    folder = skipped[0].with_name("full")
+def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(hung: Path) -> None:
+    folder = hung / "full"
     found = record(folder)
     assert found["status"] == "oom" and "can't allocate memory" in found["reason"]
     assert re.search(r"; phase steady, 3 steps done, peak resident 0\.\d\d GiB$", found["reason"])
@@ -75,13 +86,9 @@ def test_an_allocation_that_fails_is_out_of_memory_with_phase_and_peak(skipped: 
     assert not (folder / "stacks").exists()
 
 
-def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(cluster: Cluster, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = started(cluster, folder, "--seconds", 600, pods=2, step_timeout=STEP_TIMEOUT)
-    until(lambda: len(beats := read_beats(folder)) == 2 and min(beat.step for beat in beats.values()) > 3)
-    os.kill(read_beats(folder)[1].pid, signal.SIGSTOP)
-    said, found = ended(process), record(folder)
-    assert (process.returncode, found["status"], found["pod"]) == (1, "timeout", "pod2"), said
+def test_a_stopped_rank_of_two_pods_is_named_and_the_run_ended(hung: Path) -> None:
+    folder, found = hung / "stopped", record(hung / "stopped")
+    assert (found["status"], found["pod"]) == ("timeout", "pod2")
     assert "rank 1 on pod2 is stopped at" in found["reason"] and "rank 0 on pod1 is at" in found["reason"]
     assert "in train" in (folder / "stacks" / "0.txt").read_text()
     assert "is stopped; its main thread" in (folder / "stacks" / "1.txt").read_text()
