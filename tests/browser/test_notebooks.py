@@ -18,7 +18,7 @@ from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook
 from tests.full.clusters import processes_naming
 from tests.full.demo import LIMIT_SECONDS, executed, outputs
 from tests.full.demo_page import ROOT
-from tests.full.forks import fork_server
+from tests.full.forks import train_ranks
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.figures import figures
@@ -93,7 +93,7 @@ def train_states(folder: Path) -> None:
     # As a sweep that was killed leaves it.
     (workshop.states_folder / LOCK).touch()
     for trial in trials(workshop.states_matrix, workshop.states_folder):
-        fork_server().train(trial.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
+        train_ranks(trial.arguments, trial.cell.pods, folder / f".{trial.cell.name}")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.full.launches import until
+from tests.full.launches import of_processes, until
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.ssh import make_key, ssh_argv
 from zeropods.programs import find_program
@@ -32,14 +32,14 @@ KbdInteractiveAuthentication no
 
 def processes_of(home: Path) -> list[int]:
     """Processes of this machine that were started for clusters of a home."""
-    mark = f"ZEROPODS_HOME={home}\0".encode()
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if mark in _read(path)]
+    mark = f"\0ZEROPODS_HOME={home}\0".encode()
+    return [pid for pid, text in of_processes("environ").items() if mark in b"\0" + text]
 
 
 def processes_naming(folder: Path) -> list[int]:
     """Processes of this machine that name a folder in their environment or among their arguments."""
-    name, places = str(folder).encode(), Path("/proc").glob("[0-9]*")
-    return [int(path.name) for path in places if name in _read(path / "environ") + _read(path / "cmdline")]
+    texts = [each for name in ("environ", "cmdline") for each in of_processes(name).items()]
+    return [pid for pid, text in texts if str(folder).encode() in text]
 
 
 def ssh(cluster: Cluster, address: str, *command: str) -> str:
@@ -108,10 +108,3 @@ def program(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return b"\0" + path.read_bytes()
-    except OSError:
-        return b""

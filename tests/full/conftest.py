@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.clusters import processes_of
-from tests.full.forks import fork_server
+from tests.full.forks import train_ranks
 from tests.full.launches import until
 from tests.full.slurm_cluster import SlurmCluster, missing
 from zeropods import pods
@@ -120,4 +120,4 @@ def run_several(common: list[object], *runs: tuple[int, Path, list[object]], scr
     for ranks, folder, flags in runs:
         folder.parent.mkdir(parents=True, exist_ok=True)
         said = folder.with_name(f".{folder.name}")
-        fork_server().train([*common, "--outputdir", folder, *flags], ranks, said, script=script)
+        train_ranks([*common, "--outputdir", folder, *flags], ranks, said, script=script)

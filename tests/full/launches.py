@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,19 @@ def train(folder: Path, ranks: int = 3) -> list[int]:
     return [int(file.read_text()) for file in files]
 
 
+def of_processes(name: str) -> dict[int, bytes]:
+    """A file of every process that may be read, `cmdline` or `environ`; of one that waits to be reaped it is empty."""
+    found = {}
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+        with suppress(OSError):
+            found[int(path.parent.name)] = path.read_bytes()
+    return found
+
+
 def processes(*words: object) -> list[int]:
-    """Processes of this machine with all these words among their arguments; those that wait to be reaped are none."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        found += [int(entry.parent.name)] * (all(str(word) in line for word in words))
+    """Processes of this machine with all these words among their arguments."""
+    wanted, lines = [str(word).encode() for word in words], of_processes("cmdline").items()
+    found = [pid for pid, line in lines if all(word in line.replace(b"\0", b" ") for word in wanted)]
     return [pid for pid in found if pid != os.getpid()]
 
 
@@ -71,14 +76,15 @@ def left(folder: Path) -> list[int]:
 
 def agent_of(cluster: Cluster, number: int) -> int:
     """The process of a pod's agent: the child of its warden."""
-    place = f"={cluster.pods[number].address}\0"
-    both = [pid for pid in processes("worker_p.py") if place in environment(pid)]
+    both = processes_of_pod(cluster, number)
     return next(pid for pid in both if parent(pid) in both)
+
+
+def processes_of_pod(cluster: Cluster, number: int) -> list[int]:
+    """Its warden and its agent."""
+    place, environments = f"={cluster.pods[number].address}\0".encode(), of_processes("environ")
+    return [pid for pid in processes("worker_p.py") if place in environments.get(pid, b"")]
 
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def environment(pid: int) -> str:
-    return Path(f"/proc/{pid}/environ").read_text(errors="replace")

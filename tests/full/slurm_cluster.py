@@ -15,6 +15,7 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
+from tests.full.launches import of_processes
 from zeropods.programs import free_port, is_free
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
@@ -164,13 +165,8 @@ class SlurmCluster:
 
     def _ours(self) -> list[int]:
         """Processes whose environment names this configuration, but for this one."""
-        mark = f"\0SLURM_CONF={self.configuration}\0".encode()
-        found = []
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if mark in b"\0" + environ.read_bytes() and int(environ.parent.name) != os.getpid():
-                    found.append(int(environ.parent.name))
-        return found
+        mark, texts = f"\0SLURM_CONF={self.configuration}\0".encode(), of_processes("environ").items()
+        return [pid for pid, text in texts if mark in b"\0" + text and pid != os.getpid()]
 
 
 def _path() -> str:

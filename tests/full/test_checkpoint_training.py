@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.conftest import ROOT, TINY, run_several
-from tests.full.forks import fork_server
+from tests.full.forks import begin_ranks, train_ranks
 from tests.full.launches import until
 from tests.full.test_train import refused, train
 from zeropods.measure.record import read_record
@@ -79,13 +79,13 @@ def test_a_run_killed_three_times_ends_with_the_losses_of_an_undisturbed_one(
     )
     argv = [*TINY, "--dataset_path", prepared, *FLAGS, "--outputdir", run]
     for attempt, moment in enumerate(moments):
-        (rank,) = fork_server().begin(argv, 1, tmp_path / f"said-{attempt}")
+        (rank,) = begin_ranks(argv, 1, tmp_path / f"said-{attempt}")
         until(moment, SECONDS, pause=0.001)
         rank.send_signal(signal.SIGKILL)
         rank.communicate(SECONDS)
         if attempt == 0:
             assert not (saved / "checkpoint-5" / "manifest.json").exists()
-    fork_server().train(argv, 1, tmp_path / "said")
+    train_ranks(argv, 1, tmp_path / "said")
     assert read_record(run).attempt == 3
     first = read_record(run).ranks[0].first_step
     assert first in (5, 10)
@@ -126,7 +126,7 @@ def aftermath(prepared: Path, undisturbed: Path, tmp_path_factory: pytest.TempPa
         (1, "resumes_nothing", ("--resume", folder), 1),
     ):
         argv = [*TINY, "--dataset_path", prepared, *FLAGS, "--outputdir", folder / name, *flags]
-        told += fork_server().train(argv, ranks, folder / f".{name}", status=status)
+        told += train_ranks(argv, ranks, folder / f".{name}", status=status)
     (folder / "said").write_text(told)
     return folder
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.full.conftest import ROOT
 from tests.full.demo_page import SECONDS, Served, refused, start, untrained_runs
-from tests.full.forks import fork_server
+from tests.full.forks import train_ranks
 from tests.pages import blocks
 from zeropods.cli import main
 from zeropods.errors import UserError
@@ -284,7 +284,7 @@ def test_the_csv_files_of_the_page_on_own_data_become_a_model_that_is_asked(
     assert train[:2] == ["python", "textsql_train.py"]
     monkeypatch.chdir(tmp_path)
     assert main(from_csv[1:]) == main(prepare[1:]) == 0
-    fork_server().train(train[2:], 1, tmp_path / "said")
+    train_ranks(train[2:], 1, tmp_path / "said")
     assert main(predict[1:]) == 0
     served = start(["-m", *demo], tmp_path / "log", cwd=tmp_path)
     try:

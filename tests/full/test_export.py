@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.full.conftest import ROOT, TINY
-from tests.full.forks import fork_server
+from tests.full.forks import begin_ranks, train_ranks
 from tests.full.launches import until
 from tests.full.test_checkpoint_training import FLAGS, unfinished
 from tests.full.test_train import train
@@ -33,19 +33,19 @@ SECONDS = 300.0
 def divided(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`zero1` and `zero3`: finished runs of two ranks, with checkpoints; one rank of `zero1` was told to save."""
     folder = tmp_path_factory.mktemp("divided")
-    one, server = folder / "zero1", fork_server()
+    one = folder / "zero1"
     zero1, zero3 = (
         [*TINY, *FLAGS, "--dataset_path", prepared, "--deepspeed", ROOT / "dsconfig" / f"{name}.json", "--outputdir",
          folder / name, "--max_steps", STEP[name], "--save_steps", STEP[name]]
         for name in STEP
     )  # fmt: skip
-    ranks = server.begin(zero1, 2, folder / "told", ZEROPODS_SAVE_SIGNAL="USR1")
+    ranks = begin_ranks(zero1, 2, folder / "told", ZEROPODS_SAVE_SIGNAL="USR1")
     until(lambda: (one / "train.log").exists() and "step 3 " in (one / "train.log").read_text(), pause=0.01)
     ranks[1].send_signal(signal.SIGUSR1)
     said = [rank.communicate(SECONDS) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [os.EX_TEMPFAIL] * 2, said
-    server.train(zero1, 2, folder / "again")
-    server.train([*zero3, "--precision", "bf16"], 2, folder / "three")
+    train_ranks(zero1, 2, folder / "again")
+    train_ranks([*zero3, "--precision", "bf16"], 2, folder / "three")
     return folder
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from tests.full.conftest import TINY
-from tests.full.forks import fork_server
+from tests.full.forks import train_ranks
 from tests.full.test_train import refused, train
 from zeropods.cli import main
 from zeropods.errors import guarded
@@ -111,7 +111,7 @@ def test_a_call_that_did_no_step_leaves_its_folder_to_the_corrected_one(
     mistaken = ["--init", "pretrained", "--model_id", tmp_path / "bare", "--max_steps", 3]
     assert "its weights have no tensor" in refused(capsys, *flags, *mistaken)
     corrected = [*TINY, *flags, "--max_steps", 2, "--per_device_train_batch_size", 4]
-    fork_server().train(corrected, 1, tmp_path / "said")
+    train_ranks(corrected, 1, tmp_path / "said")
     record = read_record(folder)
     assert (record.status, record.attempt, record.steps) == ("ok", 0, 2)
     assert "holds a finished run with other settings (max_steps 2 -> 3)" in refused(

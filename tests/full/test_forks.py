@@ -15,9 +15,9 @@ import pytest
 
 from tests.full.clusters import command, zeropods
 from tests.full.conftest import TINY
-from tests.full.forks import fork_server
+from tests.full.forks import train_ranks
 from tests.full.launches import ROOT, until
-from zeropods.launch.forks import fork, own_server
+from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import read_record
 from zeropods.programs import child_environment
@@ -33,8 +33,15 @@ sys.exit(7)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A server whose libraries are loaded."""
-    fork_server().train(["--help"], 1, tmp_path_factory.mktemp("forks") / "said")
+    train_ranks(["--help"], 1, tmp_path_factory.mktemp("forks") / "said")
     found = own_server()
+    assert found is not None
+    return found
+
+
+def forked(server: Path | None, *words: object) -> Forked:
+    """A fork of the server with these words."""
+    found = fork(server, [*map(str, words)], child_environment())
     assert found is not None
     return found
 
@@ -51,14 +58,13 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
     monkeypatch.chdir(tmp_path)
     with open(tmp_path / "said", "wb") as said, open(os.devnull, "rb") as nothing:
         streams = (nothing.fileno(), said.fileno(), said.fileno())
-        forked = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
-    assert forked is not None and forked.wait(60) == 7 == forked.poll()
+        ended = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
+    assert ended is not None and ended.wait(60) == 7 == ended.poll()
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
 
 
 def test_who_says_nothing_or_nonsense_ends_no_fork_of_others(server: Path, script: Path) -> None:
-    forked = fork(server, [str(script), "600"], child_environment())
-    assert forked is not None
+    endless = forked(server, script, 600)
     assert fork(server, [str(script), "0"], child_environment() | {"MUCH": "x" * 300_000}) is None
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(str(server))
@@ -67,10 +73,9 @@ def test_who_says_nothing_or_nonsense_ends_no_fork_of_others(server: Path, scrip
                 other.connect(str(server))
                 other.send(said)
         # Those before it were heard by then: the server takes connections in order.
-        after = fork(server, [str(script), "0"], child_environment())
-        assert after is not None and after.wait(60) == 7 and forked.poll() is None
-    forked.terminate()
-    forked.wait(60)
+        assert forked(server, script, 0).wait(60) == 7 and endless.poll() is None
+    endless.terminate()
+    endless.wait(60)
 
 
 def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_its_own(
@@ -80,21 +85,19 @@ def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_it
     assert fork(server, [str(script), "0"], child_environment()) is None
     other = own_server()
     assert other not in (None, server)
-    forked = fork(other, [str(script), "0"], child_environment())
-    assert forked is not None and forked.wait(60) == 7
+    assert forked(other, script, 0).wait(60) == 7
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert own_server() == server
 
 
 def test_a_fork_heeds_signals_and_ends_with_whoever_asked_for_it(server: Path, script: Path) -> None:
-    forked = fork(server, [str(script), "600"], child_environment())
-    assert forked is not None and forked.poll() is None
+    endless = forked(server, script, 600)
     with pytest.raises(subprocess.TimeoutExpired):
-        forked.wait(0.1)
-    forked.send_signal(signal.SIGKILL)
-    assert forked.wait(60) == -signal.SIGKILL
-    left = fork(server, [str(script), "600"], child_environment())
-    assert left is not None
+        endless.wait(0.1)
+    assert endless.poll() is None
+    endless.send_signal(signal.SIGKILL)
+    assert endless.wait(60) == -signal.SIGKILL
+    left = forked(server, script, 600)
     pid = left.pid
     del left
     until(lambda: not psutil.pid_exists(pid))
@@ -104,15 +107,14 @@ def test_a_server_stays_where_forks_end_just_as_nobody_wants_them_any_more(
     server: Path, script: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "ends.py").write_text("import os; os._exit(0)")
-    before = fork(server, [str(script), "600"], child_environment())
+    before = forked(server, script, 600)
     for number in range(40):
-        forked = fork(server, [str(tmp_path / "ends.py")], child_environment())
-        assert forked is not None
+        ends = forked(server, tmp_path / "ends.py")
         if number % 2:
-            forked.send_signal(signal.SIGKILL)
-        del forked
+            ends.send_signal(signal.SIGKILL)
+        del ends
     # It would have taken this one along.
-    assert before is not None and before.poll() is None
+    assert before.poll() is None
     before.send_signal(signal.SIGKILL)
     assert before.wait(60) == -signal.SIGKILL
 

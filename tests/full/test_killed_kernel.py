@@ -14,7 +14,7 @@ from nbclient.exceptions import DeadKernelError
 
 from tests.full.clusters import processes_of
 from tests.full.conftest import ROOT
-from tests.full.launches import RANK, processes, record, until
+from tests.full.launches import RANK, of_processes, processes, record, until
 from zeropods.pods.cluster import names, take_down
 
 CELLS = (
@@ -46,7 +46,8 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
 
     def kill_kernel() -> None:
         until(lambda: all((folder / f"pid.{rank}").is_file() for rank in range(2)), 150)
-        commands = {pid: command(pid) for pid in processes_of(home)}
+        ours, lines = processes_of(home), of_processes("cmdline")
+        commands = {pid: lines.get(pid, b"").decode() for pid in ours}
         forking.extend(words for words in commands.values() if "zeropods.launch.forks" in words)
         (kernel,) = [pid for pid, words in commands.items() if "ipykernel_launcher" in words]
         os.kill(kernel, signal.SIGKILL)
@@ -70,7 +71,3 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
     found = record(folder)
     assert (found["status"], found["attempt"]) == ("ok", 1), found["reason"]
     assert [path.name for path in (folder / "attempts").iterdir()] == ["0.json"]
-
-
-def command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")

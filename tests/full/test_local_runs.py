@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.full.launches import until
 from tests.made import a_config, a_rank
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
@@ -80,10 +80,8 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     """Processes that are left of a run whose caller got a signal once the run lasted."""
     command = [sys.executable, "-c", CALLER + code, str(script), str(folder)]
     parent = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (folder / "pids").is_file() or len(pids := (folder / "pids").read_text().split()) < 2:
-        assert time.monotonic() < deadline, "it did not begin in time"
-        time.sleep(0.05)
+    until(lambda: (folder / "pids").is_file() and " " in (folder / "pids").read_text(), WAIT_SECONDS)
+    pids = (folder / "pids").read_text().split()
     processes = [psutil.Process(int(pid)) for pid in pids]
     parent.send_signal(signum)
     parent.communicate(timeout=WAIT_SECONDS)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.full.launches import ROOT, ended, record, started, train
+from tests.full.launches import ROOT, ended, of_processes, record, started, train
 from zeropods import pods
 from zeropods.pods.cluster import KEY, SECRET, Cluster
 from zeropods.pods.processes import POD
@@ -46,15 +46,6 @@ def secrets_of(cluster: Cluster) -> dict[str, bytes]:
         # The first line is the same for every key.
         **{f"line {number} of the key": line for number, line in enumerate(lines[1:], start=2)},
     }
-
-
-def of_processes(name: str) -> dict[int, bytes]:
-    """A file of every process that may be read."""
-    found = {}
-    for path in Path("/proc").glob(f"[0-9]*/{name}"):
-        with contextlib.suppress(OSError):
-            found[int(path.parent.name)] = path.read_bytes()
-    return found
 
 
 def everything(*folders: Path) -> dict[Path, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.conftest import TINY, cut_text
-from tests.full.forks import fork_server
+from tests.full.forks import train_ranks
 from tests.full.test_checkpoint_training import losses
 from tests.full.test_same_numbers import flags
 from tests.full.test_train import Trap
@@ -60,7 +60,7 @@ class Runs:
         """Train on so many ranks; returns what rank 0 said."""
         data = "--dataset_path" if script == TEXT_TO_SQL else "--data"
         argv = [*FLAGS[script], data, self.sources[script], "--outputdir", run, *flags(name, ranks), *given]
-        return fork_server().train(argv, ranks, self.folder / run.name, script=script, status=status)
+        return train_ranks(argv, ranks, self.folder / run.name, script=script, status=status)
 
     def undisturbed(self, name: str, ranks: int, script: str = TEXT_TO_SQL) -> Path:
         """A run of all steps; made once."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.full.clusters import plain_sshd
+from tests.full.launches import processes
 from zeropods.errors import UserError
 from zeropods.pods.hostfile import Host
 from zeropods.pods.preflight import Check, Expectation, Preflight, preflight
@@ -199,11 +200,4 @@ def test_interrupted_preflight_leaves_no_ssh(served: Served, expected: Expectati
         with pytest.raises(KeyboardInterrupt):
             served.check([FIRST, SECOND], expected)
         assert time.monotonic() - started < 1.0 + NOISE_SECONDS
-        assert not any(str(served.ssh_config).encode() in argv for argv in running())
-
-
-def running() -> Iterator[bytes]:
-    """The argument lists of all processes, their parts ended by zero bytes."""
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            yield process.read_bytes()
+        assert not processes(served.ssh_config)

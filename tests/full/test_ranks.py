@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.full.conftest import TINY
-from tests.full.forks import Forked, fork_server
+from tests.full.forks import Forked, begin_ranks
 from tests.full.launches import until
 
 SECONDS = 120.0
@@ -22,7 +22,7 @@ SECONDS = 120.0
 @contextmanager
 def two_ranks(said: Path, arguments: list[object], **variables: str) -> Iterator[list[Forked]]:
     """Two ranks that train, each the only one of its pod; neither is left."""
-    ranks = fork_server().begin([*TINY, *arguments], 2, said, LOCAL_RANK="0", LOCAL_SIZE="1", **variables)
+    ranks = begin_ranks([*TINY, *arguments], 2, said, LOCAL_RANK="0", LOCAL_SIZE="1", **variables)
     try:
         yield ranks
     finally:

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.full.launches import agent_of, ended, left, parent, record, started, train, until
+from tests.full.launches import agent_of, ended, left, processes_of_pod, record, started, train, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
@@ -24,8 +24,8 @@ def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one
     try:
         process = started(cluster, folder, *how, restarts=2, min_pods=2)
         train(folder)
-        killed_at, agent = time.time(), agent_of(cluster, 2)
-        for pid in (parent(agent), agent):
+        killed_at = time.time()
+        for pid in processes_of_pod(cluster, 2):
             os.kill(pid, signal.SIGKILL)
         said = ended(process)
         assert process.returncode == 0 and not left(folder), said

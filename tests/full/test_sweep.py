@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.full.launches import ROOT, ended, left, processes, until
+from tests.full.launches import ROOT, ended, left, processes_of_pod, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster, names
 
@@ -139,10 +139,8 @@ def test_pods_of_a_sweep_s_own_are_renewed_and_end_with_it(home: Path, tmp_path:
     process = begun(file)
     trains(file, "slow-ddp-2-pods-schema")
     (name,) = names()
-    lost = pods.find(name).pods[1]
-    for pid in processes("worker_p.py"):
-        if f"={lost.address}\0" in Path(f"/proc/{pid}/environ").read_text(errors="replace"):
-            os.kill(pid, signal.SIGKILL)
+    for pid in processes_of_pod(pods.find(name), 1):
+        os.kill(pid, signal.SIGKILL)
     said = ended(process)
     assert process.returncode == 0, said
     ends = {cell: row["status"] for cell, row in rows(file).items()}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.full.conftest import ROOT, TINY, script
-from tests.full.forks import fork_server
+from tests.full.forks import begin_ranks
 from tests.full.launches import until
 from zeropods.cli import main
 from zeropods.errors import UserError, guarded
@@ -120,7 +120,7 @@ def test_an_interrupted_run_says_so_and_has_measured_what_it_did(prepared: Path,
     steps = ("--max_steps", "10000", "--eval_steps", "0", "--per_device_train_batch_size", "4", "--save_steps", "2")
     folder = tmp_path / "interrupted"
     argv = [*TINY, *steps, "--dataset_path", prepared, "--outputdir", folder]
-    (child,) = fork_server().begin(argv, 1, tmp_path / "said")
+    (child,) = begin_ranks(argv, 1, tmp_path / "said")
     until((folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists)
     child.send_signal(signal.SIGTERM)
     child.communicate(60)
