@@ -101,14 +101,14 @@ def check_goes_on(folder: Path) -> None:
     assert set(os.listdir(folder)) == {f"checkpoint-{STEP}", "latest.json"}
 
 
-def test_killed_at_eighty_random_lines(copies: Callable[[], Path]) -> None:
+def test_killed_at_forty_random_lines(copies: Callable[[], Path]) -> None:
     folder = copies()
     lines = killed_at(-1, lambda: save_and_prune(folder))
     chosen = random.Random(SEED)
     outcomes = set()
-    for number in range(80):
+    for number in range(40):
         # Stratified, so that every part of the protocol has its kills.
-        line = int((number + chosen.random()) * lines / 80) + 1
+        line = int((number + chosen.random()) * lines / 40) + 1
         folder = copies()
         status = in_child(lambda at=line, to=folder: killed_at(at, lambda: save_and_prune(to)))
         assert status in (-signal.SIGKILL, 0), f"seed {SEED}, line {line}"

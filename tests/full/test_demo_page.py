@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -54,32 +55,42 @@ def damage(run: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def verb(runs: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`zeropods demo`, on a port that it chose."""
-    log = tmp_path_factory.mktemp("verb") / "log"
-    served = start(["-m", "zeropods", "demo", runs, "--data", sample], log)
-    yield served
-    served.end()
-
-
-@pytest.fixture(scope="module")
-def application(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def application(runs: Path, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The application as CML starts it."""
     port = str(free_port("127.0.0.1"))
     log = tmp_path_factory.mktemp("application") / "log"
-    served = start([APPLICATION, "--runs", runs], log, CDSW_APP_PORT=port)
+    served = start([APPLICATION, "--runs", runs, "--data", sample], log, CDSW_APP_PORT=port)
     assert served.address == f"http://127.0.0.1:{port}/"
     yield served
     served.end()
 
 
 @pytest.fixture(scope="module")
-def page(chromium: Browser, verb: Served) -> Iterator[Page]:
+def verb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """`zeropods demo`, on a port that it chose, as the commands of docs/own_data.md lead to it from its CSV files."""
+    commands, table, questions, *_ = blocks((ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"))
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "tables").mkdir()
+    (folder / "tables" / "people.csv").write_text(table)
+    (folder / "questions.csv").write_text(questions)
+    from_csv, prepare, train, predict, demo = map(shlex.split, commands.replace("\\\n", "").splitlines())
+    assert train[:2] == ["python", "textsql_train.py"]
+    with contextlib.chdir(folder):
+        assert main(from_csv[1:]) == main(prepare[1:]) == 0
+        train_ranks(train[2:], 1, folder / "said")
+        assert main(predict[1:]) == 0
+    served = start(["-m", *demo], folder / "log", cwd=folder)
+    yield served
+    served.end()
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Browser, application: Served) -> Iterator[Page]:
     """A visitor's page, which the tests use one after the other."""
     context = chromium.new_context()
     context.set_default_timeout(WAIT)
-    context.on("request", lambda request: verb.requests.append(request.url))
-    yield opened(context, verb)
+    context.on("request", lambda request: application.requests.append(request.url))
+    yield opened(context, application)
     context.close()
 
 
@@ -210,7 +221,9 @@ def test_any_question_gets_an_answer_or_a_line(page: Page, question: str, said: 
     assert said in shown and "Traceback" not in shown
 
 
-def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, chromium: Browser, verb: Served) -> None:
+def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(
+    page: Page, chromium: Browser, application: Served
+) -> None:
     shown = upload(page, CATS.encode())
     assert "3 rows" in shown and "<b>Mia</b>" in shown and "Age (number)" in shown
     ask(page, "How old is Kit?")
@@ -218,7 +231,7 @@ def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, chromi
     assert page.locator(".zp-expected").count() == 0
     other = chromium.new_context()
     try:
-        second = opened(other, verb)
+        second = opened(other, application)
         assert "cats.csv" not in second.inner_text("#zp-preview")
         shown = upload(second, b"Name,Name\n1,2\n")
         assert shown.strip() == "The file cats.csv: two columns are named 'Name'; rename one"
@@ -227,14 +240,27 @@ def test_an_uploaded_table_is_asked_and_is_no_other_visitor_s(page: Page, chromi
         other.close()
 
 
-def test_the_browser_asked_this_machine_only(page: Page, verb: Served) -> None:
-    assert len(verb.requests) > 20
-    assert [url for url in verb.requests if not url.startswith((verb.address, "data:", "blob:"))] == []
+def test_the_browser_asked_this_machine_only(page: Page, application: Served) -> None:
+    assert len(application.requests) > 20
+    assert [url for url in application.requests if not url.startswith((application.address, "data:", "blob:"))] == []
 
 
-def test_a_damaged_model_among_others_is_passed_over(page: Page, verb: Served) -> None:
-    assert re.search(r"damaged/model: cannot be loaded .*; passed over", verb.log.read_text())
+def test_a_damaged_model_among_others_is_passed_over(page: Page, application: Served) -> None:
+    assert re.search(r"damaged/model: cannot be loaded .*; passed over", application.log.read_text())
     assert "first" in page.locator("input").first.input_value()
+
+
+def test_a_model_of_one_s_own_data_is_asked(chromium: Browser, verb: Served) -> None:
+    page = chromium.new_page()
+    page.set_default_timeout(WAIT)
+    page.goto(verb.address)
+    page.wait_for_selector("#zp-examples tbody tr")
+    assert "people: Name, Town, Weight (kg), Born" in page.input_value("#zp-table input")
+    page.fill("#zp-question textarea", "Where does Bo live?")
+    page.click("#zp-ask")
+    page.wait_for_selector("#zp-answer .zp-card")
+    assert page.inner_text(".zp-card > .zp-sql").startswith("SELECT")
+    page.close()
 
 
 @pytest.mark.parametrize(
@@ -271,31 +297,3 @@ def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
         UserError, match=r"broken/model: cannot be loaded \(.*\); expected a run, a model folder or a hub id"
     ):
         loaded(*trained_models([tmp_path / "broken"]))
-
-
-def test_the_csv_files_of_the_page_on_own_data_become_a_model_that_is_asked(
-    chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands, table, questions, *_ = blocks((ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"))
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "people.csv").write_text(table)
-    (tmp_path / "questions.csv").write_text(questions)
-    from_csv, prepare, train, predict, demo = map(shlex.split, commands.replace("\\\n", "").splitlines())
-    assert train[:2] == ["python", "textsql_train.py"]
-    monkeypatch.chdir(tmp_path)
-    assert main(from_csv[1:]) == main(prepare[1:]) == 0
-    train_ranks(train[2:], 1, tmp_path / "said")
-    assert main(predict[1:]) == 0
-    served = start(["-m", *demo], tmp_path / "log", cwd=tmp_path)
-    try:
-        page = chromium.new_page()
-        page.set_default_timeout(WAIT)
-        page.goto(served.address)
-        page.wait_for_selector("#zp-examples tbody tr")
-        assert "people: Name, Town, Weight (kg), Born" in page.input_value("#zp-table input")
-        page.fill("#zp-question textarea", "Where does Bo live?")
-        page.click("#zp-ask")
-        page.wait_for_selector("#zp-answer .zp-card")
-        assert page.inner_text(".zp-card > .zp-sql").startswith("SELECT")
-    finally:
-        served.end()
