@@ -1,7 +1,5 @@
 """The instructions of a Dockerfile: what this reader does not know is an error."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records made by hand, complete and consistent, for tests of what reads them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, fields
 from pathlib import Path

@@ -7,8 +7,6 @@ A pod is in a network namespace with its own loopback and an `eth0`, all on one 
 iproute2 are needed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

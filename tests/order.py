@@ -1,7 +1,5 @@
 """The order of the tests where several processes share them, and which of them one process keeps together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages of the documentation as tests read them: files, code in them, commands in that code."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

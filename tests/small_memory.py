@@ -1,7 +1,5 @@
 """Memory cgroups of a few MiB, for tests in which the kernel ends a process."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What was being tested when a run of the tests was cut short, and an end to every process that it left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

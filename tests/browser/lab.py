@@ -1,7 +1,5 @@
 """JupyterLab as `make lab` starts it, over a folder with a copy of the notebooks."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One notebook in JupyterLab, used with mouse and eyes: opened, run from the menu, read, saved, closed."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass

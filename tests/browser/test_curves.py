@@ -1,7 +1,5 @@
 """The TensorBoard application in the browser: a loss curve, a run that begins meanwhile, and its end by Ctrl-C."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

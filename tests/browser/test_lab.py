@@ -1,7 +1,5 @@
 """`make lab`: what a person meets who opens JupyterLab on the notebooks for the first time."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Notebooks 00 to 06 as a person runs them, in JupyterLab in a browser; then again without one, as `make demo` does."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

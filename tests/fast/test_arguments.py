@@ -1,7 +1,5 @@
 """The flags of the training scripts, as the scripts, a launch and a sweep read them: without torch."""
 
-from __future__ import annotations
-
 import pytest
 
 from zeropods.errors import UserError

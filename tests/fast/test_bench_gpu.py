@@ -1,7 +1,5 @@
 """The benchmark on a GPU, as far as it needs no torch: cells, figures, what is missing, the archive."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpoints count when they are whole: damage is named, and older ones are pruned."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

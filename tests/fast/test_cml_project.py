@@ -1,7 +1,5 @@
 """The project's file for Cloudera Machine Learning, against what it names."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

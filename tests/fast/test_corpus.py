@@ -1,7 +1,5 @@
 """Which documents a folder of text has, what is said of one that has none, and how documents become blocks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

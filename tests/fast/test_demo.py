@@ -1,7 +1,5 @@
 """The demo page without a browser: its models and tables, a visitor's CSV file and query, and what is shown of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

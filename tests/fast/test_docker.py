@@ -1,7 +1,5 @@
 """The image's recipe, as far as it can be judged without building it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from fnmatch import fnmatch

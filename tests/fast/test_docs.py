@@ -1,7 +1,5 @@
 """The pages hang together, and say what the project says: links, README.md, figures of results, prices of plans."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

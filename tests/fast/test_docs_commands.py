@@ -1,7 +1,5 @@
 """What the pages tell people to type exists: verbs and flags, make targets, files, environment variables."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

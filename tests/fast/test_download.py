@@ -1,7 +1,5 @@
 """`zeropods data get`, against a real server on this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """dsconfig/, the technique of a configuration, and the check that stands before every launch."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import asdict
 from pathlib import Path

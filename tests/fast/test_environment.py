@@ -3,8 +3,6 @@
 The library that the binding loads is a small one of our own, since a driver's needs a GPU.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

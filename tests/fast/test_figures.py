@@ -1,7 +1,5 @@
 """Every figure of a summary, each against a number computed by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether a run hangs, by heartbeats that are made here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

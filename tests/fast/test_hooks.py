@@ -1,7 +1,5 @@
 """The git hooks, run for real in a repository of their own: nothing is fetched, and what is unclean is mended."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The hostfile: parser and writer are inverse, broken lines have their message, and `master_p.py` prints a line."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Imports point one way: drawn from the code by `tools/house.py`."""
 
-from __future__ import annotations
-
 from tools.house import House
 
 HOUSE = House()

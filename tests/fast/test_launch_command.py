@@ -1,7 +1,5 @@
 """A launch as data: its command, its environment, what it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

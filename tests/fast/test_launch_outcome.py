@@ -1,7 +1,5 @@
 """What a supervisor makes of what it sees, and what it reads."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

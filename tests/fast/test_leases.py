@@ -1,7 +1,5 @@
 """Leases of a pod and its runs over real processes: what is found below an agent, and what ends when."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The Makefile, the pinned requirements, and set-up up to the point where it would install."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """A rank's memory: true peaks by phase with arrays of known size, and samples over time with their statistics."""
 
-from __future__ import annotations
-
 import csv
 import logging
 import time

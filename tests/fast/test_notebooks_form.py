@@ -1,7 +1,5 @@
 """The form of every notebook: what a reader and a fresh kernel can rely on."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

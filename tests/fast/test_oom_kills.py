@@ -1,7 +1,5 @@
 """The kernel's count of processes that it ended for want of memory, and what a record makes of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

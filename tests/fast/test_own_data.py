@@ -1,7 +1,5 @@
 """A data set made of a user's own CSV files, by the command line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory by the closed form: by hand for smallest models, and against the published table."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

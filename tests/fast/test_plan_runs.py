@@ -1,7 +1,5 @@
 """Plans without a GPU: by a probe of the machine, by what finished runs tell, and beside what a run measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensors, operations and activations of models: by hand for smallest ones, and as published."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Time of a step by the closed form, against worked examples and the published times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

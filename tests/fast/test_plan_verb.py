@@ -1,7 +1,5 @@
 """`zeropods plan`: its document, its table, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What is kept of clusters on disk, who may change it, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Preflight where no sshd is needed: this machine, the judgement of facts, what people read."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

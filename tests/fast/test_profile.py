@@ -1,7 +1,5 @@
 """A report of the flops profiler: what is read of it, what is wrong with it, and how people see it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What an environment offers: ports, the cache of compiled extensions, and turns at compiling one."""
 
-from __future__ import annotations
-
 import random
 import signal
 import subprocess

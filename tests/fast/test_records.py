@@ -1,7 +1,5 @@
 """Records: composed from what ranks left, read back strictly, their figures checked against one another."""
 
-from __future__ import annotations
-
 import json
 import math
 from copy import deepcopy

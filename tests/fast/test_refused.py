@@ -1,7 +1,5 @@
 """What the command line refuses: each call ends with one line that says what is wrong, and nothing is written."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pods report in over real sockets: all at once, wrong ones, late ones; nothing is left afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading

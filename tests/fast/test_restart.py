@@ -1,7 +1,5 @@
 """What a run goes on with by itself: the batch that it keeps, when it does, and when it does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that are safe: weights that run nothing when they are read, and private folders that nobody else holds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Prediction files, ours and the official form; score files read back, perplexity, intervals and custom metrics."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict

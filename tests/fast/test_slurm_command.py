@@ -1,7 +1,5 @@
 """A launch as a SLURM job: sbatch's command, what scontrol says of a job, what a state means."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

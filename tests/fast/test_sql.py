@@ -1,7 +1,5 @@
 """Queries: their readable form and reading it back, and their results by the official evaluator's rules."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import closing

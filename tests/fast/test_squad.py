@@ -1,7 +1,5 @@
 """The reader of SQuAD names the place of every fault; the prompt and the sample are what they say."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from pathlib import Path

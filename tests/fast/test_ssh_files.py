@@ -1,7 +1,5 @@
 """Keys, pinned host keys and the ssh configuration, read back by OpenSSH's own programs."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

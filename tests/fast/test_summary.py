@@ -1,7 +1,5 @@
 """The summary of runs whose records are written by hand: rows, reasons, differences, ratios, files."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import html.parser

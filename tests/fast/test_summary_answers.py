@@ -1,7 +1,5 @@
 """The four answers of a summary, and what makes its figures comparable, whole and honest."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

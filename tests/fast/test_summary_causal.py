@@ -1,7 +1,5 @@
 """Causal runs in the summary: beside those of text-to-SQL, and never compared with them."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The regression gate: what is worse, what is allowed, and what cannot be judged."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

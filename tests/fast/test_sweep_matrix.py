@@ -1,7 +1,5 @@
 """A matrix file: what it means, and what is refused of it; the order of its runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

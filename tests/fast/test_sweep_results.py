@@ -1,7 +1,5 @@
 """`zeropods sweep`: what is left to do by what earlier calls have left; its results as a file, a table, a status."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from contextlib import nullcontext

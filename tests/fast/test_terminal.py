@@ -1,7 +1,5 @@
 """The command line as people see it: a quick start, tables in a terminal of 80 columns, sentences, no JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests that hang, or leave something behind, as `make test` would see them."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`zeropods plan --what-if`: each answer is a plan of its own, and the life of a run adds up."""
 
-from __future__ import annotations
-
 import shlex
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The reader names the place of every fault."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Authenticated requests over real sockets: what passes, each thing that does not, and crowds of strangers."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

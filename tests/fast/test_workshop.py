@@ -1,7 +1,5 @@
 """The settings of the notebooks, and the published recipes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

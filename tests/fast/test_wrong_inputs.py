@@ -1,7 +1,5 @@
 """A misspelled flag, a model or data that are not there: said in one line, before anything starts or is written."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

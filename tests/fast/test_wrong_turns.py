@@ -1,7 +1,5 @@
 """Wrong turns of somebody's first hour, on the command line: one clear line, before any work, and nothing left."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

@@ -1,7 +1,5 @@
 """Clusters in a home of their own, and what must not be left of them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

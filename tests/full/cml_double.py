@@ -4,8 +4,6 @@ Source: "Workers API", https://docs.cloudera.com/machine-learning/ . Workers are
 variables and an address each on 127.0.2.K. What a real CML does beyond that page is not known here.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

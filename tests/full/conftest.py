@@ -1,7 +1,5 @@
 """Fixtures of the full lane: a small sample, prepared once, and a run trained on it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Notebooks executed by `tools/demo.py`, as `make demo` does it, and what their copies show."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

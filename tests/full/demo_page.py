@@ -1,7 +1,5 @@
 """Pages in processes of their own: the demo page, over runs whose models have random weights, and other servers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

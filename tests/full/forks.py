@@ -3,8 +3,6 @@
 A process of tests has one server, which ends with it.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,24 @@ def place(rank: int, ranks: int, port: int) -> dict[str, str]:
         "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+
+
+class Forked:
+    """One such process, used as a `subprocess.Popen`."""
+
+    def __init__(self, process: forks.Forked, said: Path) -> None:
+        self.pid, self.send_signal = process.pid, process.send_signal
+        self._process, self._said = process, said
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, or minus the signal that ended it; None while it goes on."""
+        return self._process.poll()
+
+    def communicate(self, timeout: float) -> str:
+        """What it said on stderr, once it has ended."""
+        self._process.wait(timeout)
+        return self._said.read_text(errors="replace")
 
 
 def train_ranks(
@@ -72,21 +88,3 @@ def _fork(command: list[str], environment: Mapping[str, str], said: Path) -> For
             process = process or (server and forks.fork(server, command, environment, streams))
     assert process
     return Forked(process, said)
-
-
-class Forked:
-    """One such process, used as a `subprocess.Popen`."""
-
-    def __init__(self, process: forks.Forked, said: Path) -> None:
-        self.pid, self.send_signal = process.pid, process.send_signal
-        self._process, self._said = process, said
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit status, or minus the signal that ended it; None while it goes on."""
-        return self._process.poll()
-
-    def communicate(self, timeout: float) -> str:
-        """What it said on stderr, once it has ended."""
-        self._process.wait(timeout)
-        return self._said.read_text(errors="replace")

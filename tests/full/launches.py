@@ -1,7 +1,5 @@
 """Launches of `rank.py` over real pods, and what is seen of them from outside."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

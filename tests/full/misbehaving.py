@@ -6,8 +6,6 @@ On one rank it asks for more memory than there is, in its third step. Of several
 after its third step, and they pass it by.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands under an account without rights, where the tests run as root."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -6,8 +6,6 @@ r"""`zeropods launch` with pdsh itself in the place of DeepSpeed's launcher, whi
 Everything else is as in use: pods, sshd, agents, lease, supervisor, record.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

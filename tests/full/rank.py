@@ -4,8 +4,6 @@ It stands for a training script where a test is about what runs it; it needs no 
 tests take seconds. What it was asked to save it finds again when it is resumed.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import os

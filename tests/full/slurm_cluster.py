@@ -1,7 +1,5 @@
 """A real SLURM for tests: munged, slurmctld and three slurmd on this machine, in a folder and on ports of their own."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

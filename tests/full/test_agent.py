@@ -3,8 +3,6 @@
 How it ends runs, whole or in part, is what tests of launches over pods see.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The benchmark on a GPU: the whole command at tiny shapes on a CPU, interrupted between cells and called again."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Preparation for causal models: SQuAD, plain text, their tokenizers; samples and the real data."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss of causal models against transformers' own, family by family, and what training needs besides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

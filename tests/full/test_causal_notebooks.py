@@ -1,7 +1,5 @@
 """The notebooks of causal models, executed on fresh kernels at a small scale."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

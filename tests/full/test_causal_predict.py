@@ -1,7 +1,5 @@
 """Answers, perplexity and sample text of saved causal models, by the verbs that users call."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of `causal_train.py`: what they leave, on questions and on text, on one process and on two; what they refuse."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

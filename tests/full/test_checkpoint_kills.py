@@ -1,7 +1,5 @@
 """A writer killed at any point leaves the old or the new checkpoint, whole."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

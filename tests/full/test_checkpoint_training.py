@@ -1,7 +1,5 @@
 """Real runs, killed and damaged for real: they go on from the newest whole checkpoint, to the same losses."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

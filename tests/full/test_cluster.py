@@ -1,7 +1,5 @@
 """Clusters of real pods on this machine: up, found, used, down, and nothing left whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

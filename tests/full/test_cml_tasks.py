@@ -1,7 +1,5 @@
 """The scripts of `cml/`, run as CML runs them: statement by statement in a kernel, in the project's folder."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A pod's network is cut in mid-run and restored: the run ends everywhere, and nobody comes back to it."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

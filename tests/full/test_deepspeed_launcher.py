@@ -1,7 +1,5 @@
 """DeepSpeed's own launcher over real pods: through `zeropods launch`, and by the command that `pods up` prints."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The demo page in a real browser: asked, given tables, attacked, compared, ended; with a model of one's own data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,11 +11,11 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.full.conftest import ROOT
 from tests.full.demo_page import SECONDS, Served, refused, start, untrained_runs
@@ -26,9 +24,6 @@ from tests.pages import blocks
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.programs import free_port
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
 
 ATTACK = "<img src=x onerror=document.title='stolen'><script>document.title='stolen'</script> how many?"
 WAIT = 90_000

@@ -1,7 +1,5 @@
 """`zeropods export`: the weights of real runs, of each kind of checkpoint, as folders that anyone can load."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

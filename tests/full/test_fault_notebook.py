@@ -1,7 +1,5 @@
 """Notebook 07: a pod is killed in mid-run, and the run goes on with the two that are left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Somebody's first runs, on the command line: a model that was damaged, a flag that was misspelled, weights for all."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Processes of a fork server: what a new process would be, on this machine and as the ranks of a pod."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

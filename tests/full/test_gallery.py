@@ -1,7 +1,5 @@
 """The gallery of executed notebooks, looked at in a real browser."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,8 +1,6 @@
 """The grammar of constrained decoding: over a small vocabulary, any segmentation, on tables and questions made up by
 hypothesis; and WikiSQL's own queries, in the segmentation of T5's tokenizer."""
 
-from __future__ import annotations
-
 import os
 import random
 import string

@@ -1,7 +1,5 @@
 """Runs that hang, or have no memory left, for real: found, named, ended, and nothing of them left."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

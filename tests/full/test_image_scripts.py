@@ -1,7 +1,5 @@
 """The image's scripts, each run for real in a folder of its own; its packages, as far as apt knows them here."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A notebook with pods whose kernel is killed in mid-run: what is left of it, and what happens when it is run again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A training script as a real child process of this one: its result, its failure, its end, and who records it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The model's loss, dropout, precision and master weights against hand-made or independent figures."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

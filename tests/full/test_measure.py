@@ -1,7 +1,5 @@
 """What a run measures of itself: steps, phases, memory, the bytes of its tensors."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from types import SimpleNamespace

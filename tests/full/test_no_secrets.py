@@ -1,7 +1,5 @@
 """A cluster's secret and its key lie in two files that only their owner reads, and nowhere else while a run goes on."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import tempfile

@@ -3,8 +3,6 @@
 The whole sequence is run in tests/browser/test_notebooks.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A project in a folder whose path has a blank and a letter outside ASCII: pods, a launch over pdsh, compiled code."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Runs that go on with another number of ranks: to the losses, step by step, of one that nothing disturbed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Hosts of the user's own, each behind a plain sshd that the user's ssh configuration knows: pods on them, and none."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

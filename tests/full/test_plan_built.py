@@ -1,7 +1,5 @@
 """`zeropods plan --model` of a folder, a file or a hub id: any model that transformers builds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

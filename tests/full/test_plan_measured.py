@@ -1,7 +1,5 @@
 """The plan's counts against transformers' own models on the meta device: shapes without weights."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Prediction of a trained T5, free and constrained, by the verbs that users call."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Preflight of pods behind a real sshd: good, other, changed, silent and absent ones."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

@@ -1,7 +1,5 @@
 """Preparation of the sample and of real WikiSQL."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

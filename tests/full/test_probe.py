@@ -1,7 +1,5 @@
 """A probe of this machine, and a plan by it; the grid of runs by which plans are judged."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

@@ -1,7 +1,5 @@
 """Ranks of one run on several pods: what each leaves, and who speaks, with and without a supervisor."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

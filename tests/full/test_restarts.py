@@ -1,7 +1,5 @@
 """Runs over real pods that lose a pod or a rank, and go on by themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

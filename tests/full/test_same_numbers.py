@@ -1,7 +1,5 @@
 """Equal effective batch and seed, FP32, no dropout: the same numbers on any number of pods, by every technique."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the embedded sample data set promises."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

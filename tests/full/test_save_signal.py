@@ -1,7 +1,5 @@
 """A run that is told to save and end, one that was killed when all was trained, and the room that checkpoints take."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

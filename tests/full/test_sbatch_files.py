@@ -1,7 +1,5 @@
 """The job files of `slurm/`, each submitted to a real SLURM as a user does."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

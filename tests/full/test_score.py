@@ -1,7 +1,5 @@
 """Scores of prediction files, computed by hand and over the real dev splits, and the metrics that compute them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

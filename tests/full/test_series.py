@@ -1,7 +1,5 @@
 """Runs by forks of one process: whatever comes of one, it leaves a record, and the next one begins."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

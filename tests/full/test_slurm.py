@@ -1,7 +1,5 @@
 """`zeropods launch --launcher slurm` against a real SLURM: what becomes of a job becomes of its run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

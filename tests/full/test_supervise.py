@@ -3,8 +3,6 @@
 Runs that need the same pods and wait for different things go on side by side.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

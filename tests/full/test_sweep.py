@@ -1,7 +1,5 @@
 """Sweeps over real pods that end in every way: each run has a result, and nothing is left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Finished runs answer test questions and are scored: those of a matrix, and those of a launch."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorBoard: what a run leaves for it, and the application that shows it."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

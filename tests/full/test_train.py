@@ -1,7 +1,5 @@
 """Runs of `textsql_train.py`: what they leave, how they go on, what they refuse."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
