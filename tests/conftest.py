@@ -15,13 +15,13 @@ from xdist.scheduler import LoadFileScheduling
 from tests.chromium import opened_chromium
 from tests.order import FilesTogether, dearest_first
 from tests.watch import Watch
-from zeropods.programs import use_own_cache, wait_passively
+from zeropods.programs import prepare_compiling, wait_passively
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 wait_passively()
-use_own_cache()
+prepare_compiling()
 ROOT = Path(__file__).resolve().parents[1]
 
 

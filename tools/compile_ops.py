@@ -8,14 +8,11 @@ again where the version of ninja differs, so .venv/bin must come first on PATH.
 
 from __future__ import annotations
 
-import os
-
-from zeropods.programs import compile_in_turns, own_programs_first, use_own_cache
+from zeropods.programs import compile_in_turns, prepare_compiling
 
 
 def main() -> None:
-    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
-    use_own_cache()
+    prepare_compiling()
     compile_in_turns()
     from deepspeed.ops.op_builder import CPUAdamBuilder
 

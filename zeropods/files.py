@@ -238,7 +238,7 @@ def _adapter(kind: type[object]) -> TypeAdapter[Any]:
 def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, flag: str) -> Iterator[None]:
     """Hold a lock of a folder, which is made where it is missing; a second writer is refused with the holder's name.
 
-    A folder that was made here is removed if nothing but locks came to be in it.
+    A folder that was made here is removed if nothing but locks came to be in it; of one that was empty, the lock.
 
     Args:
         lock: name of the lock's file in it.
@@ -250,7 +250,8 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
         raise UserError(f"{folder}: is a file; choose another {flag}")
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()) and not any((folder / name).exists() for name in signs):
+    was_empty = not any(folder.iterdir())
+    if not was_empty and not any((folder / name).exists() for name in signs):
         raise UserError(f"{folder}: holds something that is no {kind}; choose another {flag}")
     with open(folder / lock, "a+", encoding="utf-8") as file:
         try:
@@ -267,8 +268,8 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
         try:
             yield
         finally:
-            if is_new and all(path.suffix == ".lock" for path in folder.iterdir()):
-                shutil.rmtree(folder)
+            if was_empty and all(path.suffix == ".lock" for path in folder.iterdir()):
+                shutil.rmtree(folder) if is_new else (folder / lock).unlink()
 
 
 # Weights are read from safetensors files only: any other format may run a program when it is read.

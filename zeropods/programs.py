@@ -39,19 +39,19 @@ PR_SET_PDEATHSIG = 1
 # Programs and threads
 
 
-def own_programs_first(path: str | None) -> str:
-    """A PATH with this interpreter's folder in front.
+def own_programs_first() -> str:
+    """This process's PATH with its interpreter's folder in front.
 
     DeepSpeed calls `ninja`, and compiles its operations anew (half a minute and more) whenever it meets another
     version than the one before.
     """
-    folders = [str(Path(sys.executable).parent), *(path or os.defpath).split(os.pathsep)]
+    folders = [str(Path(sys.executable).parent), *(os.environ.get("PATH") or os.defpath).split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(filter(None, folders)))
 
 
 def child_environment() -> dict[str, str]:
     """This process's environment, with the programs of its Python first."""
-    return {**os.environ, "PATH": own_programs_first(os.environ.get("PATH"))}
+    return {**os.environ, "PATH": own_programs_first()}
 
 
 def bound_argv(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM) -> list[str]:
@@ -135,11 +135,12 @@ def is_free(address: str, port: int) -> bool:
 # Compiled extensions of torch
 
 
-def use_own_cache() -> None:
-    """Let torch compile into `extension_cache`, unless the user has said where.
+def prepare_compiling() -> None:
+    """Let torch compile with this environment's programs, into `extension_cache` unless the user has said where.
 
     Its usual cache is the user's: two environments that share it compile everything anew whenever they take turns.
     """
+    os.environ["PATH"] = own_programs_first()
     os.environ.setdefault(EXTENSIONS, str(extension_cache()))
 
 

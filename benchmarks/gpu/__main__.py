@@ -24,7 +24,7 @@ from benchmarks.gpu.machine import Machine, runnable, said_of_gpu, see_one_gpu, 
 from zeropods import files
 from zeropods.errors import UserError, guarded
 from zeropods.files import folder_locked
-from zeropods.programs import use_own_cache, wait_passively
+from zeropods.programs import prepare_compiling, wait_passively
 from zeropods.tables import GIB, number, whole
 
 PROBE_SECONDS = 300.0
@@ -38,7 +38,7 @@ def main() -> int:
     began = time.monotonic()
     asked = _parser().parse_args()
     wait_passively()
-    use_own_cache()
+    prepare_compiling()
     _check(asked)
     cells = _cells(asked)
     if asked.forecast is not None:

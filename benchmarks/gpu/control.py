@@ -28,7 +28,7 @@ from zeropods import files
 from zeropods.errors import guarded
 from zeropods.measure import environment
 from zeropods.plan.models import known_config
-from zeropods.train.device import gpu_name
+from zeropods.train.device import gpu_name, synchronize
 from zeropods.train.meter import StepClock, Tokens
 from zeropods.train.sampler import Prepared, TokenizedSplit
 
@@ -63,7 +63,7 @@ def main() -> None:
             _trainer(asked, rows, clock, Path(work)).train()
     except torch.OutOfMemoryError as error:
         measured |= {"status": "oom", "reason": str(error).split("\n")[0]}
-    clock.clock.settle()
+    synchronize()
     measured["step_seconds"] = clock.clock.steps()["seconds"].tolist()
     measured["tf32"] = torch.backends.cuda.matmul.allow_tf32
     measured["peak_allocated_bytes"] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None

@@ -29,7 +29,7 @@ class Log:
 
     def read(self) -> Losses:
         """Losses by step, those just written included."""
-        new = {entry.step: entry.loss for entry in self._tail.entries() if entry.name == "loss"}
+        new = {step: loss for step, name, loss in self._tail.entries() if name == "loss"}
         if new and not self.losses:
             self.first_unix_seconds = time.time()
         self.losses.update(new)

@@ -84,8 +84,8 @@ def test_a_killed_rank_is_out_of_memory_where_the_count_of_its_pod_was_raised(
 
 
 ALONE = (
-    "import sys; from pathlib import Path; from zeropods.launch.local import run_to_end; "
-    "ended = run_to_end(sys.argv[2:], Path(sys.argv[1])); print(ended.status, ended.reason)"
+    "import sys; from pathlib import Path; from zeropods.launch.local import start_child, to_end; "
+    "ended = to_end(lambda log: [start_child(sys.argv[2:], log)], Path(sys.argv[1])); print(ended.status, ended.reason)"
 )
 RANK_ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(RANK.parents[2])}
 

@@ -141,6 +141,11 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
 def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert (main(["pods", "down"]), main(["pods", "down", "--all"]), main(["pods", "list"])) == (0, 0, 0)
     assert capsys.readouterr().out == "nothing was up\nnothing was up\nno cluster is up\n" and not home.exists()
+    for name in ("one", "two"):
+        (home / name).mkdir(parents=True)
+        (home / name / cluster.STATE).write_text("{}")
+    assert main(["pods", "down", "--name", "three"]) == 0
+    assert capsys.readouterr() == ("nothing was up\n", "cluster three: is not up; there is one, two\n")
 
 
 @pytest.mark.parametrize(

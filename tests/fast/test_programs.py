@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.programs import EXTENSIONS, LISTENED, Turn, extension_cache, free_port, is_taken, use_own_cache
+from zeropods.programs import EXTENSIONS, LISTENED, Turn, extension_cache, free_port, is_taken, prepare_compiling
 
 HOLD = """
 import sys
@@ -34,11 +34,11 @@ def test_an_environment_has_a_cache_of_its_own_unless_one_was_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(EXTENSIONS, str(tmp_path))
-    use_own_cache()
+    prepare_compiling()
     assert extension_cache() == tmp_path
     monkeypatch.delenv(EXTENSIONS)
     expected = extension_cache()
-    use_own_cache()
+    prepare_compiling()
     assert extension_cache() == expected
     if sys.prefix != sys.base_prefix:
         assert expected == Path(sys.prefix) / "torch_extensions"

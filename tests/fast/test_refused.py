@@ -44,6 +44,7 @@ REFUSED = [
     (f"launch --slots 2 {HUB}", "--slots 2: pods have slots of their own; leave it out"),
     (f"{SLURM} --cpus-per-slot 0 {HUB}", "expected at least 1"),
     (f"launch --launcher none --num-pods 2 {HUB}", "this machine alone"),
+    ("launch textsql_train.py --seed 1", "arguments: --seed 1; what SCRIPT is told comes after '--'; see zeropods"),
     (f"launch --num-pods 0 {HUB}", "--num-pods 0; expected at least 1"),
     (f"launch --timeout nan {HUB}", "--timeout nan; expected more than 0 seconds"),
     (f"launch --step-timeout nan {HUB}", "--step-timeout nan; expected more than 4 seconds, or 0 for none"),

@@ -13,7 +13,7 @@ from tests.full.conftest import ROOT, TINY
 from tests.full.launches import RANK, ended, left, record, started, until
 from tests.small_memory import small_memory, within
 from zeropods import pods
-from zeropods.launch.local import run_to_end
+from zeropods.launch.local import start_child, to_end
 from zeropods.measure.heartbeat import read_beats
 from zeropods.measure.record import Record, read_record
 from zeropods.pods.cluster import Cluster
@@ -30,7 +30,8 @@ def alone(words: list[object], folder: Path, **variables: str) -> Record:
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**variables, "PYTHONPATH": str(ROOT)}.items():
             environment.setenv(name, value)
-        return run_to_end([sys.executable, *map(str, words)], folder, step_timeout=STEP_TIMEOUT)
+        argv = [sys.executable, *map(str, words)]
+        return to_end(lambda output: [start_child(argv, output)], folder, step_timeout=STEP_TIMEOUT)
 
 
 def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) -> None:

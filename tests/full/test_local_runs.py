@@ -90,6 +90,21 @@ def ended(code: str, script: Path, folder: Path, signum: signal.Signals = signal
     return [int(pid) for pid in pids if int(pid) in left]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_refused_run_had_opened_goes_and_the_output_of_another_script_stays(
+    script: Callable[[str], Path], tmp_path: Path, is_there: bool
+) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    if is_there:
+        folder.mkdir()
+    with pytest.raises(UserError, match=r"^no such data$"):
+        run(script("sys.exit('zeropods: no such data')"), folder)
+    assert list(folder.iterdir()) == [] if is_there else not folder.exists()
+    with pytest.raises(UserError, match="its last message: why"):
+        run(script("sys.exit('why')"), other)
+    assert (other / "launch.log").read_text() == "why\n"
+
+
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="failed: long ago"):
         run(script("rank('failed', 'long ago'); sys.exit(1)"), tmp_path / "run")

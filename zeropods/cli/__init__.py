@@ -67,6 +67,9 @@ def _check_locale(words: list[str]) -> None:
 class VerbParser(argparse.ArgumentParser):
     """No abbreviated flags, in verbs either; what is wrong with one is said in a line, as all else is."""
 
+    hint = ""
+    """What an unknown flag may come from."""
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"formatter_class": Help, **kwargs, "allow_abbrev": False})
 
@@ -74,7 +77,7 @@ class VerbParser(argparse.ArgumentParser):
         """As argparse has it, but what a verb does not know is said by that verb, which has its help."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self.hint}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

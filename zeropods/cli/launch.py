@@ -58,6 +58,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py")
     verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"
+    verb.hint = "; what SCRIPT is told comes after '--'"
     verb.set_defaults(readable=readable, status=exit_status)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -124,11 +125,13 @@ def readable_list(result: Result) -> str:
 
 
 def run_down(arguments: argparse.Namespace) -> Result:
-    """End one cluster or all; none is no error, unless it was named."""
+    """End one cluster or all; none is no error: nothing tells one that has ended before from a wrong name."""
     from zeropods.pods.cluster import chosen_name, names, take_down
 
     chosen = names() if arguments.all else [chosen_name() if arguments.name is None else arguments.name]
     ended = [name for name in chosen if name is not None and take_down(name)]
+    if arguments.name is not None and not ended and (there := names()):
+        print(f"cluster {arguments.name}: is not up; there is {', '.join(there)}", file=sys.stderr)
     return {"down": ended}
 
 

@@ -157,10 +157,11 @@ def plan_alone(script: str | Path, arguments: Sequence[str], processes: int | No
 def plan_on(hosts: tuple[Host, ...], script: str | Path, arguments: Sequence[str], **more: Any) -> Launch:
     """A launch on these hosts as data, with its arguments checked; `more`: further fields of `Launch`."""
     found = find_script(script)
+    default = (arguments_of(found) or TextToSQLArguments).outputdir
     planned = Launch(
         script=found,
         arguments=tuple(arguments),
-        folder=run_folder_of(arguments, Path.cwd(), found),
+        folder=Path(flag_values(arguments).get("outputdir", default)).resolve(),
         hosts=hosts,
         master_port=free_port(),
         **more,
@@ -435,12 +436,6 @@ def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
     if isinstance(rows, int) and isinstance(passes, int) and min(rows, passes) > 0:
         return Batch(rows, passes)
     return None
-
-
-def run_folder_of(arguments: Sequence[str], working_folder: Path, script: str | Path = "textsql_train.py") -> Path:
-    """The run folder that a script's arguments name; where they name none, the script's own default if it is ours."""
-    kind = arguments_of(script) or TextToSQLArguments
-    return (working_folder / flag_values(arguments).get("outputdir", kind.outputdir)).resolve()
 
 
 def find_script(name: str | Path) -> Path:

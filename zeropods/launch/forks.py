@@ -38,8 +38,7 @@ from zeropods.programs import (
     compile_in_turns,
     end_with_parent,
     extension_cache,
-    own_programs_first,
-    use_own_cache,
+    prepare_compiling,
     wait_passively,
 )
 from zeropods.train import quick_imports
@@ -322,8 +321,7 @@ def main() -> None:
     if own_gpus():
         return
     wait_passively()
-    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
-    use_own_cache()
+    prepare_compiling()
     path, newest = Path(sys.argv[1]), newest_source()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Who asks before all is imported waits, and imports nothing meanwhile.

@@ -52,11 +52,6 @@ class Watched:
     placed_at: float
     """Since when its stack is the same."""
 
-    @property
-    def is_in_a_collective(self) -> bool:
-        """Whether it waits for others in a save."""
-        return self.beat.phase == SAVE and COLLECTIVE.match("".join(self.beat.stack[:1])) is not None
-
 
 class HangDetector:
     """Watches the heartbeats of one attempt of a run."""
@@ -148,7 +143,7 @@ class HangDetector:
         silent = now - min(rank.alive_at for rank in ranks)
         still = now - max(rank.moved_at for rank in ranks)
         patient = all(rank.beat.patient for rank in ranks)
-        locked = all(rank.is_in_a_collective for rank in ranks)
+        locked = all(r.beat.phase == SAVE and COLLECTIVE.match("".join(r.beat.stack[:1])) for r in ranks)
         if locked and now - max(rank.placed_at for rank in ranks) > limit:
             # Where all wait for one another nobody works, however long a save may take.
             patient = False

@@ -8,7 +8,6 @@ here and on a pod, before a rank so much as starts.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import runpy
@@ -16,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -105,11 +104,8 @@ def fork_ranks() -> None:
 
 def look_often() -> None:
     """Let the launcher of a pod see at once that its ranks have ended: it sleeps a second each time that it looks."""
-    vars(time)["sleep"] = functools.partial(_sleep_briefly, time.sleep)
-
-
-def _sleep_briefly(sleep: Callable[[float], None], seconds: float) -> None:
-    sleep(min(seconds, POLL_SECONDS))
+    sleep = time.sleep
+    vars(time)["sleep"] = lambda seconds: sleep(min(seconds, POLL_SECONDS))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ from zeropods.launch.command import Launch, remember, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.outcome import (
+    LOG,
     Ending,
     Observation,
     Ranks,
     RunLog,
+    UnopenedError,
     check_timeout,
     failure,
     following,
@@ -28,7 +30,7 @@ from zeropods.launch.outcome import (
     record_run,
 )
 from zeropods.launch.restart import calls_for_another
-from zeropods.measure.record import LAUNCH_LOCK, RECORD, Record, read_config, read_record
+from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
 from zeropods.programs import bound_argv, child_environment
@@ -62,7 +64,13 @@ def run_here(
         restarts: how often it is run again where a rank was killed; it goes on from its newest checkpoint.
     """
     for number in range(restarts + 1):
-        record = run_to_end(argv, folder, timeout_seconds, step_timeout)
+        with locked(folder, LAUNCH_LOCK):
+            try:
+                record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
+            except UnopenedError as error:
+                if error.is_refusal and not (folder / CONFIG).exists():
+                    (folder / LOG).unlink()
+                raise
         if number == restarts or not calls_for_another(record):
             break
         print(f"{folder}: {record.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
@@ -123,21 +131,13 @@ def _variables(planned: Launch, rank: int) -> dict[str, str]:
     return {**here, **own, **sizes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(planned.master_port)}
 
 
-def run_to_end(
-    argv: list[str], folder: Path, timeout_seconds: float | None = None, step_timeout: float | None = None
-) -> Record:
-    """Run a command that trains into a run folder, and see to it that an attempt has a record."""
-    with locked(folder, LAUNCH_LOCK):
-        return to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
-
-
 def to_end(
     start: Callable[[IO[bytes]], Sequence[Started]],
     folder: Path,
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
 ) -> Record:
-    """As `run_to_end`, for whatever it is that trains into a folder that is locked for it.
+    """Let something train into a run folder that is locked for it, and see to it that an attempt has a record.
 
     Where the caller is interrupted, or its time is over, it gets SIGTERM, then SIGKILL; either way nothing of its
     process groups is left when this returns or raises. So it is where one of several processes fails.

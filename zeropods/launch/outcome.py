@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.measure.heartbeat import Beat, read_beats
@@ -151,7 +151,8 @@ def _launcher_ended(state: Observation) -> Ending | None:
 def _late(state: Observation) -> Ending | None:
     """The run has had its time, or has never begun on a pod."""
     if state.timeout_seconds is not None and state.since_start > state.timeout_seconds:
-        return Ending("timeout", overdue(state.timeout_seconds))
+        # What is left for an attempt is less by the moment that was spent on beginning it.
+        return Ending("timeout", f"took longer than {round(state.timeout_seconds, 2):g} s")
     missing = next((seen.pod.name for seen in state.pods if not seen.most), None)
     if missing is not None and state.since_start > START_SECONDS:
         return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing)
@@ -162,12 +163,6 @@ def check_timeout(seconds: float | None) -> None:
     """Refuse a time that ends a run at once, or never."""
     if seconds is not None and not 0 < seconds < float("inf"):
         raise UserError(f"--timeout {seconds:g}; expected more than 0 seconds")
-
-
-def overdue(seconds: float) -> str:
-    """The reason of a run that was ended because it took too long."""
-    # What is left for an attempt is less by the moment that was spent on beginning it.
-    return f"took longer than {round(seconds, 2):g} s"
 
 
 # What the ranks of a launch have written into its folder
@@ -281,6 +276,8 @@ class UnopenedError(UserError):
         self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
         refusal = OF_SCRIPT.match(lines[-1]) if lines and verdict.status is None else None
+        self.is_refusal = refusal is not None
+        """Whether a script of ours has said all that there is to say."""
         if refusal:
             super().__init__(refusal[1])
         else:
@@ -363,21 +360,12 @@ class GrowingFile:
         return whole.decode("utf-8", "replace").removesuffix("\n").split("\n") if whole else []
 
 
-class Progress(NamedTuple):
-    """A line of `train.log` that says how far the run is."""
-
-    step: int
-    name: str
-    """`loss` or `eval_loss`."""
-    loss: float
-
-
 class TrainLog(GrowingFile):
     """`train.log` of a run."""
 
-    def entries(self) -> list[Progress]:
-        """Losses that were logged since the last call."""
-        return [Progress(int(m[1]), m[2], float(m[3])) for m in map(LINE.search, self.lines()) if m]
+    def entries(self) -> list[tuple[int, str, float]]:
+        """Step, name (`loss` or `eval_loss`) and value of the losses that were logged since the last call."""
+        return [(int(m[1]), m[2], float(m[3])) for m in map(LINE.search, self.lines()) if m]
 
 
 @contextmanager
@@ -387,10 +375,10 @@ def following(folder: Path) -> Iterator[Callable[[], None]]:
     with progress("train", "steps") as bar:
 
         def tick() -> None:
-            for entry in log.entries():
+            for step, name, loss in log.entries():
                 bar.total = bar.total or planned_steps(read_config(folder))
-                bar.set_postfix({entry.name: f"{entry.loss:.4g}"}, refresh=False)
-                bar.update(entry.step - bar.n)
+                bar.set_postfix({name: f"{loss:.4g}"}, refresh=False)
+                bar.update(step - bar.n)
 
         yield tick
         bar.leave = bar.n > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -78,34 +77,13 @@ class JournalEntry:
     steps: int
     """Number of optimizer steps that were done."""
     found_unix_seconds: float
+    """When the supervisor found that it was over."""
     pods: tuple[str, ...]
     """Names of the pods on which the run goes on."""
     unused: tuple[str, ...]
     """Names of those that answer and are left out, so that the batch divides."""
     flags: dict[str, str]
     """What the script is told otherwise than was asked for."""
-
-    @classmethod
-    def of(
-        cls, end: Record | UnopenedError, found_unix_seconds: float, following: Launch, left: Sequence[str]
-    ) -> JournalEntry:
-        """The entry of an attempt that has ended.
-
-        Args:
-            found_unix_seconds: when the supervisor found that it was over.
-            left: names of the pods that still answer.
-        """
-        used = len(following.hosts)
-        return cls(
-            status=end.status,
-            pod=end.pod,
-            reason=end.reason,
-            steps=end.steps,
-            found_unix_seconds=found_unix_seconds,
-            pods=tuple(left[:used]),
-            unused=tuple(left[used:]),
-            flags=changed_flags(following),
-        )
 
     def line(self, number: int, most: int) -> str:
         """The entry as a person reads it: restart `number` of `most`."""

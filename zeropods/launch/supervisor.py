@@ -32,7 +32,14 @@ from zeropods.launch.outcome import (
     judge,
     record_run,
 )
-from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
+from zeropods.launch.restart import (
+    JOURNAL,
+    JournalEntry,
+    calls_for_another,
+    changed_flags,
+    check_restarts,
+    next_attempt,
+)
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
@@ -116,7 +123,19 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
             return end
         current = replace(following_launch, restarts=current.restarts + 1)
         supervision = replace(supervision, is_checked=False)
-        journal.append(JournalEntry.of(end, found, current, [pod.name for pod in left.pods]))
+        names, used = tuple(pod.name for pod in left.pods), len(current.hosts)
+        journal.append(
+            JournalEntry(
+                status=end.status,
+                pod=end.pod,
+                reason=end.reason,
+                steps=end.steps,
+                found_unix_seconds=found,
+                pods=names[:used],
+                unused=names[used:],
+                flags=changed_flags(current),
+            )
+        )
         files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(entry) for entry in journal]})
         print(f"{planned.folder}: {journal[-1].line(current.restarts, restarts)}", file=sys.stderr)
 

@@ -165,7 +165,10 @@ class _Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            await self._end_everything()
+            # Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left.
+            self._sshd.kill()
+            await self._server.close()
+            end(_below, GRACE_SECONDS)
         self._say(f"ended: {reason}")
         return int(status)
 
@@ -261,12 +264,6 @@ class _Agent:
         ended, _ = reap()
         if self._sshd.pid in ended:
             self._end(f"its sshd ended with status {ended[self._sshd.pid]}: {self._sshd.last_words()}", 1)
-
-    async def _end_everything(self) -> None:
-        """Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left."""
-        self._sshd.kill()
-        await self._server.close()
-        end(_below, GRACE_SECONDS)
 
     def _say(self, what: str) -> None:
         # Who started this pod, and reads what it says, may be gone.

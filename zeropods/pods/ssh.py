@@ -225,7 +225,7 @@ class Sshd:
     def _config(self, port: int) -> str:
         # This Python and its programs come first, then what the agent has.
         found = {
-            "PATH": own_programs_first(os.environ.get("PATH")),
+            "PATH": own_programs_first(),
             "ZEROPODS_POD": self._address,
             FORKS_VARIABLE: str(self._folder / FORKS),
         }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.programs import own_programs_first, use_own_cache, wait_passively
+from zeropods.programs import prepare_compiling, wait_passively
 
 if TYPE_CHECKING:
     from zeropods.train.job import Task
@@ -34,8 +34,7 @@ def run_script(task: Callable[[], type[Task]]) -> int:
     """
     is_first = os.environ.get("RANK", "0") == "0"
     wait_passively()
-    os.environ["PATH"] = own_programs_first(os.environ.get("PATH"))
-    use_own_cache()
+    prepare_compiling()
     from zeropods.measure.environment import process_age_seconds
     from zeropods.train.arguments import SCRIPTS, parse_flags
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import logging
@@ -425,10 +426,21 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
             # Rows are padded on the right: nothing that has a loss can see a pad. Without a mask attention may take its
             # fast causal path.
             kwargs.pop("attention_mask", None)
-        with _OnlyAt(self.get_output_embeddings(), label_positions, labels.shape) as head:
+        head, is_selected = self.get_output_embeddings(), False
+
+        def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            """Let the head see the hidden states of these positions only: (1, n, hidden)."""
+            nonlocal is_selected
+            hidden, *others = inputs
+            if hidden.shape[:-1] != labels.shape:
+                return inputs
+            is_selected = True
+            return hidden.flatten(0, 1).index_select(0, label_positions)[None], *others
+
+        with contextlib.nullcontext() if head is None else head.register_forward_pre_hook(select):
             output = own(self, *args, **kwargs, use_cache=False, return_dict=True)
         logits = output.logits.flatten(0, 1)
-        if not head.applied:
+        if not is_selected:
             logits = logits.index_select(0, label_positions)
         wanted = labels.flatten().index_select(0, label_positions + 1)
         total = nn.functional.cross_entropy(logits.float(), wanted, reduction="sum")
@@ -446,30 +458,3 @@ def predicting_positions(labels: Tensor) -> Tensor:
     follows = torch.zeros_like(labels, dtype=torch.bool)
     follows[:, :-1] = labels[:, 1:] != -100
     return follows.flatten().nonzero().squeeze(1)
-
-
-class _OnlyAt:
-    """While it is entered, the head sees the hidden states of some positions only: (1, n, hidden)."""
-
-    def __init__(self, head: nn.Module | None, positions: Tensor, shape: torch.Size) -> None:
-        self.head = head
-        self.positions = positions
-        self.shape = shape
-        self.applied = False
-        self._hook: Any = None
-
-    def __enter__(self) -> _OnlyAt:
-        if self.head is not None:
-            self._hook = self.head.register_forward_pre_hook(self._select)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-
-    def _select(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, *others = inputs
-        if hidden.shape[:-1] != self.shape:
-            return inputs
-        self.applied = True
-        return hidden.flatten(0, 1).index_select(0, self.positions)[None], *others

@@ -271,11 +271,6 @@ SIDES = {"cpu": (256, 512, 1_024), "cuda": (2_048, 4_096, 8_192)}
 """Sides of the square matrices that are tried: small ones wait for memory, large ones take long."""
 
 
-def matmul_flops_per_second(precision: str) -> float:
-    """The best of `matmul_rates`."""
-    return max(matmul_rates(precision).values())
-
-
 def matmul_rates(precision: str, cores: int | None = None) -> dict[int, float]:
     """FLOP/s of matrix multiplications on this rank's device by side, with all cores that the process may use.
 

@@ -87,19 +87,19 @@ class Meter(TrainerCallback):
 
         How long saving takes is kept, a model within a checkpoint with it.
         """
-        self.clock.settle()
+        synchronize()
         before, began = self.phases.enter(phase), time.perf_counter()
         self.heartbeat.mark()
         try:
             yield
-            self.clock.settle()
+            synchronize()
             if phase == "save" and before != phase:
                 self.save_seconds.append(time.perf_counter() - began)
         except BaseException:
             self.failed_in = self.failed_in or phase
             raise
         finally:
-            self.clock.settle()
+            synchronize()
             self.phases.enter(before)
             self.heartbeat.mark()
             self.clock.restart()
@@ -116,7 +116,7 @@ class Meter(TrainerCallback):
         self.clock.lap(self.tokens.take())
         self.measured.largest_batch = self.tokens.largest
         if self.phases.phase == "first_step":
-            self.clock.settle()
+            synchronize()
             self.phases.enter("steady")
         self.heartbeat.mark(state.global_step)
 
@@ -254,10 +254,6 @@ class StepClock:
         self._laps: dict[int, tuple[Mark, Mark, Tokens]] = {}
         self._count = 0
         self._done = array("d")
-
-    def settle(self) -> None:
-        """Wait for the device, so that every step is timed."""
-        synchronize()
 
     def restart(self) -> None:
         """Begin a step here: what was before belongs to none."""

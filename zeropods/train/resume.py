@@ -227,11 +227,6 @@ class Resumption:
         """Whether another number of ranks had saved it with ZeRO, so that its universal form is loaded."""
         return self.checkpoint.parent.name == UNIVERSAL
 
-    @property
-    def other_ranks(self) -> bool:
-        """Whether another number of ranks had saved it."""
-        return self.saved.origin.world_size != self.wanted.world_size
-
     def has_ended(self, state: TrainerState) -> bool:
         """Whether the run had ended when the checkpoint was saved: by steps, the clock, or want of progress.
 

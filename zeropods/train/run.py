@@ -24,7 +24,7 @@ from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
-from zeropods.train.device import compile_model, matmul_flops_per_second, matmul_rates, python_seconds, suit_cpu
+from zeropods.train.device import compile_model, matmul_rates, python_seconds, suit_cpu
 from zeropods.train.job import Task, TrainingJob, check_call, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.pretrained import configuration_of
@@ -186,7 +186,7 @@ def _write(measured: RankMeasurement, meter: Meter, folder: Path) -> None:
 
 
 def _measure_machine(measured: RankMeasurement, precision: str) -> None:
-    measured.matmul_flops_per_second = matmul_flops_per_second(precision)
+    measured.matmul_flops_per_second = max(matmul_rates(precision).values())
     if not torch.cuda.is_available():
         measured.python_seconds = python_seconds()
         measured.one_core_flops_per_second = max(matmul_rates(precision, 1).values())

@@ -196,7 +196,7 @@ class MeasuredTrainer(Trainer):
         The order of rows does not depend on them; dropout masks do.
         """
         args, resumed = self.args, self.resumption
-        if resumed is not None and resumed.other_ranks:
+        if resumed is not None and resumed.saved.origin.world_size != args.world_size:
             place = (args.seed, resumed.saved.step, args.world_size, args.process_index)
             set_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
         else:
