@@ -78,18 +78,6 @@ def test_loss_and_gradients_are_those_of_transformers(family: str) -> None:
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_without_positions_rows_may_be_padded_on_the_left() -> None:
-    model, (ids, labels) = tiny(), rows((9, 4))[0]
-    padding = np.zeros(3, np.int32)
-    left = {
-        "input_ids": torch.tensor([[*padding, *ids]]).long(),
-        "labels": torch.tensor([[*(padding - 100), *labels]]).long(),
-        "attention_mask": torch.tensor([[0] * 3 + [1] * 9]),
-        "position_ids": torch.tensor([[0] * 3 + list(range(9))]),
-    }
-    torch.testing.assert_close(model(**left).loss, model(**collate_causal([(ids, labels)], 0)).loss)
-
-
 def test_a_batch_without_labels_costs_nothing() -> None:
     model = tiny()
     loss = model(**collate_causal(rows((5, 0)), 0)).loss

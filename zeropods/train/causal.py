@@ -402,7 +402,7 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
     `forward` takes `labels` (rows, tokens), not shifted, -100 where there is no loss; `label_positions`, (n,) flat
     positions p of tokens whose successor p + 1 has a label; and `num_items_in_batch`, the labels of the whole optimizer
     step, over all ranks (the batch's own count if None). It returns the sum of the token losses / `num_items_in_batch`,
-    in nats, without logits. Without labels it is the class's own.
+    in nats, without logits. Without labels, or without their positions, it is the class's own.
 
     The model's own head and whatever it does to its logits (scale, soft cap) are used, on the positions that predict a
     label and no others: a loss on answers alone would otherwise spend most of its memory on logits that nobody reads.
@@ -418,14 +418,11 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
-        if labels is None:
-            return own(self, *args, **kwargs)
-        if label_positions is None:
-            label_positions = predicting_positions(labels)
-        else:
-            # Rows are padded on the right: nothing that has a loss can see a pad. Without a mask attention may take its
-            # fast causal path.
-            kwargs.pop("attention_mask", None)
+        if labels is None or label_positions is None:
+            return own(self, *args, labels=labels, **kwargs)
+        # Rows are padded on the right: nothing that has a loss can see a pad. Without a mask attention may take its
+        # fast causal path.
+        kwargs.pop("attention_mask", None)
         head, is_selected = self.get_output_embeddings(), False
 
         def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -451,10 +448,3 @@ def with_causal_loss(model_class: type[PreTrainedModel]) -> type[PreTrainedModel
     forward.__signature__ = inspect.signature(own)  # type: ignore[attr-defined]
     members = {"__module__": model_class.__module__, "forward": forward, "accepts_loss_kwargs": True}
     return type(model_class.__name__, (model_class,), members)
-
-
-def predicting_positions(labels: Tensor) -> Tensor:
-    """Flat positions of the tokens whose successor in the row has a label: (n,) int64."""
-    follows = torch.zeros_like(labels, dtype=torch.bool)
-    follows[:, :-1] = labels[:, 1:] != -100
-    return follows.flatten().nonzero().squeeze(1)
