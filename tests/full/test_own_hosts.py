@@ -26,7 +26,7 @@ from tests.made import SETTINGS
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
-from zeropods.pods.backends.local import ROOT
+from zeropods.files import ROOT
 from zeropods.pods.cluster import names
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.processes import Process, descendants

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeropods.errors import UserError
+from zeropods.files import ROOT
 from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
 from zeropods.pods.processes import (
@@ -242,7 +243,7 @@ class _Agent:
         self._forks.unlink(missing_ok=True)
         self._fork_server = subprocess.Popen(
             bound_argv([sys.executable, "-m", FORK_SERVER, str(self._forks)]),
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

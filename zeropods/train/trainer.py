@@ -57,7 +57,6 @@ class MeasuredTrainer(Trainer):
             processing_class=data.tokenizer,
             **kwargs,
         )
-        self.task = task
         self.asked = task.arguments
         self.began: float | None = None
         self.sampler: LengthGroupedSampler | None = None

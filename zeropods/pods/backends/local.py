@@ -17,11 +17,11 @@ from typing import Any
 
 from zeropods import files
 from zeropods.errors import UserError
+from zeropods.files import ROOT
 from zeropods.pods.agent import ORDERS
 from zeropods.pods.processes import Process, deferred, end, find_process, is_alive
 from zeropods.pods.ssh import account
 
-ROOT = Path(__file__).resolve().parents[3]
 SSH_PORT = 2222
 """Where CML's own sshd listens, and ours where it can."""
 WORKER_SCRIPT = ROOT / "worker_p.py"
