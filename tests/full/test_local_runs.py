@@ -100,6 +100,9 @@ def test_what_a_refused_run_had_opened_goes_and_the_output_of_another_script_sta
     with pytest.raises(UserError, match=r"^no such data$"):
         run(script("sys.exit('zeropods: no such data')"), folder)
     assert list(folder.iterdir()) == [] if is_there else not folder.exists()
+    with pytest.raises(KeyboardInterrupt):
+        run(script("os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"), folder)
+    assert list(folder.iterdir()) == [] if is_there else not folder.exists()
     with pytest.raises(UserError, match="its last message: why"):
         run(script("sys.exit('why')"), other)
     assert (other / "launch.log").read_text() == "why\n"

@@ -18,6 +18,7 @@ from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.outcome import (
     LOG,
+    OF_SCRIPT,
     Ending,
     Observation,
     Ranks,
@@ -67,15 +68,22 @@ def run_here(
         with locked(folder, LAUNCH_LOCK):
             try:
                 record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
-            except UnopenedError as error:
-                if error.is_refusal and not (folder / CONFIG).exists():
-                    (folder / LOG).unlink()
+            except (UnopenedError, KeyboardInterrupt, SystemExit):
+                _remove_told(folder)
                 raise
         if number == restarts or not calls_for_another(record):
             break
         print(f"{folder}: {record.reason}; restart {number + 1} of {restarts}", file=sys.stderr)
     if record.status != "ok":
         raise UserError(failure(folder, record))
+
+
+def _remove_told(folder: Path) -> None:
+    """Remove the log where no run began and nothing was said, or a script of ours said why, which has been told."""
+    with suppress(FileNotFoundError):
+        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        if not (folder / CONFIG).exists() and (not lines or OF_SCRIPT.match(lines[-1])):
+            (folder / LOG).unlink()
 
 
 def run_one(planned: Launch, timeout_seconds: float | None = None) -> Record:

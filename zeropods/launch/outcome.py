@@ -276,8 +276,6 @@ class UnopenedError(UserError):
         self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
         refusal = OF_SCRIPT.match(lines[-1]) if lines and verdict.status is None else None
-        self.is_refusal = refusal is not None
-        """Whether a script of ours has said all that there is to say."""
         if refusal:
             super().__init__(refusal[1])
         else:

@@ -162,7 +162,7 @@ class Report:
     """This report alone, as it was printed."""
     summary: Figures
     lines: dict[str, tuple[int, str]]
-    """Number and label of each line of the summary that was read, by key."""
+    """Number and label, without its formula, of each line of the summary that was read, by key."""
     depths: tuple[Depth, ...]
     root: Module | None
     """None where the report has no detailed part (`"detailed": false`)."""
@@ -174,10 +174,6 @@ class Report:
     def line_of(self, key: str) -> int:
         """Number of the line that gives a figure of the summary; of the step if it has none."""
         return self.lines[key][0] if key in self.lines else self.number + 1
-
-    def label_of(self, key: str) -> str:
-        """Label of that line, without its formula."""
-        return self.lines[key][1]
 
 
 # Read a report from a file: its own, a log that holds one, or what was copied from a page.

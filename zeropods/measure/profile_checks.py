@@ -422,8 +422,7 @@ def _reading_faults(checked: Checked) -> Iterator[Fault]:
     report, summary = checked.report, checked.report.summary
     for key, computed in {} if _is_clock(summary["forward_seconds"]) else contradictions(summary).items():
         unit = "s" if key.endswith("_seconds") else "1/s"
-        place = report.line_of(key), report.label_of(key)
-        yield Fault("contradicts_itself", *place, summary[key], computed, unit, CONTRADICTS)
+        yield Fault("contradicts_itself", *report.lines[key], summary[key], computed, unit, CONTRADICTS)
     step = summary["step"]
     if summary["world_size"] is not None and step:
         reason = (
@@ -471,5 +470,4 @@ def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
     ):
         said = report.summary[key]
         if said is not None and abs(said / right - 1) > NEAR:
-            where = report.label_of(key)
-            yield Fault("profiler_overhead", report.line_of(key), where, said, right, unit, OVERHEAD + accumulated)
+            yield Fault("profiler_overhead", *report.lines[key], said, right, unit, OVERHEAD + accumulated)
