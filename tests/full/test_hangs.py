@@ -15,7 +15,8 @@ from tests.small_memory import small_memory, within
 from zeropods import pods
 from zeropods.launch.local import start_child, to_end
 from zeropods.measure.heartbeat import read_beats
-from zeropods.measure.record import Record, read_record
+from zeropods.measure.record import LAUNCH_LOCK, Record, read_record
+from zeropods.measure.run_folder import locked
 from zeropods.pods.cluster import Cluster
 
 STEP_TIMEOUT = 6.0
@@ -31,7 +32,8 @@ def alone(words: list[object], folder: Path, **variables: str) -> Record:
         for name, value in {**variables, "PYTHONPATH": str(ROOT)}.items():
             environment.setenv(name, value)
         argv = [sys.executable, *map(str, words)]
-        return to_end(lambda output: [start_child(argv, output)], folder, step_timeout=STEP_TIMEOUT)
+        with locked(folder, LAUNCH_LOCK):
+            return to_end(lambda output: [start_child(argv, output)], folder, step_timeout=STEP_TIMEOUT)
 
 
 def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) -> None:
