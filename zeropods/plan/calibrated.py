@@ -32,14 +32,13 @@ from zeropods.measure.calibration import (
 from zeropods.measure.record import RECORD, Record, read_record
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, is_before_ampere, step_time, traffic
-from zeropods.plan.memory import CONTEXT_BYTES, LOADING, PlannedMemory, Term, plan_memory, total
+from zeropods.plan.memory import CONTEXT_BYTES, LOADING, Activations, PlannedMemory, Term, plan_memory, total
 from zeropods.plan.workload import MASTER, Workload, share
 from zeropods.tables import MIB
 from zeropods.techniques import ZeroSettings, keys_beyond, read_zero_settings, technique_named
 
 CPU = "cpu"
 STATES = ("parameters", "gradients", "optimizer")
-LARGE = ("log-softmax", "gradients of the embedding")
 USED = "device_used_bytes"
 UNIT = 100 * MIB
 """Of parts that are constant."""
@@ -101,26 +100,30 @@ class Calibrated:
 
 
 def resident_parts(work: Workload) -> list[list[Term]]:
-    """Terms above the bare process by what a factor is fitted for; the second and third are constants.
+    """Terms above the bare process by what a factor is fitted for; the second to the fourth are constants.
 
     Small blocks stay in the C library's heap once they were needed, so that states, gradients and layers add up. Large
     ones are given back: the loss comes before the embedding's gradients, and before the buffers of stages 1 and 2.
     """
     plan, shape, stage, together = plan_memory(work, 0), work.shape, work.technique.stage, work.ranks > 1
     kept = [term for term in (*plan.terms, *plan.host_terms) if term.part in STATES and term.name != LOADING]
-    layers = [term for term in plan.terms if term.part == "activations" and not term.name.startswith(LARGE)]
     # No more of a buffer is resident than is written to: a model's gradients may leave most of it empty.
     whole = MASTER * shape.parameters
     buffers = [replace(term, bytes=min(term.bytes, whole)) for term in plan.terms if term.part == "buffers"]
-    tied = MASTER * shape.embedding * shape.tied * (2 if stage == 0 and shape.joint else 1)
-    loss = 12 * work.rows * work.labels * shape.vocabulary - (total(buffers) if stage in (1, 2) else 0)
-    large = Term("the loss, or gradients of the embedding", max(loss, tied), "the larger of both", "activations")
+    saved, later = Activations(work), total(buffers) if stage in (1, 2) else 0
+    layers = Term("layers, and gradients of the one at work", saved.in_layers(), "as on a GPU", "activations")
+    if stage == 0 and work.passes == 1:
+        later = work.element_bytes * shape.embedding
+    most = max(3 * saved.head - later, saved.tied_gradients)
+    large = Term("the loss, or gradients of the embedding", most, "the larger of both", "activations")
+    group = Term("process group", UNIT // 2, "a constant")
     # Each rank draws or loads the whole model first; what is large of it is given back.
     loaded = Term.of("what a load leaves, FP32", MASTER, shape.parameters - shape.embedding)
     return [
-        [*kept, *layers, *buffers, large],
+        [*kept, layers, *buffers, large],
         [Term("libraries that work has touched", UNIT, "a constant")],
-        [Term("process group", UNIT // 2, "a constant")] if together else [],
+        [group] if together else [],
+        [replace(group, name="further groups of DeepSpeed")] if together and stage else [],
         [loaded] if stage == 3 else [],
     ]
 

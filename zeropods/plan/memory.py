@@ -349,6 +349,10 @@ class Activations:
         """Bytes when the loss is computed, its own gradients included; there is no gradient of a parameter yet."""
         return sum(stack.layers * stack.kept for stack in self.stacks) + self.ends + self.copies + 3 * self.head
 
+    def in_layers(self) -> int:
+        """Bytes of all that is neither the loss nor an embedding's: what layers keep, and the one at work."""
+        return self.in_loss() - 3 * self.head + max(stack.working for stack in self.stacks)
+
     def backward(self) -> list[tuple[int, int]]:
         """Bytes saved and at work, and those of gradients of parameters made by then, where there can be most of both.
 

@@ -45,6 +45,8 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
     with save_signal.listening():
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
+            # Without the variable accelerate sets a number of its own once it has several processes, or DeepSpeed.
+            os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
         job = check_call(task)
         if arguments.tf32:
             torch.set_float32_matmul_precision("high")
