@@ -67,7 +67,7 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     report = PlanReport(plan(request_of(arguments, probe), by), source)
     made = report.to_json()
     saving = _saving(arguments, report.plan.best)
-    said = f"\n\n{_saving_text(saving)}" if saving else ""
+    said = f"\n\n{wrapped(_saving_text(saving))}" if saving else ""
     more, asked = "", {}
     if arguments.what_if:
         found = what_ifs(report.plan, partial(plan, by=by), arguments.machine)
