@@ -20,6 +20,7 @@ from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.record import CONFIG, RankMeasurement, closing_line, compose_record, write_record
 from zeropods.measure.run_folder import Opening, locked, open_run
+from zeropods.programs import variable_set
 from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
@@ -42,11 +43,12 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
     """
     began, arguments = time.monotonic() - age_seconds, task.arguments
     save_signal = SaveSignal()
-    with save_signal.listening():
+    with contextlib.ExitStack() as around:
+        around.enter_context(save_signal.listening())
         if arguments.threads:
             torch.set_num_threads(arguments.threads)
-            # Without the variable accelerate sets a number of its own once it has several processes, or DeepSpeed.
-            os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+            # Without the variable accelerate sets a number of its own, under DeepSpeed and for several processes.
+            around.enter_context(variable_set("OMP_NUM_THREADS", str(arguments.threads)))
         job = check_call(task)
         if arguments.tf32:
             torch.set_float32_matmul_precision("high")
