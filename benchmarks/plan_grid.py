@@ -46,6 +46,8 @@ from zeropods.train.causal import random_causal
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
+SEEN = 24
+"""Cells beyond the grid that were looked at when the plan's parts were chosen."""
 REPEATED = 8
 """One run in so many is made twice."""
 T5 = ("t5-tiny", "t5-efficient-mini", "t5-small")
@@ -273,13 +275,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results/plan_grid.json or plan_further.json if not given")
     parser.add_argument("--fold", action="store_true", help="ship the fit with the package")
     parser.add_argument(
-        "--further", type=int, default=0, metavar="N", help="N cells beyond the grid, by the shipped fit"
+        "--further", type=int, default=0, metavar="N", help="N cells that nobody has seen, by the shipped fit"
     )
     arguments = parser.parse_args()
     wait_passively()
     further = arguments.further
     out = arguments.out or Path("results") / ("plan_further.json" if further else "plan_grid.json")
-    work, cells = arguments.work.resolve(), grid(CELLS + further)[CELLS:] if further else grid(arguments.cells)
+    work = arguments.work.resolve()
+    cells = grid(CELLS + SEEN + further)[CELLS + SEEN :] if further else grid(arguments.cells)
     halves = ["judge" if further else ("fit", "judge")[number % 2] for number in range(len(cells))]
     work.mkdir(parents=True, exist_ok=True)
     # Both halves are named before the first run.

@@ -42,12 +42,11 @@ STATES = ("parameters", "gradients", "optimizer")
 USED = "device_used_bytes"
 UNIT = 100 * MIB
 """Of parts that are constant."""
-STEPPED = slice(7, 9)
-"""Places of the optimizer's parts of a step; before it are those of arithmetic and Python, after it the network's."""
-TENSOR_OPERATIONS, STEP_OPERATIONS, HOOKS = 20, 1_000, 5
-"""Small operations that are one unit of what a tensor costs in a step, of what a step costs whatever its model is; and
-how many times a tensor's ZeRO-3 takes, which gathers it and gives it back. Units are near what runs show, since a
-factor is held near 1."""
+STEPPED = 5
+"""Place of the optimizer's part of a step; before it are those of arithmetic and Python, after it the network's."""
+TENSOR_OPERATIONS, HOOKS = 20, 5
+"""Small operations that are one unit of what a tensor costs in a step; and how many times that ZeRO-3 takes, which
+gathers it and gives it back. Units are near what runs show, since a factor is held near 1."""
 WEIGHT_PASSES = 4
 """Weights are read forward and twice backward, and their gradients written."""
 
@@ -79,13 +78,13 @@ class Calibrated:
             return step_time(work, machines)
         factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
         seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
-        network = sum(seconds[STEPPED.stop :])
+        network = sum(seconds[STEPPED + 1 :])
         return StepTime(
-            compute_seconds=sum(seconds[: STEPPED.start]),
+            compute_seconds=sum(seconds[:STEPPED]),
             communication_seconds=network,
             exposed_communication_seconds=network,
             offload_seconds=0.0,
-            processor_seconds=sum(seconds[STEPPED]),
+            processor_seconds=seconds[STEPPED],
         )
 
     def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
@@ -132,9 +131,8 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     """Seconds at the machine's own rates, of processes that share its cores.
 
     Returns:
-        Arithmetic of a T5; of a causal model; weights; Python for each tensor; of a step; what ZeRO adds for each
-        tensor; ZeRO-3; the optimizer; what ZeRO adds to it; volume of DDP's collectives; of ZeRO's; their messages.
-        Memory is read and written for weights and the optimizer.
+        Arithmetic of a T5; of a causal model; weights; Python for each tensor; what ZeRO-3 adds to it; the optimizer;
+        the collectives' volume; their messages. Memory is read and written for weights and the optimizer.
     """
     ranks, cores, passes, technique = work.ranks, probe.cores, work.passes, work.technique
     sharing = math.ceil(ranks / machines.hosts)
@@ -143,7 +141,7 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     parameters, size = work.shape.parameters, work.element_bytes
     own = share(parameters, ranks if technique.stage else 1)
     operation = probe.python_seconds * max(1.0, sharing / cores)
-    tensors, step = TENSOR_OPERATIONS * len(work.shape.weights) * operation, STEP_OPERATIONS * operation
+    tensors = passes * TENSOR_OPERATIONS * len(work.shape.weights) * operation
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
     network = [traffic(work, replace(one_each, latency_seconds=each)) for each in latencies]
@@ -155,14 +153,10 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
         arithmetic * has_encoder,
         arithmetic * (not has_encoder),
         passes * WEIGHT_PASSES * size * parameters / bandwidth,
-        passes * tensors * (2 if work.checkpointing else 1),
-        step,
-        tensors * (technique.stage > 0),
-        passes * HOOKS * tensors * (technique.stage == 3),
+        tensors * (2 if work.checkpointing else 1),
+        HOOKS * tensors * (technique.stage == 3),
         ADAM_BYTES * own / bandwidth,
-        ADAM_BYTES * own / bandwidth * (technique.stage > 0),
-        volume * (technique.stage == 0),
-        volume * (technique.stage > 0),
+        volume,
         max(0.0, both - volume),
     )
 
