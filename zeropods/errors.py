@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,9 @@ def guarded(command: Callable[[], int | None]) -> int:
     Ctrl-C becomes status 130; SIGTERM and SIGHUP, where they end a command in order, keep their status. Anything else
     is a defect of ours and keeps its traceback.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or 0
     except UserError as error:

@@ -97,7 +97,7 @@ def export(
     _cast(model, dtype)
     progress(1)
     with files.new_folder(out) as built:
-        with files.said_in_one_line(built.parent, str(out), REMEDY):
+        with files.said_in_one_line(out.parent, out.name, REMEDY):
             _write(model, source, built)
         progress(1)
         _check(model, _read(built, dtype), out)
@@ -209,8 +209,8 @@ def _write(model: PreTrainedModel, source: Path, folder: Path) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         model.save_pretrained(folder, max_shard_size=FILE_SIZE)
     files.open_to_readers(folder)
-    files.seal_weights(folder)
     for path in sorted(source.iterdir()):
         beside = path.suffix in TEXT and path.name not in (MANIFEST, STATE) and not path.name.endswith(".index.json")
         if beside and not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
+    files.seal_model(folder)

@@ -84,8 +84,11 @@ def out_folder(text: str) -> Path:
 
 def out_file(text: str) -> Path:
     """As `out_folder`, for a file."""
-    if text and Path(text).exists() and not Path(text).is_file():
-        kind = "a folder" if Path(text).is_dir() else "no file that can be replaced"
+    path = Path(text).absolute()
+    # Also where a link of theirs leads to a file: what replaces it would be one for everybody.
+    of_system = path.parts[1:2] in (("dev",), ("proc",), ("sys",))
+    if text and path.exists() and (of_system or not path.is_file()):
+        kind = "a folder" if path.is_dir() else "no file that can be replaced"
         raise UserError(f"--out {text!r}: is {kind}; give the name of a file")
     return _place(text, Path(text).parent)
 
@@ -276,7 +279,8 @@ def folder_locked(folder: Path, lock: str, *, signs: Sequence[str], kind: str, f
 
 SUFFIX = ".safetensors"
 SUMS = "SHA256SUMS"
-"""In a model folder: what `sha256sum` says of its weights, and `sha256sum -c` compares."""
+"""In a model folder: what `sha256sum` says of its weights and its tokenizer, and `sha256sum -c` compares."""
+TOKENIZER = "tokenizer.json"
 
 
 def has_weights(folder: Path) -> bool:
@@ -293,19 +297,20 @@ def check_weights(folder: Path) -> None:
     refuse_other_weights(folder)
 
 
-def seal_weights(folder: Path) -> None:
-    """Keep the digests of a model's weights beside them: from then on `check_digests` knows them again."""
-    files = sorted(folder.glob(f"*{SUFFIX}"))
-    write_text(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in files))
+def seal_model(folder: Path) -> None:
+    """Keep the digests of a model's weights and tokenizer beside them: from then on `check_digests` knows them."""
+    found = sorted(folder.glob(f"*{SUFFIX}")) + [path for path in [folder / TOKENIZER] if path.is_file()]
+    write_text(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in found))
 
 
 def check_digests(folder: Path) -> None:
-    """Refuse weights that are not those that were saved; a model that came without digests is taken as it is."""
+    """Refuse a model whose files are not those that were saved; one that came without digests is taken as it is."""
     if not (folder / SUMS).is_file():
         return
     sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
-    for path in folder.glob(f"*{SUFFIX}"):
-        if sha256(path) not in sums:
+    # Models that were saved before have no digest of their tokenizer.
+    for path in (*folder.glob(f"*{SUFFIX}"), *(folder / name for name in {TOKENIZER} & set(sums))):
+        if not path.is_file() or sha256(path) not in sums:
             remedy = f"copy it again or export a checkpoint; if you changed it on purpose, remove {SUMS}"
             raise UserError(f"{path}: its bytes have changed since it was saved; {remedy}")
 

@@ -179,6 +179,7 @@ def test_a_command_that_a_message_names_can_be_pasted(
     ("words", "said"),
     [
         ("predict --model other --out pipe", "--out 'pipe': is no file that can be replaced"),
+        ("predict --model other --out /dev/stdout", "--out '/dev/stdout': is no file that can be replaced"),
         ("predict --model other --prompt question --force-prompt", "--force-prompt: the answers are not the run's own"),
         ("predict --model ''", "argument --model: expected a name; '.' is the folder in which you are"),
         ("demo other ''", "argument RUN: expected a name"),

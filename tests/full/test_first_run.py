@@ -34,21 +34,23 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
 def test_a_model_of_which_a_byte_was_changed_is_refused(
-    copy: Path, sample: Path, prepared: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path, name: str, sample: Path, prepared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weights = copy / "model" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
+    file = copy / "model" / name
+    content = bytearray(file.read_bytes())
     content[-5] ^= 1
-    weights.write_bytes(content)
-    changed = "model.safetensors: its bytes have changed since it was saved"
+    file.write_bytes(content)
+    changed = f"{name}: its bytes have changed since it was saved"
     data = ["--data", sample]
     for call in (["export", "run", "--out", "x"], ["predict", "--model", "run", *data, *ASK], ["demo", "run", *data]):
         assert changed in said(capsys, *call)
     flags = ("--dataset_path", prepared, "--init", "run", "--outputdir", "other", "--max_steps", 1)
     assert changed in refused(capsys, *flags)
-    (copy / "model" / "SHA256SUMS").unlink()
-    assert main(["export", "run", "--out", "meant"]) == 0
+    if name == "model.safetensors":
+        (copy / "model" / "SHA256SUMS").unlink()
+        assert main(["export", "run", "--out", "meant"]) == 0
 
 
 def test_another_prompt_than_the_models_is_refused_unless_forced(

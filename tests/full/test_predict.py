@@ -50,6 +50,11 @@ def test_predict_and_score_print_one_document_each(
     score = json.loads(capsys.readouterr().out)
     assert (score["examples"], score["unparseable"]) == (24, sum(row["query"] is None for row in rows))
     assert json.loads((tmp_path / "score.test.json").read_text()) == score
+    answers(trained, sample, out, "--limit", "1")
+    assert not (tmp_path / "score.test.json").exists(), "a score of answers that are gone"
+
+
+OLD = '{"index": 0, "question": "q", "prediction": "p", "query": null}\n'
 
 
 @pytest.mark.parametrize(
@@ -57,17 +62,26 @@ def test_predict_and_score_print_one_document_each(
     [
         (["--model", "nowhere"], "no trained model"),
         (["--max-seq-length", "9"], "--max-seq-length: is for squad, this is text2sql"),
+        (["--out", "mine.csv"], "--out mine.csv: is there, and holds no predictions; choose another file"),
     ],
 )
 def test_bad_calls_are_one_line_and_leave_the_old_file(
-    trained: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], said: str
+    trained: Path,
+    sample: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "p.jsonl"
-    out.write_text("old")
+    monkeypatch.chdir(tmp_path)
+    out, mine = tmp_path / "p.jsonl", tmp_path / "mine.csv"
+    out.write_text(OLD)
+    mine.write_text("question,sql\n")
     call = ["predict", "--model", str(trained), "--data", str(sample), "--split", "test", "--out", str(out)]
     assert main([*call, *changed]) == 1
     assert said in capsys.readouterr().err.splitlines()[-1]
-    assert out.read_text() == "old"
+    assert (out.read_text(), mine.read_text()) == (OLD, "question,sql\n")
 
 
 # A tiny random T5 under the grammar can say nothing but queries.

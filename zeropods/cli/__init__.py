@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import re
@@ -30,9 +29,6 @@ Result = dict[str, Any]
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; the exit status is 0 only if what was asked for was done."""
     wait_passively()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
-        sys.stdout.reconfigure(errors="backslashreplace")
 
     def command() -> int:
         from zeropods.pods.processes import ending_in_order

@@ -31,7 +31,7 @@ from zeropods.data.tokenizers import fingerprint, first_tokens, with_ends
 from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_folder, task_of, trained_length
-from zeropods.evaluate.score import Prediction, write_predictions
+from zeropods.evaluate.score import Prediction, check_place, write_predictions
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, TextScore, text_score
 from zeropods.measure.record import read_json
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
@@ -461,6 +461,8 @@ def predict(
 ) -> Speed:
     """Write an answer to each example of a split (its first `limit`), atomically, and time it.
 
+    A score of answers that are replaced is removed.
+
     Args:
         model: run folder, model folder, or hub id of a causal model.
         task: for a model that does not say its own.
@@ -468,8 +470,9 @@ def predict(
             together. None leaves them to the model.
 
     Raises:
-        UserError: a model, data or option that does not fit the task.
+        UserError: a model, data or option that does not fit the task; a place that holds something else.
     """
+    check_place(out)
     task = answer_task(model, task)
     given = {name: value for name, value in options.items() if value is not None}
     unconstrained = ["unconstrained"] if how is not None and not how.constrained and task != TEXT2SQL else []
@@ -478,6 +481,9 @@ def predict(
         raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
     answerer: Answerer[Any, Any] = TASKS[task].load(model, precision, **given)
     answers, speed = answerer.timed(answerer.examples(data, split, limit), how, progress)
+    if out.exists():
+        # What is replaced may have been scored.
+        (out.parent / f"score.{split}.json").unlink(missing_ok=True)
     write_predictions(out, answers)
     return speed
 

@@ -332,6 +332,19 @@ def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
     write_text(Path(path), "".join(json.dumps(prediction.to_json()) + "\n" for prediction in predictions))
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where another file than one of predictions would be replaced."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    try:
+        _, first = next(validated_lines(dict[str, object], path, "predict again"))
+        held = {"index", "prediction"} <= first.keys()
+    except UserError:
+        held = False
+    if not held:
+        raise UserError(f"--out {path}: is there, and holds no predictions; choose another file")
+
+
 def read_predictions(path: Path) -> list[Prediction]:
     """The predictions in file order, in the form that the first line has.
 

@@ -99,10 +99,15 @@ def up(
     hosts = _own_hosts(hostfile, ssh_config, count, slots, backend)
     if count is None and not hosts:
         raise UserError("--count: not given; say how many pods, or name a --hostfile")
+    chosen = "hosts" if hosts else _chosen(backend)
+    if nvidia_gpu and chosen != "cml":
+        raise UserError(
+            f"--nvidia-gpu {nvidia_gpu}: is for CML workers; local pods share this machine's GPUs, see --slots"
+        )
     settings = Settings(
         count=len(hosts) or count or 0,
         slots=slots,
-        backend="hosts" if hosts else _chosen(backend),
+        backend=chosen,
         lease=lease,
         lease_seconds=lease_seconds or LEASES[lease],
         cpu=cpu,

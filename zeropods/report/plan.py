@@ -58,7 +58,9 @@ class PlanReport:
     def to_text(self, formulas: bool) -> str:
         """One table, what to choose, and the published runs beside it; every term if asked."""
         remark = self.plan.request.remark
-        equal = "Each technique trains on as many samples, in steps of its own size. " if self.plan.request.steps else ""
+        equal = (
+            "Each technique trains on as many samples, in steps of its own size. " if self.plan.request.steps else ""
+        )
         legend = f"{equal}{CPU_LEGEND if self.on_cpu else LEGEND} {self.source}".strip()
         parts = [str(self.table()), self.choice(), f"{wrapped(legend)}\n", f"Note: {remark}.\n" if remark else ""]
         notes = (

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from transformers import EarlyStoppingCallback, IntervalStrategy, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -234,6 +235,7 @@ def make_trainer(
 ) -> MeasuredTrainer:
     """The trainer of a run, with all that records it; the model's parameters and shape are written down."""
     arguments = job.arguments
+    disable_progress_bar()  # One for each model that is read or saved; training has its own.
     model = job.task.model(job.prepared)
     if not torch.cuda.is_available():
         suit_cpu(model)

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 from transformers import Trainer, TrainerCallback, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from zeropods.files import open_to_readers, said_in_one_line, seal_weights
+from zeropods.files import open_to_readers, said_in_one_line, seal_model
 from zeropods.train.device import step_begins, uncompiled
 from zeropods.train.job import Task
 from zeropods.train.meter import Meter
@@ -155,7 +155,7 @@ class MeasuredTrainer(Trainer):
                 super().save_model(output_dir, _internal_call)
             # What is saved by the way is part of a checkpoint, whose manifest holds its digests.
             if self.args.should_save and not _internal_call:
-                seal_weights(folder)
+                seal_model(folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what a later attempt goes on from."""
