@@ -1,6 +1,8 @@
 """The techniques that are compared, each one value here, and the keys of a DeepSpeed configuration behind them.
 
-A new technique is a value of `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new.
+A new technique is a value of `TECHNIQUES`, its file in `dsconfig/`, and its terms in `plan/` where they are new. One
+that has keys of its own, as ZeRO++ has, gets a field of `Technique` for them: `is_of` asks for it, and `PLAIN` lets
+them go.
 """
 
 from __future__ import annotations
