@@ -303,13 +303,18 @@ def seal_model(folder: Path) -> None:
     write_text(folder / SUMS, "".join(f"{sha256(path)}  {path.name}\n" for path in found))
 
 
-def check_digests(folder: Path) -> None:
-    """Refuse a model whose files are not those that were saved; one that came without digests is taken as it is."""
+def check_digests(folder: Path, *, weights: bool = True) -> None:
+    """Refuse a model whose files are not those that were saved; one that came without digests is taken as it is.
+
+    Args:
+        weights: False for the tokenizer alone; weights may take minutes.
+    """
     if not (folder / SUMS).is_file():
         return
     sums = (folder / SUMS).read_text(encoding="utf-8", errors="replace").split()
     # Models that were saved before have no digest of their tokenizer.
-    for path in (*folder.glob(f"*{SUFFIX}"), *(folder / name for name in {TOKENIZER} & set(sums))):
+    tokenizer = [folder / name for name in {TOKENIZER} & set(sums)]
+    for path in [*tokenizer, *(folder.glob(f"*{SUFFIX}") if weights else ())]:
         if not path.is_file() or sha256(path) not in sums:
             remedy = f"copy it again or export a checkpoint; if you changed it on purpose, remove {SUMS}"
             raise UserError(f"{path}: its bytes have changed since it was saved; {remedy}")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, get_args, get_type_hints
 
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
-from zeropods.files import check_utf8, check_weights, has_weights, read_object
+from zeropods.files import check_digests, check_utf8, check_weights, has_weights, read_object
 from zeropods.measure.record import read_config
 from zeropods.plan.models import CAUSAL_TINY, T5_TINY, known_config
 from zeropods.tables import Help
@@ -245,6 +245,9 @@ class RunArguments:
         if self.init != "random" and own.is_file() and prepared.is_file():
             from tokenizers import Tokenizer
 
+            check_digests(Path(name), weights=False)
+            for path in (own, prepared):
+                read_object(path, "save the model again" if path == own else "prepare the data again")
             vocabularies = (Tokenizer.from_file(str(path)).get_vocab() for path in (own, prepared))
             check_tokenizer(f"--{self.model_flag}", name, *vocabularies)
 
