@@ -25,7 +25,7 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.launch.command import train_arguments
-from zeropods.launch.outcome import LINE
+from zeropods.launch.logs import LINE
 from zeropods.measure.record import read_record
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import Causal, causal_config, random_causal

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from zeropods.launch.outcome import TrainLog, written_at
+from zeropods.launch.logs import TrainLog
+from zeropods.launch.outcome import written_at
 from zeropods.measure.heartbeat import read_beats
 from zeropods.pods.processes import RUN, Process, descendants, find_process, is_alive, processes_with, variable
 

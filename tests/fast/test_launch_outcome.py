@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.made import a_pod, a_rank
-from zeropods.launch.outcome import (
+from zeropods.launch.logs import PdshLog
+from zeropods.launch.lost_pods import (
     FAILED_SECONDS,
     GONE_SECONDS,
     MEASURED_SECONDS,
@@ -18,12 +19,10 @@ from zeropods.launch.outcome import (
     START_SECONDS,
     Ending,
     Observation,
-    PdshLog,
     PodState,
-    Ranks,
     judge,
-    verdict_of_ranks,
 )
+from zeropods.launch.outcome import Ranks, verdict_of_ranks
 
 Seen = Callable[[], PodState]
 

@@ -16,20 +16,9 @@ from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.hangs import HangDetector
-from zeropods.launch.outcome import (
-    LOG,
-    OF_SCRIPT,
-    Ending,
-    Observation,
-    Ranks,
-    RunLog,
-    UnopenedError,
-    check_timeout,
-    failure,
-    following,
-    judge,
-    record_run,
-)
+from zeropods.launch.logs import LOG, OF_SCRIPT, RunLog, following
+from zeropods.launch.lost_pods import Ending, Observation, check_timeout, judge
+from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked

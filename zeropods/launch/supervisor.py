@@ -19,19 +19,9 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.hangs import HangDetector, check_step_timeout
-from zeropods.launch.outcome import (
-    LOG,
-    Ending,
-    Observation,
-    PdshLog,
-    PodState,
-    Ranks,
-    UnopenedError,
-    check_timeout,
-    following,
-    judge,
-    record_run,
-)
+from zeropods.launch.logs import LOG, PdshLog, following
+from zeropods.launch.lost_pods import Ending, Observation, PodState, check_timeout, judge
+from zeropods.launch.outcome import Ranks, UnopenedError, record_run
 from zeropods.launch.restart import (
     JOURNAL,
     JournalEntry,
