@@ -33,8 +33,8 @@ def guarded(command: Callable[[], int | None]) -> int:
     Ctrl-C becomes status 130; SIGTERM and SIGHUP, where they end a command in order, keep their status. Anything else
     is a defect of ours and keeps its traceback.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
+    # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or 0

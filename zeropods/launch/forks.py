@@ -265,11 +265,12 @@ def become(order: Mapping[str, object], streams: Sequence[int], parent: int) -> 
     try:
         end_with_parent(parent, signal.SIGTERM)
         os.setsid()
+        # Before it is a pipe: Python has seen that stdout can be sought in, and asks where it stands.
+        sys.stdout.reconfigure(write_through=True, errors="backslashreplace")  # type: ignore[union-attr]
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open as long as the process lives)
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         argv, environment = order["argv"], order["environment"]
         assert isinstance(argv, list) and isinstance(environment, dict)
         if RUN in environment and PLACE[0] in os.environ:
