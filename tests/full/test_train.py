@@ -114,13 +114,28 @@ def test_a_run_without_offload_imports_and_compiles_no_more_than_it_needs_and_le
     assert not [file for file in buffers if file.stat().st_uid == os.getuid()]
 
 
-def test_as_many_threads_as_asked_for_also_where_accelerate_would_choose(prepared: Path, tmp_path: Path) -> None:
+def test_as_many_threads_as_asked_for_also_where_accelerate_would_choose(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The run's last line has the folder's name.
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     told = (
         "import atexit, runpy, sys, torch; sys.argv = sys.argv[1:]; "
         "atexit.register(lambda: print('threads:', torch.get_num_threads(), file=sys.stderr)); "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    flags = ["--dataset_path", prepared, "--outputdir", tmp_path, "--max_steps", 1, "--eval_steps", 0, "--threads", 3]
+    flags = [
+        "--dataset_path",
+        prepared,
+        "--outputdir",
+        tmp_path / "ü",
+        "--max_steps",
+        1,
+        "--eval_steps",
+        0,
+        "--threads",
+        3,
+    ]
     said = script([*TINY, *flags, "--deepspeed", ROOT / "dsconfig" / "zero1.json"], launcher=("-c", told))
     assert "threads: 3\n" in said
 
