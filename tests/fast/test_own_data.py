@@ -59,13 +59,14 @@ BEYOND = {
     "SELECT River FROM rivers GROUP BY River": "GROUP: out of reach",
     "SELECT DISTINCT River FROM rivers": "DISTINCT: out of reach",
     "WITH a AS (SELECT 1) SELECT River FROM rivers": "WITH: out of reach",
-    "SELECT River FROM rivers JOIN lakes ON 1 = 1": "JOINS: out of reach",
+    "SELECT River FROM rivers JOIN lakes ON 1 = 1": "JOIN: out of reach",
     "SELECT River FROM (SELECT * FROM rivers)": "no table of its own after FROM",
     "SELECT 1": "no table of its own after FROM",
     "SELECT River FROM rivers UNION SELECT Lake FROM lakes": "no single SELECT",
     "SELECT River FROM rivers; DROP TABLE rivers": "no single SELECT",
     "SELECT River FROM rivers WHERE a b": "no SQL near 'b'",
     "SELECT River FROM rivers WHERE River = 'x": "no SQL",
+    "SELECT River FROM rivers WHERE [Length (km)] > 1.205,5": "no SQL near '1.205,5'; write 1205.5",
     "SELECT * FROM rivers": "* is selected",
     "SELECT COUNT(DISTINCT River) FROM rivers": "is selected",
     "SELECT River, River FROM rivers": "2 columns are selected",
@@ -91,7 +92,7 @@ def test_each_row_that_cannot_be_taken_is_named_with_its_reason(
     document = json.loads(printed.out)
     assert (document["questions"], len(document["left_out"])) == ({"train": 1}, len(BEYOND) + 1)
     for number, (line, said) in enumerate(
-        zip(document["left_out"], [*BEYOND.values(), "1 cells; expected question and sql"], strict=True), start=3
+        zip(document["left_out"], [*BEYOND.values(), "1 cell; expected question and sql"], strict=True), start=3
     ):
         assert line.startswith(f"{tmp_path}/questions.csv:{number}: ") and said in line
     assert document["remarks"] == [
@@ -122,6 +123,26 @@ def test_what_is_odd_about_a_question_is_remarked_upon(tmp_path: Path, capsys: p
     assert "questions.csv:3: 'Ann' is not in the question; a model copies its values from there\n" in err
     assert "questions.csv:4: MAX of Name, which is text: a cell is no number\n" in err
     assert err.count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("1;2,5;-;1e3;n/a", "4: '-' is no number, so the column Weight is text"),
+        ("1;2,5;NaN", "4: 'NaN' is no number"),
+        ("1;2,5;1,5e3;1e300;-0,5", None),
+        ("1;-;-", None),
+        ("01234;12345;23456", "2: '01234' is no number"),
+    ],
+)
+def test_a_cell_that_makes_text_of_a_column_of_numbers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cells: str, said: str | None
+) -> None:
+    others = ["7"] * 20 if said else []
+    rows = "".join(f"{number};{cell}\n" for number, cell in enumerate([*cells.split(";"), *others]))
+    assert made(tmp_path, [("Number 1?", "SELECT Weight FROM a WHERE Nr = 1")], a=f"Nr;Weight\n{rows}") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "is text" in line]
+    assert len(lines) == (said is not None) and (said is None or f"{tmp_path}/tables/a.csv:{said}" in lines[0])
 
 
 @pytest.mark.parametrize(("tables", "alike"), [(5, True), (2, False)])

@@ -21,6 +21,7 @@ from zeropods.errors import UserError
 from zeropods.files import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 from zeropods.sql.query import number as number_in
+from zeropods.tables import counted
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -32,11 +33,13 @@ DELIMITERS = ";\t|,"
 """Where two divide the lines equally well, the first: commas also stand in texts."""
 SEPARATOR = re.compile(r'\s*"?sep=([;\t|,])"?[ \t]*\r?(?=\n|$)', re.IGNORECASE)
 """The line before the header in which spreadsheets name the delimiter."""
-NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?\d{1,2})?")
+NUMBER = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(,\d{3})+|[1-9]\d*|0?(?=\.\d))(\.\d+)?([eE][-+]?[12]?\d{1,2})?")
 """A leading zero, as in a postcode, makes a name of it."""
-DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?")
+DECIMAL_COMMA = re.compile(r"[-+−]?(0|[1-9]\d{0,2}(\.\d{3})+|[1-9]\d*)(,\d+)?([eE][-+]?[12]?\d{1,2})?")
 QUESTION_COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![.,]?\w)")
 """Three digits behind a comma would be thousands."""
+MOST_ODD = 0.1
+"""Share of the other cells of a column of numbers that may be none."""
 
 COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(\.\d{3})+|\d+),\d+(?![.,]?\w)")
 
@@ -50,10 +53,12 @@ class ReadTable(SQLTable):
 
     has_commas: bool = False
     """Whether its numbers had decimal commas."""
+    odd_cells: tuple[str, ...] = ()
+    """For each column that is text through few of its cells, what the first of them is and where."""
 
     def to_json(self) -> dict[str, object]:
         """A line of `SPLIT.tables.jsonl`."""
-        return {name: value for name, value in asdict(self).items() if name != "has_commas"}
+        return {name: value for name, value in asdict(self).items() if name not in ("has_commas", "odd_cells")}
 
 
 def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
@@ -76,14 +81,28 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
             remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
             if header[0].startswith("#"):
                 remedy = "take the comment away"
-            raise UserError(f"{name}: line {number}: {len(cells)} cells, the first line has {len(header)}; {remedy}")
+            said = f"{counted(len(cells), 'cell')}, the first line has {len(header)}"
+            raise UserError(f"{name}: line {number}: {said}; {remedy}")
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
     commas = delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns)
     if commas:
         columns = [tuple(map(_with_point, c)) if _all(DECIMAL_COMMA, c) else c for c in columns]
     types: list[Literal["text", "real"]] = ["real" if _all(NUMBER, column) else "text" for column in columns]
     body = tuple(tuple(cell or None for cell in row) for row in zip(*columns, strict=True))
-    return ReadTable(id_, tuple(header), tuple(types), body, commas)
+    return ReadTable(id_, tuple(header), tuple(types), body, commas, tuple(_odd_cells(path.name, lines, delimiter)))
+
+
+def _odd_cells(name: str, lines: list[Line], delimiter: str) -> Iterator[str]:
+    """For each column that is text although few of its cells are no number, the first of these, with its place."""
+    (_, header), *rows = lines
+    for number, column in enumerate(header):
+        cells = [(line, row[number]) for line, row in rows if row[number]]
+        kinds = (NUMBER, DECIMAL_COMMA) if delimiter == ";" else (NUMBER,)
+        odd = min(([each for each in cells if not kind.fullmatch(each[1])] for kind in kinds), key=len)
+        if odd and len(odd) - 1 <= MOST_ODD * (len(cells) - 1) and 2 * len(odd) < len(cells):
+            line, cell = odd[0]
+            said = f"{shown(cell)!r} is no number, so the column {column} is text"
+            yield f"{name}:{line}: {said}; write a number, or leave the cell empty"
 
 
 def shown(text: str, most: int = 60) -> str:
@@ -171,13 +190,17 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
     try:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
-        near = error.errors[0]["highlight"] if isinstance(error, sqlglot.errors.ParseError) and error.errors else sql
+        found = error.errors[0] if isinstance(error, sqlglot.errors.ParseError) and error.errors else {}
+        near, decimal = found.get("highlight", sql), re.search(r"[\d.]+,$", found.get("start_context", ""))
+        if decimal and near.isdigit():
+            number = f"{decimal[0]}{near}"
+            raise ValueError(f"no SQL near {number!r}; write {_with_point(number)}") from None
         raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"no single SELECT; {REACH}")
     parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}
     if beyond := parts.keys() - {"expressions", "from", "where", "kind"}:
-        raise ValueError(f"{min(beyond).upper()}: out of reach; {REACH}")
+        raise ValueError(f"{min(beyond).upper().removesuffix('S')}: out of reach; {REACH}")
     if "from" not in parts or not isinstance(parts["from"].this, exp.Table):
         raise ValueError(f"no table of its own after FROM; {REACH}")
     return statements[0], parts["from"].this.name
@@ -336,6 +359,7 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
         remarks.append(f"{tables}: no question is about {shown(', '.join(unasked), 200)}")
     for id_, table in tables_asked.items():
         with closing(Execution(table)) as execution:
+            remarks += [f"{tables}/{said}" for said in table.odd_cells]
             remarks += [said for asked in taken if asked.table.id == id_ for said in asked.remarks(execution)]
     splits = _divided_by(taken, lambda asked: asked.table.id if by_tables else asked.question)
     with new_folder(out) as folder:
@@ -378,7 +402,8 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
         place = f"{path}:{number}"
         try:
             if len(cells) != len(header):
-                raise ValueError(f"{len(cells)} cells; expected {' and '.join(COLUMNS)}, each in double quotes")
+                remedy = f"expected {' and '.join(COLUMNS)}, each in double quotes"
+                raise ValueError(f"{counted(len(cells), 'cell')}; {remedy}")
             row = dict(zip(header, cells, strict=True))
             if "" in cells:
                 raise ValueError(f"its {header[cells.index('')]} is empty; write one, or remove the row")
