@@ -93,6 +93,13 @@ def out_file(text: str) -> Path:
     return _place(text, Path(text).parent)
 
 
+def is_path(name: str) -> bool:
+    """Whether a name is none that a hub may have, such as `gpt2` or `organisation/name`, but of a place here."""
+    first, slash, _ = name.partition("/")
+    has_no_such_form = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None
+    return has_no_such_form or bool(slash and Path(first).is_dir())
+
+
 def check_utf8(text: str, flag: str) -> None:
     """Refuse a name that could not be written into a record."""
     if text != text.encode("utf-8", "replace").decode():

@@ -135,7 +135,7 @@ def test_a_run_on_another_machine_is_planned_by_the_rates_that_it_measured() -> 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ([], "--model is missing; give a name such as t5-large, or --fit RUNS"),
+        ([], "zeropods: --model is missing; give a name such as t5-large, or --fit RUNS"),
         ([*ON_CPU, "--machine", "none.json"], "none.json: no such file; zeropods"),
         ([*ON_CPU, "--machine", "cut.json"], "zeropods probe again"),
         ([*ON_CPU, "--machine", "zero.json"], "bandwidth 0.0; expected more than 0"),

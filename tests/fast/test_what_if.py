@@ -71,7 +71,10 @@ def test_fewer_pods_than_the_fewest_do_not_fit() -> None:
     ("job", "question", "answer", "binds"),
     [
         (("distilgpt2",), "longest row", "1,024 tokens", "distilgpt2 has 1024 positions"),
-        (("distilgpt2", "--gpu", "T4"), "BF16, not FP32", "not possible: --precision bf16: T4 has no BF16", ""),
+        *(
+            ((model, "--gpu", "T4"), "BF16, not FP32", "not possible: --precision bf16: T4 has no BF16 arithmetic", "")
+            for model in ("distilgpt2", "t5-small")
+        ),
         (("t5-3b", "--technique", "ddp"), "fewest pods", "no number of pods is enough", "memory"),
         (("t5-3b", "--technique", "ddp"), "largest batch", "not even 1 row fits", "memory"),
         (("t5-3b", "--technique", "ddp"), "longest row", "none fits", "memory"),
@@ -86,8 +89,10 @@ def test_an_answer_says_what_binds(job: tuple[str, ...], question: str, answer: 
 
 def test_people_get_both_tables_and_only_where_they_ask() -> None:
     assert "What if" not in result("t5-small")["text"]
-    text = result("t5-small", "--what-if")["text"]
-    assert "## What if" in text and "## The whole life of the run" in text and "zeropods plan --model t5-small" in text
+    found = result("t5-small", "--gpu", "T4", "--what-if")
+    assert "## What if" in found["text"] and "## The whole life of the run" in found["text"]
+    commands = [each["command"] for each in found["what_if"] if "technique" in each]
+    assert [line for line in found["text"].splitlines() if line.startswith("zeropods plan")] == commands
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,9 @@ def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
 def test_the_second_plan_of_a_configuration_needs_no_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "model", "llama", vocab_size=1_013) / "config.json"
     found = planned(capsys, file)
+    # As a run folder has it: its own file of that name is not the model's.
+    (tmp_path / "config.json").write_text("{}")
+    assert planned(capsys, tmp_path)["techniques"] == found["techniques"]
     code = "import sys; from zeropods.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, "plan", "--model", str(file), "--json", "--batch-size", "9"]
     again = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

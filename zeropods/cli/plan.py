@@ -59,7 +59,7 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     """The plan as plain values; people get tables made from the plan itself."""
     from zeropods.plan.estimate import plan
     from zeropods.report.plan import PlanReport
-    from zeropods.report.what_if import life, life_table, what_if_table, what_ifs
+    from zeropods.report.what_if import life, life_table, what_if_text, what_ifs
 
     if arguments.fit:
         return _fit(arguments)
@@ -72,7 +72,7 @@ def run_plan(arguments: argparse.Namespace) -> Result:
     if arguments.what_if:
         found = what_ifs(report.plan, partial(plan, by=by), arguments.machine)
         phases = life(report.plan, arguments.save_seconds)
-        more = f"\n\n{what_if_table(found)}\n{life_table(phases)}".rstrip()
+        more = f"\n\n{what_if_text(found)}\n{life_table(phases)}".rstrip()
         asked = {"what_if": [each.to_json() for each in found], "life": [asdict(phase) for phase in phases]}
     arguments.readable = lambda result: f"{report.to_text(arguments.formulas)}{said}{more}"
     return {**made, "saving": saving, "formulas": arguments.formulas, **asked}
@@ -194,7 +194,7 @@ def _of_probe(probe: MachineProbe, precision: str) -> dict[str, Any]:
 def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Request:
     """What was asked, checked."""
     if "model" not in arguments:
-        raise UserError("zeropods plan: --model is missing; give a name such as t5-large, or --fit RUNS")
+        raise UserError("--model is missing; give a name such as t5-large, or --fit RUNS")
     from zeropods.plan.estimate import Request, request_for
     from zeropods.plan.machines import Machines
     from zeropods.techniques import ZeroSettings

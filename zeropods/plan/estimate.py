@@ -182,8 +182,9 @@ class Request:
             yield f"--label-length {labels}; expected at most --seq-length {tokens}"
         if shape.family == "gpt2" and shape.positions and tokens > shape.positions:
             yield f"--seq-length {tokens}; {self.model} has {shape.positions} positions"
-        if shape.joint and self.precision == "bf16" and is_before_ampere(self.machines.gpu):
-            yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision fp16"
+        if self.precision == "bf16" and is_before_ampere(self.machines.gpu):
+            other = "fp16" if shape.joint else "fp32"
+            yield f"--precision bf16: {self.machines.gpu} has no BF16 arithmetic; give --precision {other}"
         yield from filter(None, map(self._attention_fault, self.attentions))
 
 

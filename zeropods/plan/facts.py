@@ -6,14 +6,13 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.files import write_json
+from zeropods.files import is_path, write_json
 from zeropods.plan.models import known_config, known_models, known_name
 from zeropods.plan.workload import Saved, Shape, Weight
 
@@ -48,12 +47,14 @@ def _known_shape(name: str) -> Shape:
 
 
 def shape_for(model: str, trust_remote_code: bool = False) -> Shape:
-    """The shape of a well-known name, a hub id, a folder, or a `config.json`.
+    """The shape of a well-known name, a hub id, a run or model folder, or a `config.json`.
 
     Raises:
         UserError: it is none of them, cannot be read, or makes no model that can be trained here.
     """
     path, source = Path(model), model
+    if (path / "model" / CONFIG).is_file():  # Of a run: its own file of that name is of the run.
+        path = path / "model"
     file = path / CONFIG if path.is_dir() else path
     if not file.is_file():
         with contextlib.suppress(UserError):
@@ -103,7 +104,7 @@ def shape_recorded(config: str) -> Shape | None:
 
 def _from_hub(model: str) -> Path:
     """The `config.json` of a hub id: from the local cache, else from the hub."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model) or Path(model).is_dir():
+    if "/" not in model or is_path(model):
         known = ", ".join(known_models())
         raise UserError(
             f"--model {model}: expected a hub id as organisation/name, a folder with a {CONFIG}, such a file, or one "

@@ -43,9 +43,9 @@ def peaks() -> tuple[Peak, ...]:
     return tuple(Peak(line["words"], float(line["gib"]), of) for line, of in zip(lines, tera, strict=True))
 
 
-def known_gpus() -> str:
-    """Their names, for people."""
-    return ", ".join(peak.words.upper() for peak in peaks())
+def known_gpus(precision: str = "fp32") -> str:
+    """Names of those that have a precision, for people."""
+    return ", ".join(peak.words.upper() for peak in peaks() if precision in peak.tera)
 
 
 def published_flops(gpu: str, precision: str) -> float | None:
@@ -157,7 +157,8 @@ class Machines:
             return self.flops
         peak = published_flops(self.gpu, precision)
         if peak is None:
-            raise UserError(f"GPU {self.gpu!r}: no {precision} peak known; give --flops, or one of {known_gpus()}")
+            known = known_gpus(precision)
+            raise UserError(f"GPU {self.gpu!r}: no {precision} peak known; give --flops, or one of {known}")
         return ACHIEVED[precision] * peak
 
 

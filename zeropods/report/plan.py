@@ -184,7 +184,7 @@ def _line(estimate: Estimate) -> dict[str, str]:
     line |= {"total (GiB)": _with_interval(parts["total"], estimate.intervals.get("memory"), gib)}
     line |= {"host (GiB)": gib(estimate.host_bytes)} if estimate.memory.host_terms else {}
     line |= {
-        "largest batch (rows)": str(estimate.largest_batch_size or "none"),
+        "largest batch (rows)": f"{estimate.largest_batch_size:,}" if estimate.largest_batch_size else "none",
         "step (s)": _with_interval(estimate.time.seconds, estimate.intervals.get("time"), rate),
         "samples/s": rate(estimate.samples_per_second),
     }

@@ -81,6 +81,14 @@ def what_if_table(found: tuple[WhatIf, ...]) -> Table:
     return Table.of(lines, "What if")
 
 
+def what_if_text(found: tuple[WhatIf, ...]) -> str:
+    """The table for a terminal, and below it the commands, which no cell would hold in one piece."""
+    table = what_if_table(found)
+    narrow = replace(table, header=table.header[:-1], rows=tuple(row[:-1] for row in table.rows))
+    commands = (f"# {each.question}\n{each.command}\n" for each in found if each.estimate is not None)
+    return f"{narrow}\n{''.join(commands)}"
+
+
 def command_of(request: Request) -> str:
     """The command line of a request; fields that have no flag are left out."""
     argv = ["zeropods", "plan", "--model", request.model]
@@ -157,7 +165,8 @@ class _Questions:
             request = made()
             new = recommended(self.ask(request))
         except UserError as error:
-            return WhatIf(question, f"not possible: {error}", "", self.one, None)
+            reason = str(error).split("; ")[0]
+            return WhatIf(question, f"not possible: {reason}", "", self.one, None)
         return WhatIf(question, changes(self.base, new), slowest(new), _only(request, new), new)
 
     def largest_batch(self) -> WhatIf:
