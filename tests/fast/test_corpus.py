@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, files: dict[str, 
 @pytest.mark.parametrize(
     ("data", "config", "said"),
     [
-        *((path, None, "no such folder") for path in ("/nowhere/text", "a/b/c", "../nothing")),
+        *((path, None, "no such folder") for path in ("/nowhere/text", "a/b/c", "../nothing", "tests/nothing")),
         (".", "en", "dataset_config 'en'"),
     ],
 )

@@ -89,6 +89,12 @@ def test_where_a_run_cannot_go_on_it_is_said_why(lost: int, why: str, three: Clu
     assert following == why
 
 
+def test_more_pods_than_there_are_come_by_the_commands_that_are_named(three: Cluster, tmp_path: Path) -> None:
+    remedy = "zeropods pods down --name three, then zeropods pods up --name three --count 4"
+    with pytest.raises(UserError, match=f"--num-pods 4: three has 3 pods; {remedy}"):
+        restarted(three, tmp_path, pods=4)
+
+
 def record(status: str, *ranks: str, pod: str | None = None) -> Record:
     measured = [a_rank(number, status=one) for number, one in enumerate(ranks)]
     return as_record(a_record(ranks=measured, pods=3, status=status, pod=pod))

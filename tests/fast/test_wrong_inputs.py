@@ -115,6 +115,11 @@ def test_a_dry_run_refuses_what_the_call_would(
         ({"model": "t5-giant", "flags": {"init": "random"}, **RAW}, "model 't5-giant' has no shape known here"),
         ({"technique": "ddp", "pods": 2, "flags": {"max_train_seconds": 9}}, "clocks of several processes differ"),
         ({"script": "causal_train.py", "flags": {"max_steps": 3}}, "--max_steps: no flag of causal_train.py"),
+        ({"model": "t5-tiny", "flags": {"init": "random"}, **RAW}, "raw/train.jsonl: no such file; give a folder"),
+        (
+            {"model": "t5-small", "flags": {"init": "random"}, "prompt": "question"},
+            "set: was prepared with prompt schema, the matrix says question; name another set",
+        ),
     ],
 )
 def test_a_dry_run_of_a_sweep_looks_too(

@@ -100,7 +100,11 @@ def test_a_prepared_set_is_not_replaced_by_another(here: Path, capsys: pytest.Ca
     assert main([*words, "--max-seq-length", "16", "--limit", "50"]) == 0
     assert main([*words, "--max-seq-length", "16", "--limit", "50"]) == 0
     capsys.readouterr()
-    assert "set: holds a set of other data, settings or versions" in refused(capsys, *words, "--limit", "50")
+    other = "set: holds a set of other data, settings or versions"
+    assert f"{other} (max_seq_length 16 -> 512)" in refused(capsys, *words, "--limit", "50")
+    assert f"{other} (limit 50 -> none)" in refused(capsys, *words, "--max-seq-length", "16")
+    more = ["--max-seq-length", "16", "--limit", "50", "--text-field", "body"]
+    assert f"{other} (versions, --plain-vocabulary or --text-field)" in refused(capsys, *words, *more)
 
 
 def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleared_up(here: Path) -> None:

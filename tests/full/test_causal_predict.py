@@ -137,7 +137,7 @@ def test_bad_calls_are_one_line_and_leave_the_old_file(
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [({}, "does not say its task (None); give --task text2sql or squad"), ({"prompt": "lm"}, "trained on text")],
+    [({}, "does not say its task; give --task text2sql or squad"), ({"prompt": "lm"}, "trained on text")],
 )
 def test_a_model_that_answers_no_questions_is_refused(
     run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], said: str

@@ -65,7 +65,8 @@ def test_another_prompt_than_the_models_is_refused_unless_forced(
     ("words", "fault"),
     [
         (["--task", "squad", "--data", "t5"], "--task squad: t5 is a T5, which answers text2sql; leave it out"),
-        (["--data", "nowhere"], "t5: does not say its prompt (None); give --prompt question or schema"),
+        (["--data", "nowhere"], "t5: does not say its prompt; give --prompt question or schema"),
+        ([], "t5: a model folder, which does not say where its data are; give --data DIR"),
     ],
 )
 def test_a_t5_is_asked_for_no_data_of_another_task(
@@ -81,6 +82,9 @@ def test_a_t5_is_asked_for_no_data_of_another_task(
 def test_a_t5_has_no_perplexity(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "perplexity", trained, "--data", "data", "--split", "test")
     assert line == f"zeropods: {trained}: its model is a t5; expected a causal one, such as gpt2"
+    for name in ("tests/none", "./none"):
+        line = said(capsys, "perplexity", name, "--data", "data", "--split", "test")
+        assert line == f"zeropods: {name}: no such folder; expected a run or model folder, or a hub id"
 
 
 def test_whoever_may_read_a_folder_may_read_its_weights(

@@ -71,9 +71,9 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--checkpoint", type=int, metavar="N", help="of this step (default: the last one)")
     flag("--dtype", choices=DTYPES, default="float32", help="numbers of the weights")
 
-    flag = add(
-        verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo
-    ).add_argument
+    verb = add(verbs, "demo", "a page in the browser that asks trained text-to-SQL models, until Ctrl-C", _demo)
+    verb.set_defaults(readable=lambda result: "The page has ended, as asked.")
+    flag = verb.add_argument
     flag("runs", nargs="+", type=given_path, metavar="RUN", help="run or model folder, or a folder with runs")
     flag(
         "--data", type=given_path, metavar="DIR", help="tables and questions, in WikiSQL's layout (default: as trained)"

@@ -38,10 +38,11 @@ def run(arguments: argparse.Namespace) -> Result:
         matrix, name = at_tiny_scale(matrix, str(arguments.matrix)), f"{name}-{arguments.scale}"
     out = (arguments.out or Path("runs") / name).resolve()
     if arguments.dry_run:
-        from zeropods.sweep.run import check_trials, trials
+        from zeropods.sweep.run import check_trials, provide_datasets, trials
 
         planned = trials(matrix, out)
         check_trials(planned)
+        provide_datasets(matrix, out, dry=True)
         runs = [
             {"cell": trial.cell.name, "repeat": trial.repeat, "folder": str(trial.folder), "command": trial.command}
             for trial in planned

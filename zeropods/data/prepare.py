@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ from zeropods.data.wikisql import (
     split_file,
     wikisql_splits,
 )
-from zeropods.errors import UserError
+from zeropods.errors import UserError, told_differences
 from zeropods.files import new_folder, sha256, write_json
 from zeropods.plan.models import T5_TINY
 
@@ -169,14 +169,30 @@ def prepare(
 
     raw, out = wanted.open(), Path(out)
     key = _content_key(wanted, raw.hashes)
+    asked: dict[str, Any] = {
+        "task": wanted.task,
+        "data": str(Path(wanted.data).resolve()) if Path(wanted.data).is_dir() else str(wanted.data),
+        "tokenizer": wanted.tokenizer,
+        "prompt": wanted.task if wanted.is_causal else wanted.prompt,
+        "limit": wanted.limit,
+        "max_source_tokens": None if wanted.is_causal else wanted.source_limit,
+        "max_target_tokens": None if wanted.is_causal else wanted.max_target_tokens,
+        "max_seq_length": wanted.max_seq_length if wanted.is_causal else None,
+        "loss_on": wanted.loss if wanted.is_causal else None,
+    }
     if (out / FILE).is_file():
         current = read_manifest(out)
         if current.content_key == key:
             return current, False
         if not replaces:
+            held = asdict(current)
+            same_data = current.source_sha256 == raw.hashes
+            differ = [name for name in asked if held[name] != asked[name] and not (name == "data" and same_data)]
+            unkept = "versions, --plain-vocabulary or --text-field" if same_data else "the data have changed"
+            said = told_differences(held, asked, differ) or unkept
             raise UserError(
-                f"{out}: holds a set of other data, settings or versions (tokenizer {current.tokenizer}, prompt "
-                f"{current.prompt}, limit {current.limit}); choose another --out, or remove this one first"
+                f"{out}: holds a set of other data, settings or versions ({said}); choose another --out, or remove "
+                "this one first"
             )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: holds something that is no prepared data set; choose another --out")
@@ -188,21 +204,13 @@ def prepare(
         manifest = Manifest(
             schema_version=SCHEMA_VERSION,
             content_key=key,
-            tokenizer=wanted.tokenizer,
             tokenizer_fingerprint=fingerprint(tokenizer),
             vocabulary_size=len(tokenizer),
-            limit=wanted.limit,
             source_sha256=raw.hashes,
             splits={split: _statistics(rows, unknown_id(tokenizer)) for split, rows in splits.items()},
             versions=_versions(),
-            data=str(Path(wanted.data).resolve()) if Path(wanted.data).is_dir() else str(wanted.data),
-            task=wanted.task,
-            prompt=wanted.task if wanted.is_causal else wanted.prompt,
-            max_source_tokens=None if wanted.is_causal else wanted.source_limit,
-            max_target_tokens=None if wanted.is_causal else wanted.max_target_tokens,
-            max_seq_length=wanted.max_seq_length if wanted.is_causal else None,
-            loss_on=wanted.loss if wanted.is_causal else None,
             pad_token=str(tokenizer.pad_token) if wanted.is_causal else None,
+            **asked,
         )
         write_json(folder / FILE, asdict(manifest))
         return manifest, True

@@ -18,7 +18,7 @@ import numpy as np
 from zeropods.data.manifest import SPLITS
 from zeropods.data.tokenizers import ANSWER_SECONDS, NO_LOSS, Ids, TokenRows, first_tokens
 from zeropods.errors import UserError
-from zeropods.files import first_line, sha256, validated_lines
+from zeropods.files import first_line, is_path, sha256, validated_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -145,7 +145,7 @@ def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -
         return FolderCorpus(folder, text_field)
     if folder.is_file():
         raise UserError(f"{data}: a file; name the folder that holds it")
-    if folder.is_absolute() or len(folder.parts) > 2 or folder.parts[:1] in (("..",), ("~",)):
+    if is_path(str(data)):
         raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set at the hub")
     return open_hub(str(data), dataset_config, text_field)
 

@@ -28,10 +28,9 @@ from zeropods.data.wikisql import (
     split_file,
 )
 from zeropods.errors import UserError
-from zeropods.evaluate.models import model_folder, task_of
+from zeropods.evaluate.models import model_config, model_folder, task_of
 from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
 from zeropods.files import validated_lines
-from zeropods.measure.record import read_json
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, Rows, is_usable
 
@@ -114,9 +113,9 @@ def _model(folder: Path, name: str) -> TrainedModel:
     task, within = task_of(folder), model_folder(folder)
     if task != TEXT2SQL:
         raise UserError(f"{folder}: is a {task} run; the demo asks text-to-SQL models")
-    prompt = read_json(within / "config.json").get("prompt")
+    prompt = model_config(folder).get("prompt")
     if prompt not in PROMPTS:
-        raise UserError(f"{folder}: does not say its prompt ({prompt!r}); train it with textsql_train.py")
+        raise UserError(f"{folder}: does not say its prompt; train it with textsql_train.py")
     model = TrainedModel(
         name=name, folder=folder, source_limit=MAX_SOURCE_TOKENS[prompt],
         changed=(within / "config.json").stat().st_mtime,

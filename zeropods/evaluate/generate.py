@@ -30,10 +30,9 @@ from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squa
 from zeropods.data.tokenizers import fingerprint, first_tokens, with_ends
 from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
 from zeropods.errors import UserError
-from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_folder, task_of, trained_length
+from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_config, model_folder, task_of, trained_length
 from zeropods.evaluate.score import Prediction, check_place, write_predictions
 from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, TextScore, text_score
-from zeropods.measure.record import read_json
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query, format_query, parse_query
 from zeropods.train.sampler import load_split
@@ -158,12 +157,12 @@ class QueryAnswerer(Answerer[Example, Prediction]):
             prompt: of a model that does not say its own, or of any where it is forced.
         """
         within = model_folder(folder)
-        own = read_json(within / "config.json").get("prompt")
+        own = model_config(folder).get("prompt")
         if prompt not in (None, own) and own in PROMPTS and not force_prompt:
             raise UserError(f"--prompt {prompt}: {within} was trained with {own}; leave it out, or add --force-prompt")
         prompt = prompt or own
         if prompt not in PROMPTS:
-            raise UserError(f"{within}: does not say its prompt ({prompt!r}); give --prompt {' or '.join(PROMPTS)}")
+            raise UserError(f"{within}: does not say its prompt; give --prompt {' or '.join(PROMPTS)}")
         return cls(load_model(folder, precision, causal=False), prompt)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from zeropods.data.manifest import FILE, raw_data_of
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
-from zeropods.files import has_weights
-from zeropods.measure.record import read_json, read_record
+from zeropods.files import has_weights, is_path, read_object
+from zeropods.measure.record import CONFIG, RECORD, read_json, read_record
 from zeropods.train.arguments import OWN
+from zeropods.train.checkpoints import newest_first, step_of
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -31,22 +33,32 @@ def model_folder(folder: Path) -> Path:
     return within
 
 
+def model_config(folder: Path) -> dict[str, Any]:
+    """The configuration in a run or model folder; where it is broken, a checkpoint of the run may have it whole."""
+    within = model_folder(folder)
+    run, remedy = within.parent if within.name == "model" else within, "copy the folder again"
+    for name in newest_first(run / "checkpoints")[:1]:
+        made = f"zeropods export {shlex.quote(str(run))} --checkpoint {step_of(name)} --out DIR"
+        remedy = f"make a model folder of a checkpoint: {made}"
+    return read_object(within / CONFIG, remedy)
+
+
 def task_of(folder: Path) -> str:
     """What a model was trained for: what its run says, else the prompt in its configuration says it.
 
     Raises:
         UserError: neither says it.
     """
-    prompt = read_json(model_folder(folder) / "config.json").get("prompt")
+    prompt = model_config(folder).get("prompt")
     task = _run_config(folder).get("task") or (TEXT2SQL if prompt in PROMPTS or is_t5(folder) else prompt)
     if task not in SCORES:
-        raise UserError(f"{folder}: does not say its task ({task!r}); give --task {TEXT2SQL} or {SQUAD}")
+        raise UserError(f"{folder}: does not say its task; give --task {TEXT2SQL} or {SQUAD}")
     return str(task)
 
 
 def is_t5(folder: Path) -> bool:
     """Whether a folder's model has an encoder and a decoder: of such models T5 alone is known here."""
-    return bool(read_json(model_folder(folder) / "config.json").get("is_encoder_decoder"))
+    return bool(model_config(folder).get("is_encoder_decoder"))
 
 
 def trained_length(folder: str | Path) -> int | None:
@@ -57,7 +69,7 @@ def trained_length(folder: str | Path) -> int | None:
 
 def _run_config(folder: str | Path) -> dict[str, Any]:
     """`config.json` of a run folder; nothing for a model folder, whose file of that name is the model's."""
-    path = Path(folder) / "config.json"
+    path = Path(folder) / CONFIG
     return read_json(path) if path.is_file() and (Path(folder) / "model").is_dir() else {}
 
 
@@ -67,6 +79,8 @@ def raw_data(run: Path) -> tuple[Path, str]:
     Raises:
         UserError: a run of text, which has no questions; or data that do not lie near the prepared set any more.
     """
+    if has_weights(run) and not (run / RECORD).is_file():
+        raise UserError(f"{run}: a model folder, which does not say where its data are; give --data DIR")
     if read_record(run).task == LM:
         raise UserError(f"{run}: trained on text, it answers nothing; see zeropods perplexity")
     found = raw_data_of(prepared_of(run), UNSEEN_SPLITS)
@@ -138,6 +152,8 @@ def load_model(source: str | Path, precision: str = "fp32", *, causal: bool) -> 
     if precision == "fp16" and not (causal and torch.cuda.is_available()):
         raise UserError("--precision fp16: needs a GPU and a causal model; take fp32 or bf16")
     precision = resolve_precision(precision, _run_config(source).get("model_id") or str(source))
+    if causal and not Path(source).exists() and is_path(str(source)):
+        raise UserError(f"{source}: no such folder; expected a run or model folder, or a hub id")
     local = Path(source).exists() or not causal
     name = str(model_folder(Path(source))) if local else str(source)
     options = source_options(name)

@@ -27,6 +27,7 @@ from zeropods.pods.hostfile import Host, own_gpus, own_slots
 from zeropods.pods.processes import FORKS_VARIABLE, RUN
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
+from zeropods.tables import counted
 from zeropods.techniques import offloads_optimizer
 from zeropods.train.arguments import (
     NO_FP16,
@@ -127,7 +128,9 @@ def plan_launch(
     """
     hosts = cluster.hosts[:pods]
     if pods is not None and len(hosts) != pods:
-        raise UserError(f"--num-pods {pods}: {cluster.name} has {len(cluster.hosts)} pods; start as many")
+        name = cluster.name
+        remedy = f"zeropods pods down --name {name}, then zeropods pods up --name {name} --count {pods}"
+        raise UserError(f"--num-pods {pods}: {name} has {counted(len(cluster.hosts), 'pod')}; {remedy}")
     check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
     fixed = dict(cluster.environment)
@@ -440,11 +443,12 @@ def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
 
 def find_script(name: str | Path) -> Path:
     """A script of the working folder, else one of the project."""
-    for folder in (Path.cwd(), PROJECT):
+    folders = dict.fromkeys((Path.cwd(), PROJECT))
+    for folder in folders:
         path = (folder / name).resolve()
         if path.is_file():
             return path
-    raise UserError(f"{name}: no such script, neither in {Path.cwd()} nor in {PROJECT}")
+    raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}")
 
 
 def _flag_name(word: str) -> str | None:

@@ -203,14 +203,21 @@ def _by_flag(identity: Mapping[str, object]) -> dict[str, object]:
 # The prepared data sets: made, or checked to be what the matrix says.
 
 
-def provide_datasets(matrix: Matrix, out: Path) -> None:
-    """Make the set of each model and prompt that is not there yet, or look at those that the matrix names."""
+def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
+    """Make the set of each model and prompt that is not there yet, or look at those that the matrix names.
+
+    Args:
+        dry: make nothing, but refuse raw data that are not there.
+    """
     kind, raw = arguments_of(matrix.script), matrix.data
     for cell in {(cell.model, cell.prompt): cell for cell in matrix.cells}.values():
         folder = dataset_of(matrix, cell, out)
         if folder is None:
             continue
-        if raw is not None:
+        if raw is not None and dry:
+            if raw != SAMPLE:
+                _preparation(matrix, raw, cell).open()
+        elif raw is not None:
             if matrix.data == SAMPLE:
                 task = cell.prompt if kind is CausalArguments else TEXT2SQL
                 raw = str(write_sample(out / f"{SAMPLE}-{task}", task=task).folder)

@@ -129,6 +129,8 @@ def attempt(
             together = isinstance(error, SavedOnSignalError)
             if measured.status == "oom":
                 remedy = "take fewer rows, or a technique that divides more"
+                if (meter.failed_in or meter.phases.phase) == "load":
+                    remedy = "take a smaller model, or more memory"
                 raise UserError(f"{job.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
