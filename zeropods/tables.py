@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from zeropods.programs import in_kernel
@@ -70,6 +70,10 @@ class Table:
         body = "".join(self._html_row(row) for row in self.rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{title}<div class='table' style='overflow-x: auto'>{table}</div>"
+
+    def untitled(self) -> Table:
+        """The same, for a place that has its title already: the summary's page calls it."""
+        return replace(self, title="")
 
     def to_markdown(self) -> str:
         """The table with its columns aligned, for those who read the text itself."""
