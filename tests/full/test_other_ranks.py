@@ -85,10 +85,13 @@ def runs(prepared: Path, text_sample: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def assert_same_losses(run: Path, undisturbed: Path) -> None:
-    """That the last attempt has trained the steps after the checkpoint, each to the undisturbed run's loss."""
+    """That the last attempt has trained the steps after the checkpoint, each to the undisturbed run's loss.
+
+    Other ranks add up in another order: 1e-7 at the first step in FP32, and 1e-6 after ten of AdamW.
+    """
     expected, again = losses(undisturbed), losses(run)
     assert list(again) == list(range(SAVED + 1, STEPS + 1))
-    assert again == pytest.approx({step: expected[step] for step in again}, rel=1e-6)
+    assert again == pytest.approx({step: expected[step] for step in again}, rel=1e-5)
 
 
 @pytest.mark.parametrize(("script", "name", "old", "new"), PAIRS)
