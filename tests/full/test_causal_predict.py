@@ -129,10 +129,11 @@ def test_bad_calls_are_one_line_and_leave_the_old_file(
     if "fp16" in changed and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     out = tmp_path / "p.jsonl"
-    out.write_text("old")
+    old = '{"index": 0, "prediction": "old"}\n'
+    out.write_text(old)
     assert predicted(run, squad_sample, out, *changed) == 1
     assert said in capsys.readouterr().err.splitlines()[-1]
-    assert out.read_text() == "old"
+    assert out.read_text() == old
 
 
 @pytest.mark.parametrize(
