@@ -34,7 +34,7 @@ def guarded(command: Callable[[], int | None]) -> int:
     is a defect of ours and keeps its traceback.
     """
     # A path that a terminal of another encoding cannot show is no reason to fail once the work is done.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors != "backslashreplace":
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or 0

@@ -85,8 +85,8 @@ def out_folder(text: str) -> Path:
 def out_file(text: str) -> Path:
     """As `out_folder`, for a file."""
     path = Path(text).absolute()
-    # Also where a link of theirs leads to a file: what replaces it would be one for everybody.
-    of_system = path.parts[1:2] in (("dev",), ("proc",), ("sys",))
+    # A link such as /dev/stdout may lead to a file: what replaces the link would be one for everybody.
+    of_system = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
     if text and path.exists() and (of_system or not path.is_file()):
         kind = "a folder" if path.is_dir() else "no file that can be replaced"
         raise UserError(f"--out {text!r}: is {kind}; give the name of a file")
@@ -324,7 +324,8 @@ def check_digests(folder: Path, *, weights: bool = True) -> None:
     for path in [*tokenizer, *(folder.glob(f"*{SUFFIX}") if weights else ())]:
         if not path.is_file() or sha256(path) not in sums:
             remedy = f"copy it again or export a checkpoint; if you changed it on purpose, remove {SUMS}"
-            raise UserError(f"{path}: its bytes have changed since it was saved; {remedy}")
+            what = "its bytes have changed" if path.is_file() else "it is gone"
+            raise UserError(f"{path}: {what} since it was saved; {remedy}")
 
 
 def open_to_readers(folder: Path) -> None:

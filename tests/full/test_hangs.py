@@ -61,8 +61,10 @@ def hung(cluster: Cluster, prepared: Path, tmp_path_factory: pytest.TempPathFact
     os.kill(read_beats(stopped)[1].pid, signal.SIGSTOP)
     flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100]
     runs = ["--", 1, folder / "full", "--", 2, folder / "skipped"]
-    alone(["-m", "tests.full.misbehaving", *flags, *runs], folder / "skipped")
-    said = ended(process)
+    try:
+        alone(["-m", "tests.full.misbehaving", *flags, *runs], folder / "skipped")
+    finally:
+        said = ended(process)
     assert process.returncode == 1, said
     return folder
 

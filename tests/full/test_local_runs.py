@@ -1,5 +1,7 @@
 """A training script as a real child process of this one: its result, its failure, its end, and who records it."""
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.full.conftest import TINY
 from tests.full.launches import until
 from tests.made import a_config, a_rank
+from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
 from zeropods.launch.local import run_here, run_one
@@ -106,6 +110,17 @@ def test_what_a_refused_run_had_opened_goes_and_the_output_of_another_script_sta
     with pytest.raises(UserError, match="its last message: why"):
         run(script("sys.exit('why')"), other)
     assert (other / "launch.log").read_text() == "why\n"
+
+
+def test_a_launch_in_which_no_rank_began_leaves_no_folder(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Path(shutil.copytree(prepared, tmp_path / "broken"))
+    os.truncate(next((broken / "train").glob("*.arrow")), 100)
+    words = [*TINY, "--dataset_path", broken, "--outputdir", tmp_path / "run", "--max_steps", 1]
+    assert main(["launch", "--launcher", "none", "--slots", "2", "--", "textsql_train.py", *map(str, words)]) == 1
+    assert "interrupted" not in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], Path], tmp_path: Path) -> None:

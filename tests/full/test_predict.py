@@ -39,7 +39,7 @@ def test_every_constrained_answer_is_a_query_on_its_table(
 def test_predict_and_score_print_one_document_each(
     trained: Path, sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "p.jsonl"
+    out = tmp_path / "predictions.test.jsonl"
     rows = answers(trained, sample, out, "--json", "--unconstrained")
     assert any(row["query"] is None for row in rows)
     assert [prediction.to_json() for prediction in read_predictions(out)] == rows
@@ -50,6 +50,9 @@ def test_predict_and_score_print_one_document_each(
     score = json.loads(capsys.readouterr().out)
     assert (score["examples"], score["unparseable"]) == (24, sum(row["query"] is None for row in rows))
     assert json.loads((tmp_path / "score.test.json").read_text()) == score
+    for _ in range(2):
+        answers(trained, sample, tmp_path / "others.jsonl", "--limit", "1")
+    assert (tmp_path / "score.test.json").exists(), "the score of answers that are still there"
     answers(trained, sample, out, "--limit", "1")
     assert not (tmp_path / "score.test.json").exists(), "a score of answers that are gone"
 

@@ -176,10 +176,6 @@ def _over_pods(arguments: argparse.Namespace, cluster: Cluster, supervision: Sup
     check_restarts(planned, supervision.restarts, supervision.min_pods)
     if arguments.dry_run:
         return _dry(planned, cluster.hostfile)
-    busy = [pod.pod for pod in cluster.statuses()[: arguments.num_pods] if pod.runs]
-    if busy:
-        said = f"{', '.join(busy)} of {cluster.name} already at work for another run: both take longer"
-        print(f"zeropods: {said}", file=sys.stderr, flush=True)
     record = run_launch(planned, cluster, supervision)
     return {**record.to_json(), "folder": str(planned.folder)}
 

@@ -460,7 +460,7 @@ def predict(
 ) -> Speed:
     """Write an answer to each example of a split (its first `limit`), atomically, and time it.
 
-    A score of answers that are replaced is removed.
+    The score of a run's own answers goes when they are replaced.
 
     Args:
         model: run folder, model folder, or hub id of a causal model.
@@ -471,6 +471,7 @@ def predict(
     Raises:
         UserError: a model, data or option that does not fit the task; a place that holds something else.
     """
+    out = Path(out)
     check_place(out)
     task = answer_task(model, task)
     given = {name: value for name, value in options.items() if value is not None}
@@ -480,10 +481,10 @@ def predict(
         raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
     answerer: Answerer[Any, Any] = TASKS[task].load(model, precision, **given)
     answers, speed = answerer.timed(answerer.examples(data, split, limit), how, progress)
-    if out.exists():
-        # What is replaced may have been scored.
-        (out.parent / f"score.{split}.json").unlink(missing_ok=True)
     write_predictions(out, answers)
+    if out.name == f"predictions.{split}.jsonl":
+        # What was replaced may have been scored.
+        (out.parent / f"score.{split}.json").unlink(missing_ok=True)
     return speed
 
 

@@ -338,7 +338,7 @@ def check_place(path: Path) -> None:
         return
     try:
         _, first = next(validated_lines(dict[str, object], path, "predict again"))
-        held = {"index", "prediction"} <= first.keys()
+        held = {"index", "prediction"} <= first.keys() or "query" in first
     except UserError:
         held = False
     if not held:

@@ -16,7 +16,7 @@ from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
 from zeropods.launch.hangs import HangDetector
-from zeropods.launch.logs import LOG, OF_SCRIPT, RunLog, following
+from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
 from zeropods.launch.lost_pods import Ending, Observation, check_timeout, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
@@ -55,10 +55,12 @@ def run_here(
     """
     for number in range(restarts + 1):
         with locked(folder, LAUNCH_LOCK):
+            before = (folder / LOG).exists()
             try:
                 record = to_end(lambda output: [start_child(argv, output)], folder, timeout_seconds, step_timeout)
             except (UnopenedError, KeyboardInterrupt, SystemExit):
-                _remove_told(folder)
+                if not before:
+                    _remove_told(folder)
                 raise
         if number == restarts or not calls_for_another(record):
             break
@@ -70,7 +72,8 @@ def run_here(
 def _remove_told(folder: Path) -> None:
     """Remove the log where no run began and nothing was said, or a script of ours said why, which has been told."""
     with suppress(FileNotFoundError):
-        lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if not OF_LAUNCHER.match(line)]
         if not (folder / CONFIG).exists() and (not lines or OF_SCRIPT.match(lines[-1])):
             (folder / LOG).unlink()
 

@@ -11,17 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeropods.measure.record import (
     RunConfig,
     read_config,
 )
 from zeropods.tables import progress
-
-if TYPE_CHECKING:
-    pass
-
 
 LOG = "launch.log"
 """In the run folder: what the ranks wrote on stdout and stderr, attempt after attempt."""

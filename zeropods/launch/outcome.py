@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.launch.logs import LOG, OF_SCRIPT, RunLog
@@ -27,12 +26,10 @@ from zeropods.measure.run_folder import locked
 from zeropods.programs import is_held
 from zeropods.tables import GIB
 
-if TYPE_CHECKING:
-    pass
-
-
 LOCKED_SECONDS, POLL_SECONDS = 15.0, 0.2
 """Rank 0 of a pod that was lost may hold `run.lock` until its lease has run out."""
+ENDED = ("interrupted", "ended by SIG")
+"""What a script says that somebody else has ended."""
 UNSAID = "it was killed, or ended without saying why"
 NEVER_A_CAUSE = {"timeout": ("interrupted", "failed")}
 """By the supervisor's verdict, what ranks say because of it: those that are ended later miss the others."""
@@ -148,9 +145,10 @@ class UnopenedError(UserError):
     def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
         self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
-        refusal = OF_SCRIPT.match(lines[-1]) if lines and verdict.status is None else None
-        if refusal:
-            super().__init__(refusal[1])
+        told = [found[1] if (found := OF_SCRIPT.match(line)) else None for line in reversed(lines)]
+        if told and told[0] and verdict.status is None:
+            # Ranks that are ended because another one refused say that too.
+            super().__init__(next((each for each in told if each and not each.startswith(ENDED)), told[0]))
         else:
             super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
 

@@ -96,6 +96,10 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
+    hosts = {host.address for host in planned.hosts}
+    busy = [pod.pod for pod in cluster.statuses() if pod.runs and pod.address in hosts]
+    if busy:
+        print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
     began, opened, journal = time.monotonic(), False, list[JournalEntry]()
     current, left, seconds = planned, cluster, supervision.timeout_seconds
     while True:

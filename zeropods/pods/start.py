@@ -101,9 +101,7 @@ def up(
         raise UserError("--count: not given; say how many pods, or name a --hostfile")
     chosen = "hosts" if hosts else _chosen(backend)
     if nvidia_gpu and chosen != "cml":
-        raise UserError(
-            f"--nvidia-gpu {nvidia_gpu}: is for CML workers; local pods share this machine's GPUs, see --slots"
-        )
+        raise UserError(f"--nvidia-gpu {nvidia_gpu}: is for CML workers; leave it out")
     settings = Settings(
         count=len(hosts) or count or 0,
         slots=slots,

@@ -18,7 +18,7 @@ from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, told_differences
 from zeropods.evaluate.score_file import TEXT2SQL
-from zeropods.files import folder_locked
+from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
 from zeropods.launch.command import Launch, find_script, flag_values, runner_argv, train_arguments
 from zeropods.launch.local import run_one
@@ -215,7 +215,7 @@ def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
         if folder is None:
             continue
         if raw is not None and dry:
-            if raw != SAMPLE:
+            if raw != SAMPLE and (Path(raw).exists() or is_path(raw)):
                 _preparation(matrix, raw, cell).open()
         elif raw is not None:
             if matrix.data == SAMPLE:

@@ -237,8 +237,8 @@ def make_trainer(
 ) -> MeasuredTrainer:
     """The trainer of a run, with all that records it; the model's parameters and shape are written down."""
     arguments = job.arguments
-    disable_progress_bar()  # One for each model that is read or saved; training has its own.
     model = job.task.model(job.prepared)
+    disable_progress_bar()  # What was to be fetched is here: from now on it would be one for each model that is saved.
     if not torch.cuda.is_available():
         suit_cpu(model)
     compile_model(model, arguments.compile)
