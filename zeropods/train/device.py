@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -79,16 +78,6 @@ def gpu_by_nvml() -> Gpu | None:
     device: Any = torch.cuda.get_device_properties()
     bus = f"{device.pci_domain_id:08X}:{device.pci_bus_id:02X}:{device.pci_device_id:02X}.0"
     return find_gpu([f"GPU-{device.uuid}", f"MIG-{device.uuid}", bus])
-
-
-def give_back_freed_memory() -> None:
-    """Return freed memory of the host to the system, which glibc keeps otherwise; elsewhere nothing is done.
-
-    Once a model is loaded its pieces were freed between others that stay. Up to 13 % of a run's resident memory was
-    such holes (t5-small, ZeRO-1, one process); the call takes some 10 to 50 ms.
-    """
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
 
 
 def synchronize() -> None:

@@ -24,14 +24,7 @@ from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
 from zeropods.measure.memory import Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
-from zeropods.train.device import (
-    DeviceReader,
-    counters,
-    give_back_freed_memory,
-    gpu_by_nvml,
-    gpu_name,
-    synchronize,
-)
+from zeropods.train.device import DeviceReader, counters, gpu_by_nvml, gpu_name, synchronize
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -115,7 +108,6 @@ class Meter(TrainerCallback):
         self.measured.first_step = self.measured.step = state.global_step
         self.heartbeat.mark(state.global_step)
         self.heartbeat.training = True
-        give_back_freed_memory()
         self.phases.enter("first_step")
         self.measured.start_seconds = self.phases.measured()[0]["load"].seconds
         self.clock.restart()
