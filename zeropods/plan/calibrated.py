@@ -42,11 +42,12 @@ STATES = ("parameters", "gradients", "optimizer")
 USED = "device_used_bytes"
 UNIT = 100 * MIB
 """Of parts that are constant."""
-STEPPED = 5
-"""Place of the optimizer's part of a step; before it are those of arithmetic and Python, after it the network's."""
-TENSOR_OPERATIONS, HOOKS = 20, 5
-"""Small operations that are one unit of what a tensor costs in a step; and how many times that ZeRO-3 takes, which
-gathers it and gives it back. Units are near what runs show, since a factor is held near 1."""
+STEPPED = slice(5, 7)
+"""Places of the optimizer's parts of a step; before it are those of arithmetic and Python, after it the network's."""
+TENSOR_OPERATIONS, HOOKS, FLAT_COPIES = 20, 5, 6
+"""Small operations that are one unit of what a tensor costs in a step; how many times that ZeRO-3 takes, which gathers
+it and gives it back; and how many times Adam's own traffic ZeRO takes, whose flat copies lie in memory that is new in
+each step. Units are near what runs show, since a factor is held near 1."""
 WEIGHT_PASSES = 4
 """Weights are read forward and twice backward, and their gradients written."""
 
@@ -78,13 +79,13 @@ class Calibrated:
             return step_time(work, machines)
         factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
         seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
-        network = sum(seconds[STEPPED + 1 :])
+        network = sum(seconds[STEPPED.stop :])
         return StepTime(
-            compute_seconds=sum(seconds[:STEPPED]),
+            compute_seconds=sum(seconds[: STEPPED.start]),
             communication_seconds=network,
             exposed_communication_seconds=network,
             offload_seconds=0.0,
-            processor_seconds=seconds[STEPPED],
+            processor_seconds=sum(seconds[STEPPED]),
         )
 
     def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
@@ -132,7 +133,8 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
 
     Returns:
         Arithmetic of a T5; of a causal model; weights; Python for each tensor; what ZeRO-3 adds to it; the optimizer;
-        the collectives' volume; their messages. Memory is read and written for weights and the optimizer.
+        what ZeRO adds to it; the collectives' volume; their messages. Memory is read and written for weights and the
+        optimizer.
     """
     ranks, cores, passes, technique = work.ranks, probe.cores, work.passes, work.technique
     sharing = math.ceil(ranks / machines.hosts)
@@ -156,6 +158,7 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
         tensors * (2 if work.checkpointing else 1),
         HOOKS * tensors * (technique.stage == 3),
         ADAM_BYTES * own / bandwidth,
+        FLAT_COPIES * ADAM_BYTES * own / bandwidth * (technique.stage > 0),
         volume,
         max(0.0, both - volume),
     )
