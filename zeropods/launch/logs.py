@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zeropods.measure.record import (
-    RunConfig,
-    read_config,
-)
+from zeropods.measure.record import RunConfig, read_config
 from zeropods.tables import progress
 
 LOG = "launch.log"
