@@ -54,7 +54,7 @@ def untrained_runs(folder: Path, data: Path) -> Path:
 
 
 def save_model(folder: Path, seed: int, examples: list[Example]) -> None:
-    from zeropods.data.tokenizers import train_tokenizer
+    from zeropods.data.encoding import train_tokenizer
     from zeropods.plan.models import known_config
     from zeropods.train.text2sql import random_t5
 

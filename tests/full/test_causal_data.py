@@ -9,19 +9,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from zeropods.data.encoding import first_tokens, train_byte_tokenizer, train_tokenizer, unknown_id
 from zeropods.data.manifest import read_manifest
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.squad import SquadEncoder, SquadExample, read_squad, squad_prompt
 from zeropods.data.text import HubCorpus, open_hub
-from zeropods.data.tokenizers import (
-    END,
-    first_tokens,
-    load_causal_tokenizer,
-    train_byte_tokenizer,
-    train_tokenizer,
-    unknown_id,
-    with_ends,
-)
+from zeropods.data.tokenizers import END, load_causal_tokenizer, with_ends
 from zeropods.errors import UserError
 from zeropods.train.sampler import load_split
 
@@ -153,7 +146,7 @@ def test_a_tokenizer_without_a_pad_token_pads_with_its_end_token_and_needs_that(
     assert (len(tokenizer), tokenizer.pad_token_id, unknown_id(tokenizer)) == (50_257, tokenizer.eos_token_id, None)
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(UserError, match="tokenizer 'x' has no end token nor a pad token; name another"):
+    with pytest.raises(UserError, match="tokenizer 'x' has no end token; name another"):
         with_ends("x", PreTrainedTokenizerFast(tokenizer_object=backend))
 
 

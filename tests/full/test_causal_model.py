@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from zeropods.data.tokenizers import train_byte_tokenizer
+from zeropods.data.encoding import train_byte_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import CausalArguments

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from zeropods.cli import main
-from zeropods.data.tokenizers import train_tokenizer
+from zeropods.data.encoding import train_tokenizer
 from zeropods.data.wikisql import Example, SQLTable, read_split, source_of
 from zeropods.evaluate.generate import Generation, QueryAnswerer
 from zeropods.evaluate.models import SavedModel

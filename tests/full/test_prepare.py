@@ -107,7 +107,7 @@ def test_wikisql_is_prepared_and_little_of_it_lost(shared_data: Path, tmp_path: 
 
 
 def test_ids_by_words_are_the_tokenizers_own(shared_data: Path) -> None:
-    from zeropods.data.tokenizers import Encoder
+    from zeropods.data.encoding import Encoder
     from zeropods.data.wikisql import read_split, source_text
 
     tokenizer = load_tokenizer(str(shared_data / "t5" / "spiece.model"))

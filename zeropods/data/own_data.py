@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from zeropods.data.tokenizers import folded
+from zeropods.data.encoding import folded
 from zeropods.data.wikisql import SQLTable
 from zeropods.errors import UserError
 from zeropods.files import new_folder

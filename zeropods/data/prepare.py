@@ -20,21 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeropods import __version__
-from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatistics, TokenStatistics, read_manifest
-from zeropods.data.squad import SquadData
-from zeropods.data.text import TextData, hub_name
-from zeropods.data.tokenizers import (
-    GPT_TINY,
+from zeropods.data.encoding import (
     NO_LOSS,
     Ids,
     TokenRows,
     fingerprint,
-    load_causal_tokenizer,
-    load_tokenizer,
     train_byte_tokenizer,
     train_tokenizer,
     unknown_id,
 )
+from zeropods.data.manifest import FILE, SCHEMA_VERSION, Manifest, SplitStatistics, TokenStatistics, read_manifest
+from zeropods.data.squad import SquadData
+from zeropods.data.text import TextData, hub_name
+from zeropods.data.tokenizers import GPT_TINY, load_causal_tokenizer, load_tokenizer
 from zeropods.data.wikisql import (
     MAX_SOURCE_TOKENS,
     MAX_TARGET_TOKENS,

@@ -13,8 +13,8 @@ import numpy as np
 from annotated_types import MinLen
 from pydantic import Field
 
+from zeropods.data.encoding import NO_LOSS, Ids, TokenRows, first_tokens, folded
 from zeropods.data.manifest import SPLITS
-from zeropods.data.tokenizers import NO_LOSS, Ids, TokenRows, first_tokens, folded
 from zeropods.data.wikisql import Text
 from zeropods.errors import UserError
 from zeropods.files import MEND, sha256, validated

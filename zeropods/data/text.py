@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zeropods.data.encoding import NO_LOSS, Ids, TokenRows, first_tokens
 from zeropods.data.manifest import SPLITS
-from zeropods.data.tokenizers import ANSWER_SECONDS, NO_LOSS, Ids, TokenRows, first_tokens
+from zeropods.data.tokenizers import ANSWER_SECONDS
 from zeropods.errors import UserError
 from zeropods.files import first_line, is_path, sha256, validated_lines
 

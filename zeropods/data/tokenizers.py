@@ -1,28 +1,17 @@
-"""Tokenizers: from a hub, from a folder, from a bare spiece.model, or trained on the spot."""
+"""Tokenizers by name: from a hub, from a folder, from a bare spiece.model."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import shutil
 import tempfile
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from zeropods.errors import UserError
 from zeropods.files import first_line, read_object
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 
@@ -53,11 +42,6 @@ def hub_options(name: str) -> dict[str, bool]:
 # Tokenizers for T5.
 
 TINY = "t5-tiny"
-TINY_VOCABULARY = 1_000
-TINY_ALPHABET = 300
-"""The commonest characters; others are unknown to a trained tokenizer."""
-PARTS = r"▁?\p{L}+|▁?\p{N}|▁?[^\p{L}\p{N}▁]"
-"""What no piece of a trained tokenizer crosses: letters, single digits, single signs, each with its space."""
 MISSING_CHARACTERS = "<{}~^"
 """Characters of WikiSQL queries that T5's vocabulary lacks: encoded as `<unk>`, decoded as nothing."""
 
@@ -80,36 +64,6 @@ def load_tokenizer(
     else:
         tokenizer = _from_hub(source, instead)
     return complete_vocabulary(tokenizer) if complete else tokenizer
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int = TINY_VOCABULARY) -> PreTrainedTokenizerBase:
-    """Train a unigram tokenizer of T5's kind; the same texts give the same tokenizer.
-
-    The pieces are byte-pair merges, so that a frequent word is one piece; their scores are the logarithms
-    of their shares. SentencePiece's own unigram trainer takes its candidates from repeated parts of
-    *different* words: in texts as narrow as ours `SELECT` becomes five pieces.
-    """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import T5Tokenizer
-
-    merges = Tokenizer(models.BPE())
-    merges.normalizer = normalizers.NFKC()
-    merges.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Metaspace(prepend_scheme="always"),
-            pre_tokenizers.Split(Regex(PARTS), "isolated"),
-        ]
-    )
-    texts = list(texts)
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, limit_alphabet=TINY_ALPHABET, show_progress=False)
-    merges.train_from_iterator(texts, trainer)
-    counts = Counter(piece for encoding in merges.encode_batch(texts) for piece in encoding.tokens)
-    total = sum(counts.values())
-    pieces = [(p, math.log((counts[p] + 0.5) / total)) for p in sorted(merges.get_vocab())]
-    specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    tokenizer = T5Tokenizer(vocab=specials + pieces, extra_ids=0)
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
-    return complete_vocabulary(tokenizer)
 
 
 def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -135,13 +89,6 @@ def complete_vocabulary(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
         pad_token=tokenizer.pad_token,
         clean_up_tokenization_spaces=False,
     )
-
-
-def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of what decides the ids: the backend's whole definition."""
-    document = json.loads(tokenizer.backend_tokenizer.to_str())
-    document.update(padding=None, truncation=None)
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _from_sentencepiece(path: Path) -> PreTrainedTokenizerBase:
@@ -186,49 +133,10 @@ def _from_hub(name: str, instead: str) -> PreTrainedTokenizerBase:
         ) from None
 
 
-# A byte-level BPE tokenizer of GPT-2's kind.
-
-GPT_TINY = "gpt-tiny"
-VOCABULARY = 1_024
-"""With the 256 bytes and the two special tokens."""
-END, PAD = "<|endoftext|>", "<|pad|>"
-MOST_CHARACTERS = 10_000_000
-"""What is read to learn the merges: more text changes little in so small a vocabulary."""
-
-
-def train_byte_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
-    """Train on the first ten million characters; the same texts give the same tokenizer.
-
-    It has no unknown token, since every byte is a token, and decoding gives the text back exactly.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END, PAD],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(_first(texts, MOST_CHARACTERS), trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
-
-
-def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
-    for text in texts:
-        yield text[:characters]
-        characters -= len(text)
-        if characters <= 0:
-            return
-
-
 # Tokenizers for causal models.
 
+GPT_TINY = "gpt-tiny"
+END = "<|endoftext|>"
 BARE = ("vocab.json", "merges.txt")
 """GPT-2's files as they were published; a folder may hold no others."""
 DESCRIBED = ("tokenizer.json", "tokenizer_config.json", "config.json")
@@ -258,34 +166,12 @@ def with_ends(source: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedToke
     if not tokenizer.is_fast:
         raise UserError(f"tokenizer {source!r} has no fast implementation; convert it to a tokenizer.json")
     if tokenizer.eos_token_id is None:
-        remedy = f"name another tokenizer, or {GPT_TINY}"
-        pad = "nor a pad token" if tokenizer.pad_token_id is None else "to mark where a text ends"
-        raise UserError(f"tokenizer {source!r} has no end token {pad}; {remedy}")
+        raise UserError(f"tokenizer {source!r} has no end token; name another tokenizer, or {GPT_TINY}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
-
-
-def first_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that this tokenizer puts before every text, as Llama's `<s>`; often none."""
-    bare = tokenizer.backend_tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.backend_tokenizer.encode("a").ids
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start]
-    return []
-
-
-def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of what the tokenizer cannot read; None where it reads everything, as GPT-2's does.
-
-    GPT-2's names its end token as the unknown one.
-    """
-    unknown = tokenizer.unk_token_id
-    ends = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id)
-    return None if unknown in ends else unknown
 
 
 def _from_merges(folder: Path) -> PreTrainedTokenizerBase:
@@ -299,64 +185,3 @@ def _from_merges(folder: Path) -> PreTrainedTokenizerBase:
         if line and not line.startswith("#version") and line.replace(" ", "", 1) not in pieces:
             raise UserError(f"{merges}:{number}: {line!r} makes no piece of {BARE[0]}; fetch both files again")
     return GPT2TokenizerFast.from_pretrained(folder)
-
-
-# Token ids of many texts.
-
-Ids = NDArray[np.int32]
-NO_LOSS = -100
-"""Stands in labels where there is no loss."""
-
-
-@dataclass
-class TokenRows:
-    """The rows of a split, without padding, and what was left out of them."""
-
-    input_ids: list[Ids] = field(default_factory=list)
-    labels: list[Ids] = field(default_factory=list)
-    """Of a causal model as long as `input_ids`."""
-    inputs_cut: int = 0
-    """Number of rows that were cut at the limit; `labels_cut` likewise."""
-    labels_cut: int = 0
-    targets_lost: int | None = None
-    """Targets whose text does not come back when their tokens are decoded (NFKC, spaces folded)."""
-    documents: int | None = None
-    leftover_tokens: int | None = None
-    """Tokens of an incomplete last block that is left out."""
-
-
-def folded(text: str) -> str:
-    """The text with compatible characters and runs of spaces made one, as it is compared after decoding."""
-    return " ".join(unicodedata.normalize("NFKC", text).split())
-
-
-class Encoder:
-    """Encodes texts as their tokenizer does, and each different word only once.
-
-    A tokenizer of T5's kind cuts at spaces before its model looks, so a word has the same ids wherever it
-    stands. WikiSQL's 64,776 prompts with column names have 1.6 million words and 90,000 different ones.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._backend = tokenizer.backend_tokenizer
-        self._end = [tokenizer.eos_token_id]
-        self._by_words = _cuts_at_spaces(self._backend)
-        self._words: dict[str, list[int]] = {"": []}
-
-    def __call__(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, the end token last."""
-        if not self._by_words:
-            return [np.array(e.ids, dtype=np.int32) for e in self._backend.encode_batch_fast(texts)]
-        split, known = [text.split(" ") for text in texts], self._words
-        new = list({word for words in split for word in words} - known.keys())
-        encodings = self._backend.encode_batch_fast(new, add_special_tokens=False)
-        known.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
-        return [np.array([*chain.from_iterable(known[w] for w in words), *self._end], np.int32) for words in split]
-
-
-def _cuts_at_spaces(backend: Tokenizer) -> bool:
-    document = json.loads(backend.to_str())["pre_tokenizer"] or {}
-    parts = document.get("pretokenizers", [])
-    return [part["type"] for part in parts] == ["WhitespaceSplit", "Metaspace"] and parts[1][
-        "prepend_scheme"
-    ] == "always"

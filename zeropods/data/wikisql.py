@@ -12,8 +12,8 @@ import numpy as np
 from annotated_types import MinLen
 from pydantic import Field
 
+from zeropods.data.encoding import Encoder, Ids, TokenRows, folded
 from zeropods.data.manifest import SPLITS
-from zeropods.data.tokenizers import Encoder, Ids, TokenRows, folded
 from zeropods.errors import UserError
 from zeropods.files import MEND, sha256, validated_lines
 from zeropods.sql.query import Query, format_query

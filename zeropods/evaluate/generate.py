@@ -24,10 +24,11 @@ from torch.nn.functional import cross_entropy, linear
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from zeropods.data.encoding import fingerprint, first_tokens
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.prepare import Preparation
 from zeropods.data.squad import SquadEncoder, SquadExample, answer_in, read_squad
-from zeropods.data.tokenizers import fingerprint, first_tokens, with_ends
+from zeropods.data.tokenizers import with_ends
 from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_config, model_folder, task_of, trained_length
