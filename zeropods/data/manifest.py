@@ -1,23 +1,17 @@
-"""What a prepared data set says about itself, and how files are proven and read."""
+"""What a prepared data set says about itself."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from zeropods.errors import UserError
-from zeropods.files import sha256, validated
-
-# What a prepared data set says about itself.
+from zeropods.files import validated
 
 SCHEMA_VERSION: Literal[1] = 1
 FILE = "manifest.json"
 SPLITS = ("train", "dev", "test")
-LEVELS_UP = 3
-"""Raw data are looked for in as many folders above a prepared set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +86,3 @@ def read_manifest(folder: Path) -> Manifest:
         made = "zeropods prepare --data DATA --tokenizer MODEL --out SET"
         raise UserError(f"{folder}: no prepared data set there; make one, and give it here: {made}")
     return validated(Manifest, path, path.read_bytes(), "prepare the data set again")
-
-
-def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
-    """The folder with the raw data that a prepared set was made from, and the first of the splits that it has.
-
-    It is where it lay, or near the prepared set; its files are recognised by their digests. None where it has gone.
-    """
-    manifest = read_manifest(prepared)
-    sources = manifest.source_sha256
-    split = next((split for split in splits if any(name.startswith(split) for name in sources)), "")
-    wanted = {name: digest for name, digest in sources.items() if split and name.startswith(split)}
-    for folder in _near(Path(prepared).resolve(), manifest.data) if wanted else ():
-        # Another user's folder, somewhere near, may not be looked into.
-        with contextlib.suppress(PermissionError):
-            if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
-                return folder, split
-    return None
-
-
-def _near(prepared: Path, data: str | None) -> Iterator[Path]:
-    yield from () if data is None else (Path(data),)
-    for parent in prepared.parents[:LEVELS_UP]:
-        yield from (parent, *sorted(parent.glob("*")), *sorted(parent.glob("data/*")))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods.data.manifest import raw_data_of, read_manifest
+from zeropods.data.manifest import read_manifest
 from zeropods.data.own_data import read_csv, shown
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import (
@@ -28,7 +28,7 @@ from zeropods.data.wikisql import (
     split_file,
 )
 from zeropods.errors import UserError
-from zeropods.evaluate.models import model_config, model_folder, task_of
+from zeropods.evaluate.models import model_config, model_folder, raw_data_of, task_of
 from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
 from zeropods.files import validated_lines
 from zeropods.report.entry import find_runs, read_entry

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.data.manifest import FILE, raw_data_of
+from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
-from zeropods.files import has_weights, is_path, read_object
+from zeropods.files import has_weights, is_path, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, read_json, read_record
 from zeropods.train.arguments import OWN
 from zeropods.train.checkpoints import newest_first, step_of
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """PyTorch's names of the precisions that a model can answer in."""
+LEVELS_UP = 3
+"""Raw data are looked for in as many folders above a prepared set."""
 
 
 def model_folder(folder: Path) -> Path:
@@ -93,6 +97,27 @@ def prepared_of(run: Path) -> Path:
     """The prepared set that a run was trained on: the one that it was given, or that it has made of raw data."""
     given = Path(read_record(run).dataset.get("path", ""))
     return given if (given / FILE).is_file() else run / OWN
+
+
+def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | None:
+    """The folder with the raw data that a prepared set was made from, and the first of the splits that it has.
+
+    It is where it lay, or near the prepared set; its files are recognised by their digests. None where it has gone.
+    """
+    manifest = read_manifest(prepared)
+    sources = manifest.source_sha256
+    split = next((split for split in splits if any(name.startswith(split) for name in sources)), None)
+    if split is None:
+        return None
+    wanted = {name: digest for name, digest in sources.items() if name.startswith(split)}
+    above = Path(prepared).resolve().parents[:LEVELS_UP]
+    near = ([folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))] for folder in above)
+    for folder in itertools.chain([Path(manifest.data or prepared)], *near):
+        # Another user's folder, somewhere near, may not be looked into.
+        with contextlib.suppress(PermissionError):
+            if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):
+                return folder, split
+    return None
 
 
 @dataclass(frozen=True)
