@@ -26,10 +26,12 @@ from transformers import (
 
 from benchmarks.data import prepared_questions
 from benchmarks.figure import Figure, ratio
+from zeropods.measure.record import RankMeasurement
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import TextToSQLArguments
 from zeropods.train.device import multiplies_bf16, suit_cpu
 from zeropods.train.job import Task
+from zeropods.train.meter import Meter
 from zeropods.train.sampler import Prepared, TokenizedSplit
 from zeropods.train.text2sql import TextToSQL, random_t5
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
@@ -108,9 +110,8 @@ def our_trainer(model: PreTrainedModel, task: Task, data: Prepared, precision: s
     """This project's way, in FP32 or in BF16 with FP32 masters; `how` is as `trainer_arguments` takes it."""
     suit_cpu(model)
     masters, arguments = precision == "BF16", trainer_arguments(work, **how)
-    trainer = MeasuredTrainer(
-        model=round_to_bf16(model) if masters else model, args=arguments, task=task, data=data
-    )  # fmt: skip
+    meter = Meter(work, RankMeasurement(rank=0, host=""), interval=0, age_seconds=0.0)
+    trainer = MeasuredTrainer(task, data, meter, model=round_to_bf16(model) if masters else model, args=arguments)
     optimizer = MasterAdamW if masters else torch.optim.AdamW
     trainer.optimizer_cls_and_kwargs = (optimizer, {"lr": arguments.learning_rate, "fused": True})
     return trainer

@@ -75,14 +75,9 @@ class Causal:
         if config is not None:
             _class_of(self.arguments.source, config)
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether `--data` is a prepared set."""
-        return (self._given / FILE).is_file()
-
     def prepare(self) -> None:
         """Make `data/` of the run folder where it is not there yet; a set of other data is never replaced."""
-        if self.is_prepared:
+        if self._is_prepared:
             return
         if (self._folder / FILE).is_file():
             made = read_manifest(self._folder)
@@ -104,7 +99,7 @@ class Causal:
         if whole.tokenizer.pad_token_id is None:
             raise UserError(f"{self._folder}: its tokenizer has no token to pad with; prepare the data again")
         # Of raw data the subset was prepared.
-        subset = a.subset if self.is_prepared else None
+        subset = a.subset if self._is_prepared else None
         evaluated = a.max_eval_steps and a.max_eval_steps * a.per_device_eval_batch_size
         dev = None if whole.dev is None else whole.dev.first(subset).first(evaluated)
         return Prepared(whole.folder, whole.manifest, whole.train.first(subset), dev)
@@ -143,9 +138,14 @@ class Causal:
         return Path(self.arguments.data)
 
     @property
+    def _is_prepared(self) -> bool:
+        """Whether `--data` is a prepared set."""
+        return (self._given / FILE).is_file()
+
+    @property
     def _folder(self) -> Path:
         """Where the prepared set is, or will be."""
-        return self._given if self.is_prepared else self.arguments.run_folder / OWN
+        return self._given if self._is_prepared else self.arguments.run_folder / OWN
 
     @cached_property
     def _wanted(self) -> Preparation:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -70,12 +71,8 @@ class Task(Protocol):
     def check(self, precision: str) -> None:
         """Refuse what can be seen to be wrong without the data."""
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether the data are there; else `prepare` comes before `data`."""
-
     def prepare(self) -> None:
-        """Prepare raw data. Called on rank 0, which holds the lock of the run folder."""
+        """Prepare data that are raw. Called on rank 0, which holds the lock of the run folder."""
 
     def data(self) -> Prepared:
         """The rows that the run trains on and evaluates."""
@@ -99,14 +96,17 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Everything about a call that can be known before processes meet."""
+    """A call that has been checked before processes meet."""
 
     task: Task
     precision: str
     template: Config | None
     """The DeepSpeed configuration as it was read."""
-    data: Prepared | None
-    """None for raw data that the run itself is going to prepare."""
+
+    @cached_property
+    def data(self) -> Prepared:
+        """The rows that the run trains on and evaluates, once they are prepared."""
+        return self.task.data()
 
     @property
     def arguments(self) -> RunArguments:
@@ -124,12 +124,6 @@ class TrainingJob:
         return None if self.template is None else effective_config(self.template, self.folder)
 
     @property
-    def prepared(self) -> Prepared:
-        """The data, once they are prepared."""
-        assert self.data is not None
-        return self.data
-
-    @property
     def technique(self) -> str:
         """The technique's name; to be asked once processes have met, as all that follows."""
         return technique_of(self.deepspeed, processes.world_size())
@@ -143,14 +137,14 @@ class TrainingJob:
         """Optimizer steps of the whole run, if nothing stops it early."""
         if self.arguments.max_steps > 0:
             return self.arguments.max_steps
-        return math.ceil(self.arguments.epochs * math.ceil(len(self.prepared.train) / self.effective_batch_size()))
+        return math.ceil(self.arguments.epochs * math.ceil(len(self.data.train) / self.effective_batch_size()))
 
     def identity(self) -> dict[str, object]:
         """What must be equal for two calls to mean the same run.
 
         On another number of processes the same rows per step are divided otherwise: that is the same run.
         """
-        flags = {key: value for key, value in self.task.settings(self.prepared).items() if key not in (ROWS, PASSES)}
+        flags = {key: value for key, value in self.task.settings(self.data).items() if key not in (ROWS, PASSES)}
         # The same folder may hold another run by then.
         run = {} if self.arguments.init in INITS else {"init": record.read_config(Path(self.arguments.init)).run_id}
         return {
@@ -160,15 +154,6 @@ class TrainingJob:
             "precision": self.precision,
             "deepspeed": None if self.template is None else without_batch(self.template),
         }
-
-    def with_data(self) -> TrainingJob:
-        """The call with its data, prepared by rank 0 where they are raw, and checked against the flags."""
-        job = self
-        if job.data is None:
-            processes.on_rank_zero(self.task.prepare)
-            job = replace(self, data=self.task.data())
-        processes.on_rank_zero(lambda: _check_data(job))
-        return job
 
 
 def check_call(task: Task) -> TrainingJob:
@@ -185,13 +170,13 @@ def check_call(task: Task) -> TrainingJob:
         raise UserError("--max_train_seconds: clocks of several processes differ; give --max_steps instead")
     arguments.check_inputs()
     task.check(precision)
-    return TrainingJob(task, precision, config, task.data() if task.is_prepared else None)
+    return TrainingJob(task, precision, config)
 
 
-def _check_data(job: TrainingJob) -> None:
+def check_data(job: TrainingJob) -> None:
     """Refuse what only the data show to be wrong."""
     arguments = job.arguments
-    if job.prepared.dev is None and arguments.wants_best_model:
+    if job.data.dev is None and arguments.wants_best_model:
         raise UserError(f"{arguments.dataset_path}: has no dev split, by which the best model would be found")
     if job.template is not None and arguments.deepspeed is not None:
         known = {**_flags(arguments, job.precision, processes.world_size()), "optimizer_steps": job.steps()}
@@ -246,7 +231,7 @@ def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[
     Args:
         hosts: the pods, each once, in the order of their ranks.
     """
-    arguments, data, ranks, slots = job.arguments, job.prepared, processes.world_size(), processes.slots()
+    arguments, data, ranks, slots = job.arguments, job.data, processes.world_size(), processes.slots()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "schema_version": record.SCHEMA_VERSION,

@@ -27,12 +27,12 @@ from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
 from zeropods.train.checkpoints import Origin, digest
 from zeropods.train.device import compile_model, matmul_rates, python_seconds, suit_cpu
-from zeropods.train.job import Task, TrainingJob, check_call, check_same_run, run_config, training_arguments
+from zeropods.train.job import Task, TrainingJob, check_call, check_data, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
-from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, TimeLimit, round_to_bf16
+from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
 
 def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
@@ -57,7 +57,8 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         try:
             with contextlib.ExitStack() as stack:
                 processes.on_rank_zero(lambda: stack.enter_context(locked(job.folder)))
-                _opened(job.with_data(), settings, argv, began, save_signal)
+                processes.on_rank_zero(task.prepare)
+                _opened(job, settings, argv, began, save_signal)
         except processes.SharedError:
             processes.leave()
             raise
@@ -68,11 +69,12 @@ def _opened(
     job: TrainingJob, settings: TrainingArguments, argv: list[str], began: float, save_signal: SaveSignal
 ) -> None:
     """Open the run folder, and make an attempt unless the run in it is finished."""
-    if job.prepared.dev is None:
+    if job.data.dev is None:
         settings.eval_strategy = IntervalStrategy.NO
     hosts = list(dict.fromkeys(processes.gathered(environment.host())))
 
     def opened() -> Opening:
+        check_data(job)
         check_same_run(job)
         opening = open_run(job.folder, job.identity(), again=job.arguments.resume == "never")
         if not opening.finished:
@@ -221,7 +223,7 @@ def _train(
     trainer.checkpoints = Checkpoints(job.folder / "checkpoints", origin, keep=job.arguments.save_total_limit)
     trainer.resumption = resumption(job.arguments.resume, opening, trainer.checkpoints)
     trainer.add_callback(SaveOnSignal(save_signal))
-    dev, resumed = job.prepared.dev, trainer.resumption
+    dev, resumed = job.data.dev, trainer.resumption
     settings.eval_on_start = job.arguments.eval_on_start and dev is not None and resumed is None
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
     measured.stopped_by = _stopped_by(trainer)
@@ -229,7 +231,7 @@ def _train(
     if dev is not None and (last != trainer.state.global_step or settings.load_best_model_at_end):
         trainer.evaluate()
     trainer.save_model(str(job.folder / "model"))
-    return job.task.score(trainer, job.prepared, job.folder)
+    return job.task.score(trainer, job.data, job.folder)
 
 
 def make_trainer(
@@ -237,7 +239,7 @@ def make_trainer(
 ) -> MeasuredTrainer:
     """The trainer of a run, with all that records it; the model's parameters and shape are written down."""
     arguments = job.arguments
-    model = job.task.model(job.prepared)
+    model = job.task.model(job.data)
     disable_progress_bar()  # What was to be fetched is here: from now on it would be one for each model that is saved.
     if not torch.cuda.is_available():
         suit_cpu(model)
@@ -250,7 +252,7 @@ def make_trainer(
         model=round_to_bf16(model) if masters else model,
         args=settings,
         task=job.task,
-        data=job.prepared,
+        data=job.data,
         meter=meter,
     )
     if job.deepspeed is None:
@@ -259,8 +261,6 @@ def make_trainer(
     trainer.add_callback(LiveBytesRecorder(measured, trainer.engine))
     if processes.rank() == 0:
         trainer.add_callback(Curves(job.folder / "tensorboard", meter, job.effective_batch_size()))
-    if arguments.max_train_seconds:
-        trainer.add_callback(TimeLimit(trainer))
     if arguments.early_stopping_patience:
         stopping = EarlyStoppingCallback(arguments.early_stopping_patience, arguments.early_stopping_threshold)
         trainer.add_callback(stopping)

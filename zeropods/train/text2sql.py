@@ -31,7 +31,6 @@ class TextToSQL:
 
     flags: ClassVar[type[RunArguments]] = TextToSQLArguments
     joint: ClassVar[bool] = False
-    is_prepared = True
 
     def __init__(self, arguments: TextToSQLArguments) -> None:
         self.arguments = arguments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -35,13 +34,7 @@ class MeasuredTrainer(Trainer):
     checkpoints: Checkpoints
     """Makes what is saved complete, and verifies what is loaded; set before training that saves."""
 
-    def __init__(
-        self,
-        task: Task,
-        data: Prepared,
-        meter: Meter | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, task: Task, data: Prepared, meter: Meter, **kwargs: Any) -> None:
         """`Trainer` over the rows of `data`, with its tokenizer and the task's batches.
 
         Args:
@@ -58,15 +51,16 @@ class MeasuredTrainer(Trainer):
             **kwargs,
         )
         self.asked = task.arguments
-        self.began: float | None = None
+        self.limit = TimeLimit(self.asked.max_train_seconds) if self.asked.max_train_seconds else None
         self.sampler: LengthGroupedSampler | None = None
         self.resumption: Resumption | None = None
         """What training goes on from."""
         self.evaluated: tuple[float, int] | None = None
         """Summed loss and label tokens of the last evaluation."""
         self.meter = meter
-        if meter is not None:
-            self.add_callback(meter)
+        self.add_callback(meter)
+        if self.limit is not None:
+            self.add_callback(self.limit)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedSampler:
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
@@ -75,11 +69,10 @@ class MeasuredTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """One forward and backward pass; its tokens are counted."""
-        if self.meter is not None:
-            self.meter.tokens.add(inputs)
+        self.meter.tokens.add(inputs)
         step_begins(self.asked.compile)
         loss = super().training_step(model, inputs, *args, **kwargs)
-        self._mark()
+        self.meter.heartbeat.mark()
         return loss
 
     def engine(self) -> Any:
@@ -96,18 +89,18 @@ class MeasuredTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule asked for, or one that also ends with the training time."""
-        if self.lr_scheduler is None and self.asked.max_train_seconds:
-            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-                optimizer or self.optimizer, lambda step: self._rate(step, num_training_steps)
-            )
+        limit = self.limit
+        if self.lr_scheduler is None and limit is not None:
+            warmup = max(1, self.args.get_warmup_steps(num_training_steps))
+
+            def rate(step: int) -> float:
+                """Linear decay over steps or seconds, whichever is further, after the warm-up."""
+                left = 1.0 - min(1.0, max(step / num_training_steps, limit.share()))
+                return left * min(1.0, (step + 1) / warmup)
+
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, rate)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
-
-    def _rate(self, step: int, steps: int) -> float:
-        """Linear decay over steps or seconds, whichever is further, after the warm-up."""
-        elapsed = 0.0 if self.began is None else time.monotonic() - self.began
-        left = 1.0 - min(1.0, max(step / steps, elapsed / self.asked.max_train_seconds))
-        return left * min(1.0, (step + 1) / max(1, self.args.get_warmup_steps(steps)))
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Mean loss per label token: token losses and counts are summed over ranks, then divided.
@@ -130,7 +123,7 @@ class MeasuredTrainer(Trainer):
     def summed_loss(self, rows: TokenizedSplit) -> tuple[float, int]:
         """Loss in nats and label tokens of all rows, over all ranks; every rank takes part."""
         args = self.args
-        with self._within("evaluate"), uncompiled(self.asked.compile):
+        with self.meter.within("evaluate"), uncompiled(self.asked.compile):
             was_training = self.model.training
             self.model.eval()
             sums = torch.zeros(2, dtype=torch.float64, device=args.device)
@@ -140,7 +133,7 @@ class MeasuredTrainer(Trainer):
                 loss = self.model(**batch, num_items_in_batch=1).loss
                 sums[0] += weight * loss.double()
                 sums[1] += weight * batch["label_positions"].numel()
-                self._mark()
+                self.meter.heartbeat.mark()
             self.model.train(was_training)
             total, tokens = self.accelerator.reduce(sums, "sum").tolist()
             return total, int(tokens)
@@ -148,7 +141,8 @@ class MeasuredTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights in FP32; every rank takes part."""
         folder = Path(output_dir or self.args.output_dir)
-        with self._within("save"), said_in_one_line(folder, "the model", "free or repair the disk, then run again"):
+        in_one_line = said_in_one_line(folder, "the model", "free or repair the disk, then run again")
+        with self.meter.within("save"), in_one_line:
             if self.is_deepspeed_enabled:
                 self._save(output_dir, whole_weights(self.model, keep=self.args.should_save))
             else:
@@ -160,7 +154,7 @@ class MeasuredTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what a later attempt goes on from."""
         write = partial(super()._save_checkpoint, model, trial)
-        with self._within("save"):
+        with self.meter.within("save"):
             self.checkpoints.save(self.state.global_step, write, lambda: self.state.best_model_checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -201,13 +195,6 @@ class MeasuredTrainer(Trainer):
         else:
             super()._load_rng_state(checkpoint)
 
-    def _mark(self) -> None:
-        if self.meter is not None:
-            self.meter.heartbeat.mark()
-
-    def _within(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.meter is None else self.meter.within(phase)
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Save the FP32 masters where there are any: the BF16 copies have lost their low bits."""
         masters = self._masters()
@@ -216,17 +203,18 @@ class MeasuredTrainer(Trainer):
             state_dict = {name: masters.get(id(value), value.detach()) for name, value in named.items()}
         super()._save(output_dir, state_dict)
         if self.args.should_save:
-            open_to_readers(Path(output_dir or self.args.output_dir))
+            folder = Path(output_dir or self.args.output_dir)
+            open_to_readers(folder)
             # Our classes differ from transformers' in their loss alone.
             bases = (base for base in type(self.model).__mro__ if base.__module__.startswith("transformers."))
             self.model.config.architectures = [next(bases).__name__]
             self.model.config.dtype = self.model.config.dtype if state_dict is None else torch.float32
-            self.model.config.save_pretrained(output_dir or self.args.output_dir)
+            self.model.config.save_pretrained(folder)
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint into the model, and into the masters where there are any."""
         best = self.state.best_model_checkpoint
-        with self._within("load"):
+        with self.meter.within("load"):
             manifest = self.checkpoints.check(Path(best), best, "--resume auto goes on from one that is whole")
             fitted = str(self.checkpoints.fitted(Path(best), manifest))
             self.state.best_model_checkpoint = fitted
@@ -248,15 +236,19 @@ class MeasuredTrainer(Trainer):
 class TimeLimit(TrainerCallback):
     """Ends training when its time is up; one process only, since clocks differ."""
 
-    def __init__(self, trainer: MeasuredTrainer) -> None:
-        self.trainer = trainer
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.began: float | None = None
+
+    def share(self) -> float:
+        """How much of the time has passed, of 1; 0 before training."""
+        return 0.0 if self.began is None else (time.monotonic() - self.began) / self.seconds
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.began = time.monotonic()
+        self.began = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        began = self.trainer.began
-        if began is not None and time.monotonic() - began >= self.trainer.asked.max_train_seconds:
+        if self.share() >= 1:
             control.should_training_stop = True
 
 
@@ -320,60 +312,54 @@ class MasterAdamW(AdamW):
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: Any) -> None:
         groups = [dict(group) for group in groups]
-        self.copies: list[list[Tensor]] = [list(group["params"]) for group in groups]
+        self.copies: list[Tensor] = [copy for group in groups for copy in group["params"]]
         for group in groups:
             group["params"] = [p.detach().float().clone() for p in group["params"]]
         super().__init__(groups, **options)
 
+    @property
+    def masters(self) -> list[Tensor]:
+        """The masters in the order of the groups, which is that of `copies`."""
+        return [master for group in self.param_groups for master in group["params"]]
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update the masters from the copies' gradients, then round the masters into the copies."""
-        masters, copies = self._pairs()
-        _widen_gradients(masters, copies)
+        pairs = zip(self.masters, self.copies, strict=True)
+        trained = [(master, copy.grad) for master, copy in pairs if copy.grad is not None]
+        wide = [torch.empty_like(master) for master, _ in trained]
+        if wide:
+            # On a GPU a few kernels do it for all, not one for each.
+            torch._foreach_copy_(wide, [narrow for _, narrow in trained])
+        for (master, _), gradient in zip(trained, wide, strict=True):
+            master.grad = gradient
         result = super().step(closure)
-        torch._foreach_copy_(copies, masters)
-        for master in masters:
+        torch._foreach_copy_(self.copies, self.masters)
+        for master, _ in trained:
             master.grad = None
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the copies."""
-        for copy in self._pairs()[1]:
+        for copy in self.copies:
             copy.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """AdamW's state, and the masters in the order of the groups."""
-        return {**super().state_dict(), "masters": self._pairs()[0]}
+        return {**super().state_dict(), "masters": self.masters}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the masters back from a state, and round them into the copies."""
         state = dict(state_dict)
-        masters, copies = self._pairs()
-        for master, saved in zip(masters, state.pop("masters"), strict=True):
+        for master, saved in zip(self.masters, state.pop("masters"), strict=True):
             master.copy_(saved)
         super().load_state_dict(state)
-        torch._foreach_copy_(copies, masters)
+        torch._foreach_copy_(self.copies, self.masters)
 
     def masters_by_copy(self) -> dict[int, Tensor]:
         """The master of each parameter, by `id(parameter)`."""
-        masters, copies = self._pairs()
-        return {id(copy): master for copy, master in zip(copies, masters, strict=True)}
-
-    def _pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        masters = [p for group in self.param_groups for p in group["params"]]
-        return masters, [copy for group in self.copies for copy in group]
-
-
-def _widen_gradients(masters: list[Tensor], copies: list[Tensor]) -> None:
-    """Give each master its copy's gradient in FP32; on a GPU a few kernels do it for all, not one for each."""
-    narrow = [copy.grad for copy in copies if copy.grad is not None]
-    wide = [torch.empty_like(master) for master, copy in zip(masters, copies, strict=True) if copy.grad is not None]
-    if wide:
-        torch._foreach_copy_(wide, narrow)
-    trained = (master for master, copy in zip(masters, copies, strict=True) if copy.grad is not None)
-    for master, gradient in zip(trained, wide, strict=True):
-        master.grad = gradient
+        return {id(copy): master for copy, master in zip(self.copies, self.masters, strict=True)}
 
 
 def round_to_bf16(model: Model) -> Model:
