@@ -42,7 +42,7 @@ from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively
 from zeropods.report.figures import figures as values_of
 from zeropods.techniques import technique_named
-from zeropods.train.causal import random_causal
+from zeropods.train.causal import causal_config, random_causal
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
@@ -161,7 +161,7 @@ def prepared(work: Path) -> None:
     for name, shape in CAUSAL.items():
         folder = work / "models" / name
         if shape is not None and not folder.is_dir():
-            random_causal(shape, seed=0).save_pretrained(folder)
+            random_causal(causal_config(shape), seed=0).save_pretrained(folder)
 
 
 def run(cell: GridCell, work: Path, runs: str = "runs") -> Path:

@@ -9,7 +9,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from tests.full.test_plan_built import MODELS, SHARED, SIZES
-from zeropods.train.causal import collate_causal, random_causal, with_causal_loss
+from zeropods.train.causal import causal_config, collate_causal, random_causal, with_causal_loss
 from zeropods.train.sampler import Row
 
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -53,7 +53,7 @@ def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def tiny() -> PreTrainedModel:
-    return random_causal(TINY, seed=1, dropout=0.0).train()
+    return random_causal(causal_config(TINY, dropout=0.0), seed=1).train()
 
 
 def test_rows_are_padded_on_the_right_and_predicting_positions_precede_their_labels() -> None:

@@ -19,11 +19,7 @@ from zeropods.data.encoding import train_byte_tokenizer
 from zeropods.errors import UserError
 from zeropods.plan.models import known_config
 from zeropods.train.arguments import CausalArguments
-from zeropods.train.causal import (
-    load_causal,
-    random_causal,
-    set_dropout,
-)
+from zeropods.train.causal import causal_config, load_causal, random_causal, set_dropout
 
 WEIGHTS = "model.safetensors"
 
@@ -72,11 +68,11 @@ def change_weights(folder: Path, name: str, value: torch.Tensor | None) -> None:
 
 
 def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator() -> None:
-    sizes = {**known_config("llama-tiny"), "num_hidden_layers": 1}
+    config = causal_config({**known_config("llama-tiny"), "num_hidden_layers": 1})
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    first, second = random_causal(sizes, 3), random_causal(sizes, 3)
+    first, second = random_causal(config, 3), random_causal(config, 3)
     assert torch.rand(1) == expected
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 

@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2S
 from zeropods.cli import main
 from zeropods.plan.facts import shape_for, shape_named, shape_recorded
 from zeropods.plan.models import known_config
-from zeropods.train.causal import random_causal
+from zeropods.train.causal import causal_config, random_causal
 from zeropods.train.pretrained import configuration_of
 from zeropods.train.text2sql import random_t5
 
@@ -168,7 +168,7 @@ def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
     known = random_t5(known_config("t5-tiny"), seed=0, dropout=0.0)
     assert shape_recorded(json.dumps(configuration_of(known))) is shape_named("t5-tiny")
     sizes = {"model_type": "bloom", **MODELS["bloom"]}
-    model = random_causal(sizes, seed=0)
+    model = random_causal(causal_config(sizes), seed=0)
     shape = shape_recorded(json.dumps(configuration_of(model)))
     earlier = {"family": "bloom", "hidden": 64, "layers": 2, "heads": 4, "vocabulary": 1_009, "tied": True}
     same = shape_recorded(json.dumps(earlier))

@@ -18,13 +18,15 @@ from zeropods.plan.facts import FACTS, shape_named, shape_recorded
 from zeropods.plan.memory import Activations
 from zeropods.plan.models import known_config, known_names
 from zeropods.plan.workload import PLAIN, Shape, Workload
-from zeropods.train.causal import random_causal
+from zeropods.train.causal import causal_config, random_causal
 from zeropods.train.text2sql import T5ForTextToSQL
 
 
 def on_meta(sizes: dict[str, Any], attention: str = "eager") -> PreTrainedModel:
+    config = causal_config(sizes)
+    config._attn_implementation = attention
     with torch.device("meta"):
-        return random_causal(sizes, 0, attention=attention).train()
+        return random_causal(config, 0).train()
 
 
 @pytest.mark.parametrize("name", ["t5-tiny", "t5-small", "distilgpt2", "bloom-tiny", "qwen3-0.6b", "mistral-7b"])

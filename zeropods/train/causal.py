@@ -237,8 +237,8 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     """
     name, options = arguments.model_name_or_path, {}
     if arguments.init == "random":
-        config = causal_config(known_config(name, "causal"), arguments.dropout)
-        config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        config = causal_config({**known_config(name, "causal"), **ends}, arguments.dropout)
     else:
         name = arguments.source
         options = source_options(name)
@@ -252,30 +252,21 @@ def load_causal(arguments: CausalArguments, tokenizer: PreTrainedTokenizerBase) 
     _check_sizes(arguments, config.get_text_config(), tokenizer)
     config._attn_implementation = attention_for(model_class, config, arguments.attn_implementation)
     if arguments.init == "random":
-        model = _drawn(model_class, config, arguments.seed)
+        model = random_causal(config, arguments.seed)
     else:
         model = load_weights(with_causal_loss(model_class), name, flag=FLAG, config=config, **options)
     return _ends_as(model, tokenizer)
 
 
-def random_causal(
-    sizes: Mapping[str, Any], seed: int, dropout: float | None = None, attention: str = "sdpa"
-) -> PreTrainedModel:
-    """A model of a `config.json` with its family's own initialisation; the same seed gives the same weights.
+def random_causal(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    """A model with its family's own initialisation; the same seed gives the same weights.
 
     They are drawn whole on every rank, in FP32, also where ZeRO-3 divides them later: so that they are the same
     weights on any number of processes and in any precision.
     """
-    config = causal_config(sizes, dropout)
-    model_class = _class_of(config.model_type, config)
-    config._attn_implementation = attention_for(model_class, config, attention)
-    return _drawn(model_class, config, seed)
-
-
-def _drawn(model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return with_causal_loss(model_class)(config)
+        return with_causal_loss(_class_of(config.model_type, config))(config)
 
 
 def _class_of(name: str, config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -361,19 +352,12 @@ def check_attention(name: str, precision: str) -> None:
     Args:
         precision: as it is resolved: `fp32`, `bf16` or `fp16`.
     """
-    if name != "flash_attention_2":
-        return
-    fault = None
-    if precision == "fp32":
-        fault = "FlashAttention-2 has no FP32 kernels (--precision bf16 or fp16)"
-    elif not torch.cuda.is_available():
-        fault = "FlashAttention-2 needs a CUDA GPU, and this process has none"
-    elif torch.cuda.get_device_capability() < AMPERE:
-        fault = f"FlashAttention-2 needs a GPU of compute capability 8.0, {torch.cuda.get_device_name()} has less"
-    elif importlib.util.find_spec("flash_attn") is None:
-        fault = "the package flash-attn is not installed"
-    if fault is not None:
-        raise UserError(f"--attn_implementation {name}: {fault}; use --attn_implementation sdpa")
+    has_kernels = torch.cuda.is_available() and torch.cuda.get_device_capability() >= AMPERE and precision != "fp32"
+    if name == "flash_attention_2" and not (has_kernels and importlib.util.find_spec("flash_attn")):
+        raise UserError(
+            f"--attn_implementation {name}: needs --precision bf16 or fp16, a GPU of compute capability 8.0 and the "
+            "package flash-attn; use --attn_implementation sdpa"
+        )
 
 
 def attention_for(model_class: type[PreTrainedModel], config: PreTrainedConfig, name: str) -> str:
