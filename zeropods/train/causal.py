@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,11 +32,11 @@ from zeropods.train.arguments import (
     OWN,
     TASKS,
     CausalArguments,
-    RunArguments,
     check_tokenizer,
     check_vocabulary,
 )
 from zeropods.train.device import AMPERE
+from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, loading, source_options
 from zeropods.train.sampler import Prepared, Row, load_split, padded
 
@@ -59,14 +59,12 @@ DROPOUTS = (
 log = logging.getLogger(__name__)
 
 
-class Causal:
-    """Causal language modelling, as `job.Task` has it."""
+class Causal(Task):
+    """Causal language modelling."""
 
-    flags: ClassVar[type[RunArguments]] = CausalArguments
-    joint: ClassVar[bool] = True
-
-    def __init__(self, arguments: CausalArguments) -> None:
-        self.arguments = arguments
+    flags = CausalArguments
+    joint = True
+    arguments: CausalArguments
 
     def check(self, precision: str) -> None:
         """Refuse an attention that cannot run, and a model that is not there."""

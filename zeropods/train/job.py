@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ UNCHANGED = (
 """Flags that transformers has under the same names."""
 
 
-class Task(Protocol):
+class Task(ABC):
     """A script's part of a run: data, batches, a model with its loss, and scores. The engine, which is the same for all
     scripts, calls the methods in this order.
 
@@ -59,27 +60,30 @@ class Task(Protocol):
 
     flags: ClassVar[type[RunArguments]]
     """The kind of `arguments`."""
-    joint: ClassVar[bool]
+    joint: ClassVar[bool] = False
     """Whether a row is one text, of which some tokens carry a loss; else it is a source and a target."""
+    arguments: RunArguments
+    """The flags of the call."""
 
-    def __init__(self, arguments: Any) -> None: ...
+    def __init__(self, arguments: Any) -> None:
+        self.arguments = arguments
 
-    @property
-    def arguments(self) -> RunArguments:
-        """The flags of the call."""
-
+    @abstractmethod
     def check(self, precision: str) -> None:
         """Refuse what can be seen to be wrong without the data."""
 
-    def prepare(self) -> None:
-        """Prepare data that are raw. Called on rank 0, which holds the lock of the run folder."""
+    def prepare(self) -> None:  # noqa: B027
+        """Prepare data that are raw; most are not. Called on rank 0, which holds the lock of the run folder."""
 
+    @abstractmethod
     def data(self) -> Prepared:
         """The rows that the run trains on and evaluates."""
 
+    @abstractmethod
     def settings(self, data: Prepared) -> dict[str, object]:
         """What must be equal for two calls to mean the same run: flags, and what the data say instead of flags."""
 
+    @abstractmethod
     def model(self, data: Prepared) -> PreTrainedModel:
         """The model in FP32, checked against the data.
 
@@ -87,11 +91,13 @@ class Task(Protocol):
         the whole optimizer step, over all ranks.
         """
 
+    @abstractmethod
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """A batch of rows; `label_positions` are among it."""
 
     def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
         """Score the model that is trained and saved in a run folder, and say how good it is; every rank takes part."""
+        return ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,36 +13,29 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.plan.models import known_config
-from zeropods.train.arguments import RunArguments, TextToSQLArguments, check_tokenizer, check_vocabulary
+from zeropods.train.arguments import TextToSQLArguments, check_tokenizer, check_vocabulary
 from zeropods.train.device import check_compiled, check_tf32
+from zeropods.train.job import Task
 from zeropods.train.pretrained import check_source, load_weights, source_options
 from zeropods.train.sampler import Prepared, Row, collate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from zeropods.train.trainer import MeasuredTrainer
-
 FLAG = "--model_id"
 
 
-class TextToSQL:
-    """Text-to-SQL with T5, as `job.Task` has it."""
+class TextToSQL(Task):
+    """Text-to-SQL with T5. Predictions are made with constrained decoding, by `zeropods predict`: nothing is scored."""
 
-    flags: ClassVar[type[RunArguments]] = TextToSQLArguments
-    joint: ClassVar[bool] = False
-
-    def __init__(self, arguments: TextToSQLArguments) -> None:
-        self.arguments = arguments
+    flags = TextToSQLArguments
+    arguments: TextToSQLArguments
 
     def check(self, precision: str) -> None:
         """Refuse to compile what ZeRO-3 fetches layer by layer, TF32 where no hardware has it, a model not there."""
         check_compiled(self.arguments.compile, self.arguments.deepspeed)
         check_tf32(self.arguments.tf32)
         check_source(self.arguments)
-
-    def prepare(self) -> None:
-        """Nothing: `zeropods prepare` has done it."""
 
     def data(self) -> Prepared:
         """The set at `--dataset_path`."""
@@ -59,10 +52,6 @@ class TextToSQL:
     def batch(self, data: Prepared, rows: list[Row]) -> dict[str, Tensor]:
         """Sources and targets, each padded to the longest."""
         return collate(rows, multiple=self.arguments.pad_to_multiple_of)
-
-    def score(self, trainer: MeasuredTrainer, data: Prepared, folder: Path) -> str:
-        """Nothing: predictions are made with constrained decoding, by `zeropods predict`."""
-        return ""
 
 
 # T5 with a loss that is right on any number of processes, projected over label positions only.
