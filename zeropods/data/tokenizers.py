@@ -21,11 +21,13 @@ ANSWER_SECONDS = 10.0
 
 
 def hub_options(name: str) -> dict[str, bool]:
-    """Options for `from_pretrained(name)`: the local copy alone where the hub cannot be reached.
+    """Options for `from_pretrained(name)`: none for a folder, the local copy alone where the hub cannot be reached.
 
     transformers asks five times for each file, with growing pauses, before it gives up; that is most of
     a minute without a word.
     """
+    if Path(name).is_dir():
+        return {}
     import httpx2
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled

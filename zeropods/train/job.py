@@ -211,24 +211,16 @@ def check_same_run(job: TrainingJob) -> None:
     rows_before, rows_now, ranks = before.effective_batch_size, job.effective_batch_size(), processes.world_size()
     if rows_before != rows_now:
         rows, passes = job.arguments.per_device_train_batch_size, job.arguments.gradient_accumulation_steps
+        # No more rows per pass than were asked for, since memory was enough for these.
+        same = batch_on(ranks, rows_before, rows)
+        numbers = ", ".join(str(n) for n in range(1, min(rows_before, 64) + 1) if rows_before % n == 0)
+        fits = f"{rows_before} does not divide by {ranks}: take {numbers} processes"
+        if same is not None:
+            fits = f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
         raise UserError(
             f"{job.folder}: holds a run of {rows_before} rows per step, this call has {rows} rows x {passes} passes x "
-            f"{ranks} processes = {rows_now}; {fitting(rows_before, rows, ranks)}"
+            f"{ranks} processes = {rows_now}; {fits}"
         )
-
-
-def fitting(effective: int, rows: int, ranks: int) -> str:
-    """The flags by which so many processes train on an effective batch, or which numbers of them would do.
-
-    Args:
-        effective: rows per step.
-        rows: rows per process and pass that were asked for; no more are proposed, since memory was enough for these.
-    """
-    same = batch_on(ranks, effective, rows)
-    if same is None:
-        numbers = ", ".join(str(n) for n in range(1, min(effective, 64) + 1) if effective % n == 0)
-        return f"{effective} does not divide by {ranks}: take {numbers} processes"
-    return f"give --{ROWS} {same.rows} --{PASSES} {same.passes}"
 
 
 def run_config(job: TrainingJob, argv: list[str], opening: Opening, hosts: list[str]) -> dict[str, object]:

@@ -9,9 +9,8 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -169,14 +168,13 @@ class Meter(TrainerCallback):
 # Tokens of a step, counted without waiting for the device.
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """What a step was made of, on this rank."""
 
-    source: int | Tensor
-    """A tensor on the CPU where a GPU counts them; its value is there when the step is."""
-    target: int
-    padded: int
+    source: int | Tensor = 0
+    """A tensor where a GPU counts them."""
+    target: int = 0
+    padded: int = 0
 
 
 class TokenCount:
@@ -187,26 +185,26 @@ class TokenCount:
         self.joint = joint
         self.largest: BatchShape | None = None
         """The pass with the most tokens, padding included."""
-        self._source: int | Tensor = 0
-        self._target = self._padded = self._most = 0
+        self._most = 0
+        self._counted = Tokens()
 
     def add(self, inputs: dict[str, Tensor]) -> None:
         """Count a forward pass of a collator's batch. Without a mask no token of it is padding."""
         (rows, source), target = inputs["input_ids"].shape, 0 if self.joint else inputs["labels"].shape[1]
         mask, padded = inputs.get("attention_mask"), rows * (source + target)
-        self._source = self._source + (rows * source if mask is None else mask.sum())
-        self._target += inputs["label_positions"].numel()
-        self._padded += padded
+        real, labels = rows * source if mask is None else mask.sum(), inputs["label_positions"].numel()
+        before = self._counted
+        self._counted = Tokens(before.source + real, before.target + labels, before.padded + padded)
         if padded > self._most:
             self._most = padded
             self.largest = BatchShape(rows=rows, source_tokens=source, target_tokens=target)
 
     def take(self) -> Tokens:
         """The tokens since they were last taken."""
-        # On its way to the CPU; it is there when the step's mark is past.
-        source = self._source.to("cpu", non_blocking=True) if isinstance(self._source, Tensor) else self._source
-        taken = Tokens(source, self._target, self._padded)
-        self._source = self._target = self._padded = 0
+        taken, self._counted = self._counted, Tokens()
+        if isinstance(taken.source, Tensor):
+            # On its way to the CPU; it is there when the step's mark is past.
+            taken = taken._replace(source=taken.source.to("cpu", non_blocking=True))
         return taken
 
 
@@ -431,23 +429,21 @@ class Curves(TrainerCallback):
             writer.flush()
 
     def _since_last_point(self) -> dict[str, float]:
+        """Memory and use now; of the steps since, if any: mean seconds, samples of all ranks per second, share of
+        padding among this rank's tokens."""
         fresh = self.meter.clock.steps(self._drawn)
         self._drawn += len(fresh)
         now = {key: value for key, value in self.meter.read.memory().items() if key in MEMORY}
         now |= {key: value for key, value in self.meter.sampler.last.items() if key in USE}
         told = {key: value for key, value in now.items() if value is not None}
-        return told | (self._figures(fresh) if len(fresh) else {})
-
-    def _figures(self, steps: np.ndarray) -> dict[str, float]:
-        """Mean seconds per step, samples of all ranks per second, share of padding among this rank's tokens."""
-        seconds, source, target, padded = (float(steps[name].sum()) for name, _ in STEP)
-        # Label tokens of one text are among the source's.
-        real = source + (0.0 if self.meter.tokens.joint else target)
-        return {
-            "step_seconds": seconds / len(steps),
-            "samples_per_second": self.effective_batch_size * len(steps) / seconds,
-            "padding_share": 1 - real / padded,
-        }
+        if len(fresh):
+            seconds, source, target, padded = (float(fresh[name].sum()) for name, _ in STEP)
+            # Label tokens of one text are among the source's.
+            real = source + (0.0 if self.meter.tokens.joint else target)
+            told["step_seconds"] = seconds / len(fresh)
+            told["samples_per_second"] = self.effective_batch_size * len(fresh) / seconds
+            told["padding_share"] = 1 - real / padded
+        return told
 
     def _add(self, run: str, values: dict[str, float], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter

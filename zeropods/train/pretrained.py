@@ -79,7 +79,7 @@ def source_options(name: str) -> dict[str, Any]:
     """How `from_pretrained` is to look for a model; a local folder needs weights, and none of another format."""
     check_weights(Path(name))
     check_digests(Path(name))
-    return {} if Path(name).is_dir() else hub_options(name)
+    return hub_options(name)
 
 
 def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
@@ -88,9 +88,7 @@ def check_source(arguments: RunArguments) -> PreTrainedConfig | None:
         return None
     name = arguments.source
     with loading(name, f"--{arguments.model_flag}"):
-        config = AutoConfig.from_pretrained(
-            name, trust_remote_code=False, **({} if Path(name).is_dir() else hub_options(name))
-        )
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **hub_options(name))
         for path in Path(name).glob(f"*{SUFFIX}"):
             with safe_open(path, "pt"):
                 pass
