@@ -32,7 +32,7 @@ from zeropods.evaluate.models import model_config, model_folder, raw_data_of, ta
 from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
 from zeropods.files import validated_lines
 from zeropods.report.entry import find_runs, read_entry
-from zeropods.sql.query import AGGREGATES, Execution, Query, Rows, is_usable
+from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
 
 if TYPE_CHECKING:
     from zeropods.evaluate.generate import QueryAnswerer
@@ -153,7 +153,7 @@ class QueryResult:
     """The selected cells as they are written, or the aggregate; None where SQLite could not run the query."""
     executed: list[Cell] | None
     """The same as SQLite holds them, in lower case: what is right is decided by these."""
-    rows: Rows | None
+    rows: list[tuple[Cell, ...]] | None
     """The rows that meet the conditions, whole."""
     seconds: float
 
@@ -166,7 +166,7 @@ def run_query(query: Query, table: SQLTable) -> QueryResult:
         rows = execution.matching_rows(query)
         seconds = time.perf_counter() - began
     if rows is not None and not AGGREGATES[query.agg]:
-        cells = [row[query.sel] for row in rows.rows]
+        cells = [row[query.sel] for row in rows]
     return QueryResult(query=query, cells=cells, executed=executed, rows=rows, seconds=seconds)
 
 

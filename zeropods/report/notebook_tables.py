@@ -303,6 +303,6 @@ def _rows(execution: Execution, query: Query | None) -> str:
     found = execution.matching_rows(query) if query else None
     if found is None:
         return ""
-    shown = [" | ".join(map(str, row)) for row in found.rows[:SHOWN_ROWS]]
-    more = len(found.rows) - len(shown)
+    shown = [" | ".join(map(str, row)) for row in found[:SHOWN_ROWS]]
+    more = len(found) - len(shown)
     return "\n".join([*shown, *([f"and {more} more"] if more else [])])

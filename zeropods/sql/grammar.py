@@ -13,9 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,19 +197,10 @@ def _merged(several: Iterable[Steps]) -> Steps:
 # Where a sequence of pieces can stand in a query.
 
 
-class Role(Enum):
-    """What a part of the text does in the query."""
-
-    BEGINNING = auto()
-    SELECT = auto()
-    AGGREGATE = auto()
-    SELECTED = auto()
-    FROM = auto()
-    WHERE = auto()
-    COLUMN = auto()
-    OPERATOR = auto()
-    VALUE = auto()
-    AND = auto()
+Role = Literal[
+    "beginning", "select", "aggregate", "selected", "from", "where", "column", "operator", "value", "and"
+]  # fmt: skip
+"""What a part of the text does in the query."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +226,7 @@ class Reading(NamedTuple):
 
     @property
     def ends_query(self) -> bool:
-        return self.part.role in (Role.FROM, Role.VALUE) and self.ends_part
+        return self.part.role in ("from", "value") and self.ends_part
 
 
 MOST_CONDITIONS = 4
@@ -261,9 +251,9 @@ class QueryAutomaton:
         self._names = [vocabulary.spelled(vocabulary.normalize(name)) for name in header]
         self._question = vocabulary.normalize(question)
         self._followers = _followers(vocabulary, tuple(dict.fromkeys(filter(None, self._names))))
-        self._value = Part(Role.VALUE, values := ValueSpelling(vocabulary, self._question))
+        self._value = Part("value", values := ValueSpelling(vocabulary, self._question))
         self._has_values = bool(values.starts)
-        self.start = GrammarState(self, {Reading(Part(Role.BEGINNING, spelling(vocabulary, "")), BEGIN, 0)})
+        self.start = GrammarState(self, {Reading(Part("beginning", spelling(vocabulary, "")), BEGIN, 0)})
 
     def follow(self, ids: Iterable[int]) -> GrammarState | None:
         """The state after these ids from the start; None where one of them is not allowed."""
@@ -317,10 +307,10 @@ class QueryAutomaton:
 
     def _after(self, reading: Reading) -> tuple[Part, ...]:
         role = reading.part.role
-        if role is Role.OPERATOR:
+        if role == "operator":
             return (self._value,)
-        full = role is Role.VALUE and reading.conditions == MOST_CONDITIONS
-        return () if full or (role is Role.FROM and not self._has_values) else self._followers[role]
+        full = role == "value" and reading.conditions == MOST_CONDITIONS
+        return () if full or (role == "from" and not self._has_values) else self._followers[role]
 
 
 @lru_cache(REMEMBERED_HEADERS)
@@ -334,18 +324,18 @@ def _followers(vocabulary: Vocabulary, names: tuple[str, ...]) -> dict[Role, tup
 
     if not names:
         raise ValueError("a header without a name; expected at least one column with a name")
-    selected, columns = parts(Role.SELECTED, names), parts(Role.COLUMN, names)
-    operators = parts(Role.OPERATOR, OFFERED_OPERATORS)
+    selected, columns = parts("selected", names), parts("column", names)
+    operators = parts("operator", OFFERED_OPERATORS)
     return {
-        Role.BEGINNING: parts(Role.SELECT, ["SELECT"]),
-        Role.SELECT: parts(Role.AGGREGATE, filter(None, AGGREGATES)) + selected,
-        Role.AGGREGATE: selected,
-        Role.SELECTED: parts(Role.FROM, ["FROM table"]),
-        Role.FROM: parts(Role.WHERE, ["WHERE"]) if operators else (),
-        Role.WHERE: columns,
-        Role.COLUMN: operators,
-        Role.VALUE: parts(Role.AND, ["AND"]),
-        Role.AND: columns,
+        "beginning": parts("select", ["SELECT"]),
+        "select": parts("aggregate", filter(None, AGGREGATES)) + selected,
+        "aggregate": selected,
+        "selected": parts("from", ["FROM table"]),
+        "from": parts("where", ["WHERE"]) if operators else (),
+        "where": columns,
+        "column": operators,
+        "value": parts("and", ["AND"]),
+        "and": columns,
     }
 
 
@@ -388,7 +378,7 @@ class GrammarState:
             going_on = self.is_complete and not self.ended
             return GrammarState(self._automaton, self._readings, ended=True) if going_on else None
         readings = {
-            Reading(part, end, reading.conditions + (part is not reading.part and part.role is Role.COLUMN))
+            Reading(part, end, reading.conditions + (part is not reading.part and part.role == "column"))
             for reading, part, steps in self._ways
             for end in steps.get(id_, ())
         }

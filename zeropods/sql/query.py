@@ -13,7 +13,6 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -82,10 +81,8 @@ def parse_query(text: str, header: Sequence[str]) -> Query | None:
     A text that cannot be read as it is, is read once more after NFKC, the form in which T5's tokenizer
     writes names such as `V²`. Time is linear in words x columns.
     """
-    query = _Reading(text, header).query()
-    if query is None:
-        query = _Reading(_nfkc(text), [_nfkc(name) for name in header]).query()
-    return query
+    read = _Reading(text, header).query()
+    return read or _Reading(_nfkc(text), [_nfkc(name) for name in header]).query()
 
 
 def cells_text(cells: Sequence[str | int | float | None] | None) -> str:
@@ -101,14 +98,12 @@ def _nfkc(text: str) -> str:
 
 
 class _Chain(NamedTuple):
-    """A condition and the best chain that can follow it."""
+    """A condition, and the longest chain of conditions that can follow it."""
 
     length: int
     keyword: int
-    """Where `WHERE` or `AND` stands, as an index of words; likewise `value`, where the value begins."""
-    column: int
-    operator: int
-    value: int
+    """Where its `WHERE` or `AND` stands, as an index of words."""
+    condition: Condition
     rest: _Chain | None
 
 
@@ -118,71 +113,58 @@ class _Reading:
     def __init__(self, text: str, header: Sequence[str]) -> None:
         self.text = text
         self.spans = [match.span() for match in _WORD.finditer(text)]
-        self.words = [text[start:end] for start, end in self.spans]
+        self.words = tuple(text[start:end] for start, end in self.spans)
         columns: dict[tuple[str, ...], int] = {}
         for column, name in enumerate(header):
             columns.setdefault(tuple(name.split()), column)
-        longest_first = sorted(columns.items(), key=lambda item: len(item[0]), reverse=True)
-        self.columns = [(column, list(name)) for name, column in longest_first]
+        self.columns = sorted(columns.items(), key=lambda item: len(item[0]), reverse=True)
+        self.following: list[_Chain | None] = [None] * (len(self.words) + 1)
+        """For each word, the longest chain whose `AND` stands there or later; found from right to left."""
+        for index in range(len(self.words) - 1, -1, -1):
+            here = self._longest(index) if self.words[index] == "AND" else None
+            self.following[index] = max(here, self.following[index + 1], key=_length)
 
     def query(self) -> Query | None:
-        readings = (self._completed(*selection) for selection in self._selections())
-        found = [reading for reading in readings if reading is not None]
+        """The preferred reading."""
+        found = []
+        for agg, aggregate in enumerate(AGGREGATES):
+            start = ("SELECT", aggregate) if aggregate else ("SELECT",)
+            for sel, end in self._columns(len(start)) if self.words[: len(start)] == start else ():
+                where = end + 2
+                chain = self._longest(where) if self.words[where : where + 1] == ("WHERE",) else None
+                if self.words[end:where] == ("FROM", "table") and (chain or where == len(self.words)):
+                    found.append(Query(sel, agg, tuple(_conditions(chain))))
         return max(found, key=lambda query: len(query.conds), default=None)
 
-    def _selections(self) -> Iterator[tuple[int, int, int]]:
-        """Column, aggregate and the index after `FROM table`, the preferred reading first."""
-        for agg, aggregate in enumerate(AGGREGATES):
-            start = ["SELECT", aggregate] if aggregate else ["SELECT"]
-            if self.words[: len(start)] == start:
-                for column, end in self._columns(len(start)):
-                    if self.words[end : end + 2] == ["FROM", "table"]:
-                        yield column, agg, end + 2
-
-    def _completed(self, sel: int, agg: int, end: int) -> Query | None:
-        if end == len(self.words):
-            return Query(sel, agg)
-        chain = _longest(self._heads(end, self.following), None) if self.words[end] == "WHERE" else None
-        return Query(sel, agg, tuple(self._conditions(chain))) if chain else None
-
-    @cached_property
-    def following(self) -> list[_Chain | None]:
-        """For each word, the longest chain whose `AND` stands there or later; found from right to left."""
-        following: list[_Chain | None] = [None] * (len(self.words) + 1)
-        for index in range(len(self.words) - 1, -1, -1):
-            following[index] = following[index + 1]
-            if self.words[index] == "AND":
-                following[index] = _longest(self._heads(index, following), following[index])
-        return following
-
-    def _heads(self, keyword: int, following: list[_Chain | None]) -> Iterator[_Chain]:
-        """Every chain whose first condition stands right after this keyword."""
+    def _longest(self, keyword: int) -> _Chain | None:
+        """The longest chain whose first condition stands right after this keyword."""
+        best = None
         for column, end in self._columns(keyword + 1):
             value = end + 1
             if value < len(self.words) and self.words[end] in OPERATORS:
-                rest = following[value + 1]
-                length = 1 + (rest.length if rest else 0)
-                yield _Chain(length, keyword, column, OPERATORS.index(self.words[end]), value, rest)
+                rest = self.following[value + 1]
+                if best is None or _length(rest) >= best.length:
+                    last = (rest.keyword if rest else len(self.words)) - 1
+                    text = self.text[self.spans[value][0] : self.spans[last][1]]
+                    condition = Condition(column, OPERATORS.index(self.words[end]), text)
+                    best = _Chain(_length(rest) + 1, keyword, condition, rest)
+        return best
 
     def _columns(self, start: int) -> Iterator[tuple[int, int]]:
         """Each column whose name stands at this word, longest name first, and the index after it."""
-        for column, name in self.columns:
+        for name, column in self.columns:
             if self.words[start : start + len(name)] == name:
                 yield column, start + len(name)
 
-    def _conditions(self, chain: _Chain | None) -> Iterator[Condition]:
-        while chain is not None:
-            last = (chain.rest.keyword if chain.rest else len(self.words)) - 1
-            value = self.text[self.spans[chain.value][0] : self.spans[last][1]]
-            yield Condition(chain.column, chain.operator, value)
-            chain = chain.rest
+
+def _length(chain: _Chain | None) -> int:
+    return chain.length if chain else 0
 
 
-def _longest(chains: Iterator[_Chain], other: _Chain | None) -> _Chain | None:
-    best = max(chains, key=lambda chain: chain.length, default=None)
-    if best is None or (other is not None and other.length > best.length):
-        return other
-    return best
+def _conditions(chain: _Chain | None) -> Iterator[Condition]:
+    while chain:
+        yield chain.condition
+        chain = chain.rest
 
 
 # A query executed on its table by SQLite, by the rules of WikiSQL's official evaluator.
@@ -194,20 +176,14 @@ def _longest(chains: Iterator[_Chain], other: _Chain | None) -> _Chain | None:
 _FIRST_NUMBER = re.compile(r"[-+]?\d*\.\d+|\d+")
 
 
-class Rows(NamedTuple):
-    """Rows of a table as people read them: the header's names and the cells in their own spelling."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-
-
 class Execution:
     """A table in SQLite's memory, for as many queries as wanted; `close` frees it."""
 
     def __init__(self, table: SQLTable) -> None:
         self._table = table
         self._database = sqlite3.connect(":memory:", isolation_level=None)
-        columns = ", ".join(f"{_name(i)} {kind}" for i, kind in enumerate(table.types))
+        # Names of our own: the header's may repeat.
+        columns = ", ".join(f"col{i} {kind}" for i, kind in enumerate(table.types))
         places = ", ".join("?" * len(table.types))
         self._database.execute(f"CREATE TABLE cells ({columns})")
         rows = ([_stored(cell, kind) for cell, kind in zip(row, table.types, strict=True)] for row in table.rows)
@@ -222,34 +198,25 @@ class Execution:
         None where SQLite cannot run the query: a column that the table has not, the operator `OP`, a sum
         beyond 64 bits. A value without a number matches no cell of a `real` column.
         """
-        selected = _name(query.sel)
-        if query.agg:
-            selected = f"{AGGREGATES[query.agg]}({selected})"
-        found = self._select(selected, query)
-        return None if found is None else [cell for (cell,) in found]
+        return self._select(f"{AGGREGATES[query.agg]}(col{query.sel})", query)
 
-    def matching_rows(self, query: Query) -> Rows | None:
-        """The rows that meet the query's conditions, whole; None as for `execute`."""
+    def matching_rows(self, query: Query) -> list[tuple[Cell, ...]] | None:
+        """The rows that meet the query's conditions, whole and in their own spelling; None as for `execute`."""
         found = self._select("rowid", query)
-        if found is None:
-            return None
-        return Rows(self._table.header, tuple(self._table.rows[rowid - 1] for (rowid,) in found))
+        return None if found is None else [self._table.rows[rowid - 1] for rowid in found]
 
-    def _select(self, selected: str, query: Query) -> list[tuple[Any, ...]] | None:
+    def _select(self, selected: str, query: Query) -> list[Any] | None:
         # SQLite would take a column that the table has not for a text.
         if not query.fits(len(self._table.header)):
             return None
-        conditions = " AND ".join(f"{_name(c)} {OPERATORS[o]} ?" for c, o, _ in query.conds)
+        conditions = " AND ".join(f"col{c} {OPERATORS[o]} ?" for c, o, _ in query.conds)
         statement = f"SELECT {selected} FROM cells" + (f" WHERE {conditions}" if conditions else "")
+        lower = [(self._table.types[c], value.lower()) for c, _, value in query.conds]
         try:
-            return self._database.execute(statement, [self._bound(c) for c in query.conds]).fetchall()
+            found = self._database.execute(statement, [number(v) if kind == "real" else v for kind, v in lower])
+            return [value for (value,) in found]
         except sqlite3.OperationalError:
             return None
-
-    def _bound(self, condition: Condition) -> str | float | None:
-        if self._table.types[condition.column] == "real":
-            return number(condition.value.lower())
-        return condition.value.lower()
 
 
 def execute(query: Query, table: SQLTable) -> list[Cell] | None:
@@ -274,30 +241,21 @@ def number(text: str) -> float | None:
     The official parser looks for the first number with the commas still there, and leaves the choice of
     minus signs to its locale; the executable lists were made with commas dropped and `−` taken as `-`.
     """
-    whole = _whole_number(text)
-    found = _FIRST_NUMBER.search(_plain(text)) if whole is None else None
-    return float(found.group()) if found else whole
-
-
-def _whole_number(text: str) -> float | None:
     try:
         return float(_plain(text))
     except ValueError:
-        return None
+        found = _FIRST_NUMBER.search(_plain(text))
+        return float(found[0]) if found else None
 
 
 def _plain(text: str) -> str:
     return text.replace(",", "").replace("−", "-")
 
 
-def _name(column: int) -> str:
-    """Our own name of a column: the header's may repeat."""
-    return f'"col{column}"'
-
-
 def _stored(cell: Cell, kind: str) -> str | float | None:
-    if cell is None:
-        return None
-    text = str(cell).lower()
-    numeric = _whole_number(text) if kind == "real" else None
-    return text if numeric is None else numeric
+    """A cell as SQLite holds it: in lower case, or in a `real` column a number where the whole of it is one."""
+    text = None if cell is None else str(cell).lower()
+    try:
+        return text if text is None or kind == "text" else float(_plain(text))
+    except ValueError:
+        return text
