@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import pytest
 
-from zeropods.data.download import DATASETS, RECORD, Checksum, Download, SourceFile, get, install
+from zeropods.data import download
+from zeropods.data.download import DATASETS, RECORD, Download, SourceFile, get
 from zeropods.errors import UserError
 
 MEMBERS = {"data/train.jsonl": "train.jsonl", "data/train.tables.jsonl": "train.tables.jsonl"}
@@ -51,6 +52,9 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Publisher]]:
     own = type("OwnPublisher", (Publisher,), {"body": tar_of(CONTENT), "faults": [], "asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), own)
     own.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("ZEROPODS_MIRROR", f"{own.url}/")
+    monkeypatch.setattr(download, "WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setitem(DATASETS, "sample", ())
     Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield own
     server.shutdown()
@@ -70,14 +74,13 @@ def tar_of(content: dict[str, bytes]) -> bytes:
 def fetched(
     publisher: type[Publisher],
     out: Path,
-    pinned: bytes | None = None,
     members: dict[str, str] = MEMBERS,
     name: str = "data.tar.bz2",
 ) -> Download:
-    """One file, pinned by the SHA-256 of what the server has, or of other bytes."""
-    checksum = Checksum("sha256", hashlib.sha256(pinned or publisher.body).hexdigest())
-    source = SourceFile(f"http://127.0.0.1:9/nowhere/{name}", checksum, members)
-    return install("sample", (source,), out, publisher.url, waits_seconds=[0.0, 0.0])
+    """One file, pinned by the SHA-256 of what the server has."""
+    digest = hashlib.sha256(publisher.body).hexdigest()
+    DATASETS["sample"] = (SourceFile(f"http://127.0.0.1:9/nowhere/{name}", "sha256", digest, members),)
+    return get("sample", out)
 
 
 def names(folder: Path) -> list[str]:
@@ -85,9 +88,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_checksums_are_those_of_git_and_of_the_published_file(shared_data: Path) -> None:
-    assert Checksum("git-blob", "").of(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
+    assert SourceFile("", "git-blob", "").digest_of(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
     (source,) = (source for source in DATASETS["squad"] if source.filename == "dev-v1.1.json")
-    assert source.checksum.of((shared_data / "squad" / source.filename).read_bytes()) == source.checksum.value
+    assert source.digest_of((shared_data / "squad" / source.filename).read_bytes()) == source.digest
 
 
 def test_the_folder_holds_the_members_under_their_names_and_a_record(
@@ -117,10 +120,7 @@ def test_members_of_a_zip_file_are_unpacked_and_what_is_no_archive_is_kept(
     assert (tmp_path / "out" / "train.txt").read_text() == " = Title = \n"
 
 
-def test_the_environment_can_name_a_mirror_whose_files_are_checked(
-    publisher: type[Publisher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ZEROPODS_MIRROR", f"{publisher.url}/")
+def test_the_environment_can_name_a_mirror_whose_files_are_checked(publisher: type[Publisher], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"/squad/train-v1.1.json: sha256 [0-9a-f]{64}; expected 35276639.*; name a"):
         get("squad", tmp_path / "out")
     assert names(tmp_path) == []
@@ -164,11 +164,15 @@ def test_what_may_pass_is_tried_again_and_what_stays_is_one_line_and_leaves_noth
 @pytest.mark.parametrize(
     ("mirror", "said"),
     [
-        (None, r"^http://127.0.0.1:9/.*: no connection: .*refused"),
+        ("", r"^http://127.0.0.1:9/.*: no connection: .*refused"),
         ("file:///etc", r"^file:///etc/sample/data: not an HTTP address"),
     ],
 )
-def test_an_address_that_cannot_be_asked_is_one_line(tmp_path: Path, mirror: str | None, said: str) -> None:
-    source = SourceFile("http://127.0.0.1:9/data", Checksum("sha256", ""))
+def test_an_address_that_cannot_be_asked_is_one_line(
+    tmp_path: Path, mirror: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEROPODS_MIRROR", mirror)
+    monkeypatch.setattr(download, "WAITS_SECONDS", ())
+    monkeypatch.setitem(DATASETS, "sample", (SourceFile("http://127.0.0.1:9/data", "sha256", ""),))
     with pytest.raises(UserError, match=said):
-        install("sample", (source,), tmp_path / "out", mirror, waits_seconds=[])
+        get("sample", tmp_path / "out")

@@ -22,8 +22,8 @@ import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +38,6 @@ from zeropods.files import new_folder, read_object, write_json
 TIMEOUT_SECONDS = 30
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts at one file."""
-LIMIT_BYTES = 2**30
 CHUNK_BYTES = 2**16
 RECORD = "source.json"
 USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
@@ -46,26 +45,13 @@ USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
 
 
 @dataclass(frozen=True)
-class Checksum:
-    """A digest over the whole content of a file."""
-
-    algorithm: Literal["git-blob", "sha256"]
-    value: str
-    """Lower-case hexadecimal."""
-
-    def of(self, content: bytes) -> str:
-        """This algorithm's digest; git's is SHA-1 of `blob SIZE`, a zero byte, and the content."""
-        if self.algorithm == "sha256":
-            return hashlib.sha256(content).hexdigest()
-        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-@dataclass(frozen=True)
 class SourceFile:
     """One file at a publisher."""
 
     url: str
-    checksum: Checksum
+    algorithm: Literal["git-blob", "sha256"]
+    digest: str
+    """Of the whole content, in lower-case hexadecimal."""
     members: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Path in the archive -> name in the folder; empty where the file is no archive and is kept as it is."""
 
@@ -74,26 +60,39 @@ class SourceFile:
         """The last part of the address."""
         return self.url.rpartition("/")[2]
 
+    def digest_of(self, content: bytes) -> str:
+        """A content's digest by this algorithm; git's is SHA-1 of `blob SIZE`, a zero byte, and the content."""
+        if self.algorithm == "sha256":
+            return hashlib.sha256(content).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
-WIKISQL = SourceFile(
-    "https://github.com/salesforce/WikiSQL/raw/master/data.tar.bz2",
-    Checksum("git-blob", "941de4cb2ad5fa7aeb2e37d314468636ce070af7"),
-    {f"data/{split}.{suffix}": f"{split}.{suffix}" for split in SPLITS for suffix in ("jsonl", "tables.jsonl")},
-)
+
 SQUAD_DIGESTS = {
     "train": "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
     "dev": "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
 }
-SQUAD = tuple(
-    SourceFile(f"https://rajpurkar.github.io/SQuAD-explorer/dataset/{split}-v1.1.json", Checksum("sha256", digest))
-    for split, digest in SQUAD_DIGESTS.items()
-)
-WIKITEXT_2 = SourceFile(
-    "https://wikitext.smerity.com/wikitext-2-v1.zip",
-    Checksum("sha256", "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
-    {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in ("train", "valid", "test")},
-)
-DATASETS: dict[str, tuple[SourceFile, ...]] = {"wikisql": (WIKISQL,), "squad": SQUAD, "wikitext-2": (WIKITEXT_2,)}
+DATASETS: dict[str, tuple[SourceFile, ...]] = {
+    "wikisql": (
+        SourceFile(
+            "https://github.com/salesforce/WikiSQL/raw/master/data.tar.bz2",
+            "git-blob",
+            "941de4cb2ad5fa7aeb2e37d314468636ce070af7",
+            {f"data/{split}.{kind}": f"{split}.{kind}" for split in SPLITS for kind in ("jsonl", "tables.jsonl")},
+        ),
+    ),
+    "squad": tuple(
+        SourceFile(f"https://rajpurkar.github.io/SQuAD-explorer/dataset/{split}-v1.1.json", "sha256", digest)
+        for split, digest in SQUAD_DIGESTS.items()
+    ),
+    "wikitext-2": (
+        SourceFile(
+            "https://wikitext.smerity.com/wikitext-2-v1.zip",
+            "sha256",
+            "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+            {f"wikitext-2/wiki.{split}.tokens": f"{split}.txt" for split in ("train", "valid", "test")},
+        ),
+    ),
+}
 """The files of each data set, which together become one folder."""
 
 
@@ -118,31 +117,20 @@ def get(name: str, out: Path | str) -> Download:
     The environment's ZEROPODS_MIRROR is an address under which the files lie as NAME/FILENAME, for example
     `wikisql/data.tar.bz2`; they are checked all the same. A folder that holds anything else is refused.
     """
-    if name not in DATASETS:
-        raise UserError(f"data set {name!r}; expected {', '.join(DATASETS)}")
-    return install(name, DATASETS[name], Path(out), os.environ.get("ZEROPODS_MIRROR"))
-
-
-def install(
-    name: str,
-    sources: Sequence[SourceFile],
-    out: Path,
-    mirror: str | None = None,
-    waits_seconds: Sequence[float] = WAITS_SECONDS,
-) -> Download:
-    """`get` for any files."""
-    start, out = time.monotonic(), out.resolve()
-    checksums = [asdict(source.checksum) for source in sources]
+    start, out, mirror = time.monotonic(), Path(out).resolve(), os.environ.get("ZEROPODS_MIRROR")
+    checksums = [{"algorithm": each.algorithm, "value": each.digest} for each in DATASETS[name]]
     record = _complete(name, checksums, out)
     already_there = record is not None
     if record is None:
-        urls = [f"{mirror.rstrip('/')}/{name}/{source.filename}" if mirror else source.url for source in sources]
+        sources = {
+            f"{mirror.rstrip('/')}/{name}/{each.filename}" if mirror else each.url: each for each in DATASETS[name]
+        }
         with new_folder(out) as folder:
-            for source, url in zip(sources, urls, strict=True):
-                for file, content in _unpacked(source, _verified(source, url, waits_seconds)):
+            for url, source in sources.items():
+                for file, content in _unpacked(source, _verified(source, url)):
                     (folder / file).write_bytes(content)
             sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-            record = {"dataset": name, "checksums": checksums, "urls": urls, "files": sizes}
+            record = {"dataset": name, "checksums": checksums, "urls": list(sources), "files": sizes}
             write_json(folder / RECORD, record)
     return Download(
         dataset=name,
@@ -168,23 +156,14 @@ def _complete(name: str, checksums: list[dict[str, str]], out: Path) -> dict[str
     return record
 
 
-def _verified(source: SourceFile, url: str, waits_seconds: Sequence[float]) -> bytes:
-    """The content of a file, its digest right."""
+def _verified(source: SourceFile, url: str) -> bytes:
+    """The content of a file, its digest right; one attempt more than there are waits, a refusal (HTTP 4xx) is final."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an HTTP address; expected http:// or https://")
-    content = _fetched(url, waits_seconds)
-    found, expected = source.checksum.of(content), source.checksum.value
-    if found != expected:
-        kind = source.checksum.algorithm
-        raise UserError(f"{url}: {kind} {found}; expected {expected}; name a mirror in ZEROPODS_MIRROR")
-    return content
-
-
-def _fetched(url: str, waits_seconds: Sequence[float]) -> bytes:
-    """What the server sends, after one attempt more than there are waits; a refusal (HTTP 4xx) is final."""
-    for wait in (*waits_seconds, None):
+    for wait in (*WAITS_SECONDS, None):
         try:
-            return _received(url)
+            content = _received(url)
+            break
         except HTTPError as error:
             error.close()
             said = f"HTTP {error.code} {error.reason}"
@@ -192,28 +171,29 @@ def _fetched(url: str, waits_seconds: Sequence[float]) -> bytes:
                 raise UserError(f"{url}: {said}; name a mirror in ZEROPODS_MIRROR") from None
         except (OSError, HTTPException) as error:
             said = f"no connection: {getattr(error, 'reason', error)}"
-        if wait is not None:
-            print(f"{url}: {said}; next attempt in {wait:g} s", file=sys.stderr)
-            time.sleep(wait)
-    raise UserError(f"{url}: {said}; check the network and run the command again, or name a mirror in ZEROPODS_MIRROR")
+        if wait is None:
+            remedy = "check the network and run the command again, or name a mirror in ZEROPODS_MIRROR"
+            raise UserError(f"{url}: {said}; {remedy}")
+        print(f"{url}: {said}; next attempt in {wait:g} s", file=sys.stderr)
+        time.sleep(wait)
+    found = source.digest_of(content)
+    if found != source.digest:
+        wrong = f"{source.algorithm} {found}; expected {source.digest}"
+        raise UserError(f"{url}: {wrong}; name a mirror in ZEROPODS_MIRROR")
+    return content
 
 
 def _received(url: str) -> bytes:
     """The body of one answer; `ConnectionError` where it ends early."""
     from tqdm import tqdm
 
-    content = bytearray()
     with urlopen(Request(url, headers={"User-Agent": USER_AGENT}), timeout=TIMEOUT_SECONDS) as response:
-        length = int(response.headers.get("Content-Length", 0))
-        with tqdm(total=length or None, unit="B", unit_scale=True, desc=url.rpartition("/")[2], disable=None) as bar:
-            while chunk := response.read(CHUNK_BYTES):
-                content += chunk
-                bar.update(len(chunk))
-                if len(content) > LIMIT_BYTES:
-                    raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
+        length, name = int(response.headers.get("Content-Length", 0)), url.rpartition("/")[2]
+        with tqdm.wrapattr(response, "read", total=length or None, desc=name, disable=None) as body:
+            content = b"".join(iter(lambda: body.read(CHUNK_BYTES), b""))
     if length and len(content) != length:
         raise ConnectionError(f"it ended after {len(content)} of {length} bytes")
-    return bytes(content)
+    return content
 
 
 def _unpacked(source: SourceFile, content: bytes) -> Iterator[tuple[str, bytes]]:
