@@ -124,10 +124,12 @@ def planned(cell: Cell, lengths: list[str], memory_gib: float) -> dict[str, Any]
 def prepared(work: Path) -> dict[str, list[str]]:
     """Make the two sets, of as many rows as the largest trial takes; the lengths of each in the flags of a plan."""
     rows = math.ceil(MORE * ROWS) * max(cell.pods for cell in CELLS)
-    text = write_sample(work / "text", task="lm").folder
-    prepare(Preparation(task="lm", data=text, tokenizer=GPT_TINY, max_seq_length=TOKENS, limit=rows), work / LM)
-    raw = write_sample(work / "sample").folder
-    manifest, _ = prepare(Preparation(data=raw, tokenizer="t5-tiny", limit=rows), work / TEXT2SQL)
+    write_sample(work / "text", task="lm")
+    prepare(
+        Preparation(task="lm", data=work / "text", tokenizer=GPT_TINY, max_seq_length=TOKENS, limit=rows), work / LM
+    )
+    write_sample(work / "sample")
+    manifest, _ = prepare(Preparation(data=work / "sample", tokenizer="t5-tiny", limit=rows), work / TEXT2SQL)
     lengths = manifest.splits["train"]
     return {
         LM: ["--seq-length", str(TOKENS)],

@@ -151,12 +151,14 @@ def flags_of(cell: GridCell, work: Path, runs: str) -> dict[str, Any]:
 def prepared(work: Path) -> None:
     """Make data and models, where they are not there yet."""
     limit = 120
+    write_sample(work / "sample")
     for prompt in ("schema", "question"):
-        raw = write_sample(work / "sample").folder
-        prepare(Preparation(data=raw, tokenizer="t5-tiny", prompt=prompt, limit=limit), work / "data" / prompt)
-    text = write_sample(work / "text", task="lm").folder
+        prepare(
+            Preparation(data=work / "sample", tokenizer="t5-tiny", prompt=prompt, limit=limit), work / "data" / prompt
+        )
+    write_sample(work / "text", task="lm")
     for length in (32, 64):
-        wanted = Preparation(task="lm", data=text, tokenizer=GPT_TINY, max_seq_length=length, limit=limit)
+        wanted = Preparation(task="lm", data=work / "text", tokenizer=GPT_TINY, max_seq_length=length, limit=limit)
         prepare(wanted, work / "data" / str(length))
     for name, shape in CAUSAL.items():
         folder = work / "models" / name

@@ -95,7 +95,7 @@ def test_the_sample_is_read_without_a_fault_and_dev_asks_of_other_contexts(tmp_p
     summary = write_sample(tmp_path / "squad", task="squad")
     read = {split: list(read_squad(tmp_path / "squad", split)) for split in ("train", "dev")}
     found = {split: len(examples) for split, examples in read.items()}
-    assert found == summary.counts["questions"] == {"train": 800, "dev": 160}
+    assert found == summary["questions"] == {"train": 800, "dev": 160}
     assert not {e.context for e in read["train"]} & {e.context for e in read["dev"]}
 
 

@@ -27,19 +27,25 @@ TINY = [
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded data set."""
-    return write_sample(tmp_path_factory.mktemp("data") / "sample").folder
+    folder = tmp_path_factory.mktemp("data") / "sample"
+    write_sample(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
 def squad_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded data set in SQuAD's layout."""
-    return write_sample(tmp_path_factory.mktemp("data") / "squad", task="squad").folder
+    folder = tmp_path_factory.mktemp("data") / "squad"
+    write_sample(folder, task="squad")
+    return folder
 
 
 @pytest.fixture(scope="session")
 def text_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded text."""
-    return write_sample(tmp_path_factory.mktemp("data") / "text", task="lm").folder
+    folder = tmp_path_factory.mktemp("data") / "text"
+    write_sample(folder, task="lm")
+    return folder
 
 
 def cut_text(text_sample: Path, folder: Path) -> Path:

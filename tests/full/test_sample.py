@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zeropods.data.manifest import SPLITS
-from zeropods.data.sample import SampleSummary, write_sample
+from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import Example, SQLTable, read_split, read_tables
 from zeropods.errors import UserError
 from zeropods.sql.query import Execution, format_query, is_usable, parse_query
@@ -20,18 +20,23 @@ Splits = dict[str, list[Example]]
 
 
 @pytest.fixture(scope="module")
-def summary(tmp_path_factory: pytest.TempPathFactory) -> SampleSummary:
-    return write_sample(tmp_path_factory.mktemp("sample") / "sample")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sample")
 
 
 @pytest.fixture(scope="module")
-def splits(summary: SampleSummary) -> Splits:
-    return {split: list(read_split(summary.folder, split)) for split in SPLITS}
+def summary(folder: Path) -> dict[str, object]:
+    return write_sample(folder)
 
 
 @pytest.fixture(scope="module")
-def tables(summary: SampleSummary) -> dict[str, dict[str, SQLTable]]:
-    return {split: read_tables(summary.folder / f"{split}.tables.jsonl") for split in SPLITS}
+def splits(folder: Path, summary: dict[str, object]) -> Splits:
+    return {split: list(read_split(folder, split)) for split in SPLITS}
+
+
+@pytest.fixture(scope="module")
+def tables(folder: Path, summary: dict[str, object]) -> dict[str, dict[str, SQLTable]]:
+    return {split: read_tables(folder / f"{split}.tables.jsonl") for split in SPLITS}
 
 
 def examples(splits: Splits) -> Iterator[Example]:
@@ -43,16 +48,18 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_summary_counts_what_the_files_hold(summary, splits, tables):
+def test_summary_counts_what_the_files_hold(folder, summary, splits, tables):
     expected = {f"{split}.{suffix}" for split in SPLITS for suffix in ("jsonl", "tables.jsonl")}
-    assert contents(summary.folder).keys() == expected
-    assert summary.written
-    assert summary.counts == {
+    assert contents(folder).keys() == expected
+    assert summary == {
+        "folder": str(folder),
+        "written": True,
+        "seed": 0,
         "questions": {split: len(splits[split]) for split in SPLITS},
         "tables": {split: len(tables[split]) for split in SPLITS},
         "held_out_questions": {"dev": 120, "test": 120},
     }
-    line = (summary.folder / "dev.jsonl").read_text("utf-8").splitlines()[0]
+    line = (folder / "dev.jsonl").read_text("utf-8").splitlines()[0]
     assert json.loads(line).keys() == {"phase", "table_id", "question", "sql"}
 
 
@@ -81,24 +88,25 @@ def digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(content for _, content in sorted(contents(folder).items()))).hexdigest()[:16]
 
 
-def test_the_bytes_of_seed_0_never_change(summary, tmp_path):
-    folders = {task: write_sample(tmp_path / task, task=task).folder for task in ("squad", "lm")}
-    found = {task: digest(folder) for task, folder in [("text2sql", summary.folder), *folders.items()]}
+def test_the_bytes_of_seed_0_never_change(tmp_path):
+    for task in ("text2sql", "squad", "lm"):
+        write_sample(tmp_path / task, task=task)
+    found = {path.name: digest(path) for path in tmp_path.iterdir()}
     assert found == {"text2sql": "afb468841421dd80", "squad": "c2d63e897c87ab3f", "lm": "4a904dcbc2f9d396"}
 
 
 @pytest.mark.parametrize("task", ["squad", "lm"])
 def test_a_sample_is_written_once_and_not_over_that_of_another_seed(task, tmp_path):
-    assert write_sample(tmp_path, task=task).written  # An empty folder is filled.
-    assert not write_sample(tmp_path, task=task).written
-    with pytest.raises(UserError, match=r"'\S+' is not that of the sample of seed 7; name a new folder"):
+    assert write_sample(tmp_path, task=task)["written"]  # An empty folder is filled.
+    assert not write_sample(tmp_path, task=task)["written"]
+    with pytest.raises(UserError, match=r"than the sample of seed 7 \(train.*\); name a new folder"):
         write_sample(tmp_path, seed=7, task=task)
 
 
 def test_what_is_no_sample_is_refused_and_left_as_it_was(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"thesis\.txt.*name a new folder"):
+    with pytest.raises(UserError, match=r"something else than the sample .*; name a new folder"):
         write_sample(tmp_path, task="lm")
-    with pytest.raises(UserError, match="name a folder"):
+    with pytest.raises(NotADirectoryError):
         write_sample(tmp_path / "thesis.txt", task="lm")
     assert contents(tmp_path) == {"thesis.txt": b"mine"}

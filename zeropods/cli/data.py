@@ -63,7 +63,7 @@ def _run_data_get(arguments: argparse.Namespace) -> Result:
 def _run_data_sample(arguments: argparse.Namespace) -> Result:
     from zeropods.data.sample import write_sample
 
-    return write_sample(arguments.out, arguments.seed, arguments.task).to_json()
+    return write_sample(arguments.out, arguments.seed, arguments.task)
 
 
 def _run_data_from_csv(arguments: argparse.Namespace) -> Result:

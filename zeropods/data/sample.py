@@ -9,9 +9,10 @@ the first of the tables in `facts/*.csv`, separated by empty lines. A table is
     phrases, split at |       planet,type|class,diameter|> is wider than {} km|? How wide is {}
     rows                      Mars,rocky,6779
 
-Kinds of text: `name` (what a row is about; `who` where that is a person), `text`, `person`. Kinds of numbers: `amount`
-(may be summed), `level` (may not), `year`, `count` (of a plural noun). A phrase is a noun; or, after `= `, `> ` or
-`< `, a predicate with the value at `{}`; or, after `? `, a question about the column with the row's name at `{}`.
+Kinds of text: `name` (what a row is about: the first column, and no other; `who` where that is a person), `text`,
+`person`. Kinds of numbers: `amount` (may be summed), `level` (may not), `year`, `count` (of a plural noun). A phrase is
+a noun; or, after `= `, `> ` or `< `, a predicate with the value at `{}`; or, after `? `, a question about the column
+with the row's name at `{}`.
 
 `facts/questions.json` holds the templates of questions and the words in them. Their slots: `{noun}` the selected
 column, `{things}` a counted plural, `{value}` a row's name, `{one}` and `{many}` what a row is about, `{entity}` the
@@ -44,6 +45,8 @@ HELD_OUT_TABLES = {"dev": 4, "test": 4}
 HELD_OUT_SHARE = 5
 """One question in so many of dev and of test is about such a table."""
 
+KEY = 0
+"""The column that names what a row is about, and the kinds that it may have."""
 KEYS = ("name", "who")
 NUMBERS = ("amount", "level", "year", "count")
 SELECTABLE = {
@@ -104,66 +107,33 @@ class FactTable:
     columns: tuple[FactColumn, ...]
     rows: tuple[Row, ...]
 
-    @property
-    def key(self) -> int:
-        """Index of the column that names what a row is about."""
-        return next(i for i, column in enumerate(self.columns) if column.kind in KEYS)
-
     def to_json(self) -> dict[str, object]:
         """The table as WikiSQL's files have it."""
         names, types = [column.name for column in self.columns], [column.type for column in self.columns]
         return {"id": self.id, "header": names, "types": types, "rows": self.rows}
 
 
-@dataclass(frozen=True)
-class AskedQuestion:
-    """A question about a table, and the query that answers it."""
-
-    question: str
-    table: FactTable
-    query: Query
-
-    def to_json(self) -> dict[str, object]:
-        """The example as WikiSQL's files have it."""
-        return {"phase": 1, "table_id": self.table.id, "question": self.question, "sql": self.query.to_json()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSummary:
-    """What `write_sample` left behind."""
-
-    folder: Path
-    written: bool
-    """False where the folder held exactly this already."""
-    seed: int
-    counts: dict[str, dict[str, int]]
-    """What there is how often in each split, such as `questions`; for text also the `bytes` of each file."""
-
-    def to_json(self) -> dict[str, object]:
-        """The summary as plain JSON values."""
-        return {"folder": str(self.folder), "written": self.written, "seed": self.seed, **self.counts}
-
-
-def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> SampleSummary:
+def write_sample(out: Path, seed: int = 0, task: str = "text2sql") -> dict[str, object]:
     """Write a generated data set for a task into the folder `out`; the same seed gives the same bytes.
 
     For `text2sql` it is in WikiSQL's layout, for `squad` in SQuAD's, for `lm` in WikiText's. An `out` that holds
     just this already is left as it is; one that holds anything else raises `UserError`.
+
+    Returns:
+        What `zeropods data sample --json` prints: `folder`, whether it was `written` now, `seed`, and by split how
+        many of what there are, such as `questions`; for text also the `bytes` of each file.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: a file; name a folder")
     files, counts = {"text2sql": _wikisql_files, "squad": _squad_files, "lm": _text_files}[task](Random(seed))
-    found = {path.name for path in out.iterdir()} if out.exists() else set()
-    if found and not found >= files.keys():
-        raise UserError(f"{out}: holds {min(found)!r}, not a sample; name a new folder or empty this one")
-    other = [name for name, content in files.items() if found and (out / name).read_bytes() != content]
-    if other:
-        raise UserError(f"{out}: {other[0]!r} is not that of the sample of seed {seed}; name a new folder")
-    if not found:
+    is_new = not out.exists() or not any(out.iterdir())
+    if is_new:
         with new_folder(out) as folder:
             for name, content in files.items():
                 (folder / name).write_bytes(content)
-    return SampleSummary(folder=out, written=not found, seed=seed, counts=counts)
+    elif other := [
+        name for name, content in files.items() if not (out / name).is_file() or (out / name).read_bytes() != content
+    ]:
+        raise UserError(f"{out}: holds something else than the sample of seed {seed} ({other[0]}); name a new folder")
+    return {"folder": str(out), "written": is_new, "seed": seed, **counts}
 
 
 def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], dict[str, dict[str, int]]]:
@@ -171,28 +141,28 @@ def _wikisql_files(rng: Random) -> tuple[dict[str, bytes], dict[str, dict[str, i
 
     Tables of dev and test are in part those of train; `held_out_questions` are about others.
     """
-    splits = _questions_of_splits(rng)
-    tables = {split: {asked.table.id: asked.table for asked in of_split} for split, of_split in splits.items()}
+    tables = {table.id: table for table in read_facts()}
+    questions = _questions_of_splits(list(tables.values()), rng)
+    asked = {split: {each["table_id"] for each in of_split} for split, of_split in questions.items()}
     files = {}
-    for split, of_split in splits.items():
-        files[f"{split}.jsonl"] = _json_lines(asked.to_json() for asked in of_split)
-        files[f"{split}.tables.jsonl"] = _json_lines(table.to_json() for _, table in sorted(tables[split].items()))
+    for split, of_split in questions.items():
+        files[f"{split}.jsonl"] = _json_lines(of_split)
+        files[f"{split}.tables.jsonl"] = _json_lines(tables[id_].to_json() for id_ in sorted(asked[split]))
     return files, {
-        "questions": {split: len(of_split) for split, of_split in splits.items()},
-        "tables": {split: len(of_split) for split, of_split in tables.items()},
+        "questions": {split: len(of_split) for split, of_split in questions.items()},
+        "tables": {split: len(of_split) for split, of_split in asked.items()},
         "held_out_questions": {
-            split: sum(asked.table.id not in tables["train"] for asked in splits[split]) for split in HELD_OUT_TABLES
+            split: sum(each["table_id"] not in asked["train"] for each in questions[split]) for split in HELD_OUT_TABLES
         },
     }
 
 
-def _questions_of_splits(rng: Random) -> dict[str, list[AskedQuestion]]:
-    """The questions of each split; no two of all splits have the same words."""
-    tables = read_facts()
+def _questions_of_splits(tables: list[FactTable], rng: Random) -> dict[str, list[dict[str, Any]]]:
+    """The questions of each split as WikiSQL's files have them; no two of all splits have the same words."""
     rng.shuffle(tables)
     held_out = {split: [tables.pop() for _ in range(number)] for split, number in HELD_OUT_TABLES.items()}
     seen: set[str] = set()
-    splits: dict[str, list[AskedQuestion]] = {}
+    splits: dict[str, list[dict[str, Any]]] = {}
     for split in reversed(SPLITS):
         unknown = QUESTIONS[split] // HELD_OUT_SHARE if split in held_out else 0
         known = QUESTIONS[split] - unknown
@@ -228,7 +198,7 @@ def _cell(column: FactColumn, text: str) -> str | int | float:
     return float(text) if "." in text else int(text)
 
 
-def _new_question(table: FactTable, seen: set[str], rng: Random) -> AskedQuestion:
+def _new_question(table: FactTable, seen: set[str], rng: Random) -> dict[str, Any]:
     """A question whose words are in no other; they are added to `seen`."""
     while True:
         drawn = draw(table, rng)
@@ -238,7 +208,7 @@ def _new_question(table: FactTable, seen: set[str], rng: Random) -> AskedQuestio
         words = question.lower().rstrip("?.")
         if words not in seen:
             seen.add(words)
-            return AskedQuestion(question, table, query)
+            return {"phase": 1, "table_id": table.id, "question": question, "sql": query.to_json()}
 
 
 def _json_lines(documents: Iterable[dict[str, object]]) -> bytes:
@@ -263,21 +233,21 @@ def draw(table: FactTable, rng: Random) -> Draw | None:
     if not selectable:
         return None
     sel = rng.choice(selectable)
-    columns = _condition_columns(table, sel, agg, number, rng)
-    if columns is None:
+    others = [i for i in range(len(table.columns)) if i not in (sel, KEY)]
+    if agg == 0 and number == 1 and sel != KEY and rng.random() < KEY_SHARE:
+        columns = [KEY]
+    elif number <= len(others):
+        columns = rng.sample(others, number)
+    else:
         return None
     row = rng.choice(table.rows)
     conds = tuple(_condition(table, column, row, rng) for column in columns)
     matches = sum(all(_holds(r, c, table) for c in conds) for r in table.rows)
-    sensible = _sensible(table, agg, conds, matches)
-    return Draw(Query(sel, agg, conds), matches) if sensible else None
-
-
-def _condition_columns(table: FactTable, sel: int, agg: int, number: int, rng: Random) -> list[int] | None:
-    if agg == 0 and number == 1 and sel != table.key and rng.random() < KEY_SHARE:
-        return [table.key]
-    others = [i for i in range(len(table.columns)) if i not in (sel, table.key)]
-    return rng.sample(others, number) if number <= len(others) else None
+    # No `1 moons`, no condition that every row meets, no statistics of a single row.
+    odd = any(table.columns[c.column].kind == "count" and c.value == "1" for c in conds)
+    all_rows = bool(conds) and matches == len(table.rows)
+    fewest = 2 if AGGREGATES[agg] in ("MAX", "MIN", "SUM", "AVG") else 1
+    return None if odd or all_rows or matches < fewest else Draw(Query(sel, agg, conds), matches)
 
 
 def _condition(table: FactTable, column: int, row: Row, rng: Random) -> Condition:
@@ -313,15 +283,6 @@ def _holds(row: Row, condition: Condition, table: FactTable) -> bool:
         return row[column] == value
     cell, limit = float(row[column]), float(value)
     return (cell == limit, cell > limit, cell < limit)[operator]
-
-
-def _sensible(table: FactTable, agg: int, conds: tuple[Condition, ...], matches: int) -> bool:
-    """No `1 moons`, no statistics of a single row, no condition that every row meets."""
-    if any(table.columns[c.column].kind == "count" and c.value == "1" for c in conds):
-        return False
-    if conds and matches == len(table.rows):
-        return False
-    return matches >= (2 if AGGREGATES[agg] in ("MAX", "MIN", "SUM", "AVG") else 1)
 
 
 # A query in a person's words.
@@ -362,13 +323,13 @@ def _templates(table: FactTable, drawn: Draw, rng: Random) -> list[str]:
     if aggregate:
         counted = words[f"sum_count{ending}"] * 2 if aggregate == "SUM" and column.kind == "count" else []
         return words[f"number{ending}"] + counted
-    if query.sel == table.key:
+    if query.sel == KEY:
         who = words["entity_who"] if column.kind == "who" else []
         several = words["entity_many"] if drawn.matches > 1 else []
         return words["entity"] + who + several if query.conds else words["entity_all"]
     if not query.conds:
         return words["value_all"]
-    by_name = query.conds[0].column == table.key
+    by_name = query.conds[0].column == KEY
     written = [text.replace("{}", "{value}") + "?" for text in column.marked("?")] if by_name else []
     if written and rng.random() < SHARE_ASKED:
         return written
@@ -388,7 +349,7 @@ def _names(table: FactTable, drawn: Draw, rng: Random) -> dict[str, str]:
         "many": table.plural,
         "entity": table.plural if several else table.singular,
         "whom": f"{rng.choice(('each', 'every')) if several else 'the'} {table.singular}",
-        "key": rng.choice(table.columns[table.key].nouns),
+        "key": rng.choice(table.columns[KEY].nouns),
         "word": rng.choice(words.get(AGGREGATES[drawn.query.agg], ("",))),
     }
 
@@ -429,7 +390,7 @@ def _spoken(table: FactTable, predicates: list[str], several: bool, rng: Random)
     plural = [_plural(text) for text in predicates]
     fitting = plural if several else predicates
     short = all(text.split()[0] in PLURAL for text in predicates) and rng.random() < 0.75
-    that = "who" if table.columns[table.key].kind == "who" else "that"
+    that = "who" if table.columns[KEY].kind == "who" else "that"
     return {
         "preds": _joined(fitting),
         "many_preds": _joined(plural),

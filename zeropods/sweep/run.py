@@ -220,7 +220,8 @@ def provide_datasets(matrix: Matrix, out: Path, *, dry: bool = False) -> None:
         elif raw is not None:
             if matrix.data == SAMPLE:
                 task = cell.prompt if kind is CausalArguments else TEXT2SQL
-                raw = str(write_sample(out / f"{SAMPLE}-{task}", task=task).folder)
+                raw = str(out / f"{SAMPLE}-{task}")
+                write_sample(Path(raw), task=task)
             with progress("prepare", "rows") as bar:
                 _, made = prepare(_preparation(matrix, raw, cell), folder, bar.update)
             if made:
