@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -56,10 +56,6 @@ class ReadTable(SQLTable):
     odd_cells: tuple[str, ...] = ()
     """For each column that is text through few of its cells, what the first of them is and where."""
 
-    def to_json(self) -> dict[str, object]:
-        """A line of `SPLIT.tables.jsonl`."""
-        return {name: value for name, value in asdict(self).items() if name not in ("has_commas", "odd_cells")}
-
 
 def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
     """The table in a CSV file: names in its first line, columns of numbers `real`, others `text`, empty cells None.
@@ -75,13 +71,17 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
     if len(lines) < 2:
         raise UserError(f"{name}: has no row; expected a line of column names, then rows")
     (_, header), *rows = lines
-    _check_header(name, header)
+    # To the model names are the same that differ in nothing but the form of their letters.
+    forms = [folded(column).casefold() for column in header]
+    for number, form in enumerate(forms, 1):
+        if not any(letter.isalnum() for letter in form):
+            raise UserError(f"{name}: column {number} has no name; the first line names every column")
+        if forms.count(form) > 1:
+            raise UserError(f"{name}: two columns are named {shown(header[number - 1])!r}; rename one")
     for number, cells in rows:
         if len(cells) != len(header):
-            remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
-            if header[0].startswith("#"):
-                remedy = "take the comment away"
             said = f"{counted(len(cells), 'cell')}, the first line has {len(header)}"
+            remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
             raise UserError(f"{name}: line {number}: {said}; {remedy}")
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
     commas = delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns)
@@ -119,10 +119,18 @@ def _lines(name: str, content: bytes) -> tuple[list[Line], str]:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{name}: line {line} is not text in UTF-8; save the table as CSV in UTF-8") from None
     told = SEPARATOR.match(text)
-    first = text.lstrip().split("\n", 1)[0]
+    first, text = text.lstrip().split("\n", 1)[0], text[told.end() :] if told else text
     delimiters = told[1] if told else [each for each in DELIMITERS if each in first] or [","]
-    found = {each: _divided(text[told.end() :] if told else text, each) for each in delimiters}
-    best = max(found, key=lambda each: (_fit(found[each][0]), first.count(each)))
+    found = {each: _divided(text, each) for each in delimiters}
+
+    def fit(delimiter: str) -> tuple[bool, float, int]:
+        """Whether there are columns, the share of lines with as many as the header, and how often it divides that."""
+        lines, _ = found[delimiter]
+        width = len(lines[0][1]) if lines else 0
+        alike = sum(len(cells) == width for _, cells in lines) / max(1, len(lines))
+        return width > 1, alike, first.count(delimiter)
+
+    best = max(found, key=fit)
     lines, fault = found[best]
     if fault:
         raise UserError(f"{name}: {fault}; correct the quotes there")
@@ -141,23 +149,6 @@ def _divided(text: str, delimiter: str) -> tuple[list[Line], str | None]:
     return lines, fault
 
 
-def _fit(lines: list[Line]) -> tuple[bool, float]:
-    """Whether there are columns, and the share of lines that have as many as the header."""
-    width = len(lines[0][1]) if lines else 0
-    return width > 1, sum(len(cells) == width for _, cells in lines) / max(1, len(lines))
-
-
-def _check_header(name: str, header: list[str]) -> None:
-    # To the model names are the same that differ in nothing but the form of their letters.
-    same = [folded(column).casefold() for column in header]
-    twice = next((column for column, form in zip(header, same, strict=True) if same.count(form) > 1), None)
-    for number, form in enumerate(same, 1):
-        if not any(letter.isalnum() for letter in form):
-            raise UserError(f"{name}: column {number} has no name; the first line names every column")
-    if twice is not None:
-        raise UserError(f"{name}: two columns are named {shown(twice)!r}; rename one")
-
-
 def _all(kind: re.Pattern[str], column: Sequence[str]) -> bool:
     cells = list(filter(None, column))
     return bool(cells) and all(kind.fullmatch(cell) for cell in cells)
@@ -166,6 +157,12 @@ def _all(kind: re.Pattern[str], column: Sequence[str]) -> bool:
 def decimal_points(text: str) -> str:
     """A text whose numbers that can only have a decimal comma (`72,5`, `1.234,50`) are written with a point."""
     return QUESTION_COMMA.sub(lambda found: _with_point(found[0]), text)
+
+
+def _as_asked(question: str, query: Query, table: ReadTable) -> str:
+    """The question, in which numbers with a decimal comma that are values of the query have a point."""
+    values = {each.value for each in query.conds if table.has_commas and table.types[each.column] == "real"}
+    return COMMA.sub(lambda found: point if (point := _with_point(found[0])) in values else found[0], question)
 
 
 def _with_point(cell: str) -> str:
@@ -191,11 +188,7 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
         found = error.errors[0] if isinstance(error, sqlglot.errors.ParseError) and error.errors else {}
-        near, decimal = found.get("highlight", sql), re.search(r"[\d.]+,$", found.get("start_context", ""))
-        if decimal and near.isdigit():
-            number = f"{decimal[0]}{near}"
-            raise ValueError(f"no SQL near {number!r}; write {_with_point(number)}") from None
-        raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
+        raise ValueError(f"no SQL near {shown(found.get('highlight', sql))!r}; {QUOTES}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"no single SELECT; {REACH}")
     parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}
@@ -235,14 +228,6 @@ def _selected(node: exp.Expr, table: SQLTable) -> tuple[int, int]:
     if not isinstance(node, exp.Column):
         raise ValueError(f"{shown(node.sql('sqlite'))} is selected; {REACH}")
     return agg, _column(node, table)
-
-
-def _as_asked(question: str, query: Query, table: ReadTable) -> str:
-    """The question, in which numbers with a decimal comma that are values of the query have a point."""
-    values = {each.value for each in query.conds if table.types[each.column] == "real"}
-    if not table.has_commas:
-        return question
-    return COMMA.sub(lambda found: point if (point := _with_point(found[0])) in values else found[0], question)
 
 
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -305,22 +290,23 @@ class Asked:
     query: Query
 
     def remarks(self, execution: Execution) -> Iterator[str]:
-        """What is odd about it, in lines with their place; `execution` is that of its table."""
-        sel, agg = self.query.sel, AGGREGATES[self.query.agg]
-        if agg not in ("", "COUNT") and self.table.types[sel] == "text":
-            yield f"{self.place}: {agg} of {self.table.header[sel]}, which is text: a cell is no number"
+        """What is odd about it, a line each; `execution` is that of its table."""
+        agg, types = AGGREGATES[self.query.agg], self.table.types
+        if agg not in ("", "COUNT") and types[self.query.sel] == "text":
+            yield f"{agg} of {self.table.header[self.query.sel]}, which is text: a cell is no number"
         for condition in self.query.conds:
-            name, operator = self.table.header[condition.column], OPERATORS[condition.operator]
-            if condition.operator and self.table.types[condition.column] == "text":
-                yield f"{self.place}: {name} is text, which has no order; compare it by ="
-            elif self.table.types[condition.column] == "real" and number_in(condition.value) is None:
-                yield f"{self.place}: {condition.value!r} is no number, {name} has numbers"
-            elif self.table.types[condition.column] == "real" and not NUMBER.fullmatch(condition.value):
-                yield f"{self.place}: {condition.value!r} is compared as {number_in(condition.value):g}"
+            column, operator, value = condition
+            name = self.table.header[column]
+            if operator and types[column] == "text":
+                yield f"{name} is text, which has no order; compare it by ="
+            elif types[column] == "real" and number_in(value) is None:
+                yield f"{value!r} is no number, {name} has numbers"
+            elif types[column] == "real" and not NUMBER.fullmatch(value):
+                yield f"{value!r} is compared as {number_in(value):g}"
             if not execution.execute(Query(0, 0, (condition,))):
-                yield f"{self.place}: no row of {self.table.id} has {name} {operator} {condition.value}"
-            if folded(condition.value).casefold() not in folded(self.question).casefold():
-                yield f"{self.place}: {condition.value!r} is not in the question; a model copies its values from there"
+                yield f"no row of {self.table.id} has {name} {OPERATORS[operator]} {value}"
+            if folded(value).casefold() not in folded(self.question).casefold():
+                yield f"{value!r} is not in the question; a model copies its values from there"
 
 
 @dataclass(frozen=True)
@@ -360,22 +346,23 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
     for id_, table in tables_asked.items():
         with closing(Execution(table)) as execution:
             remarks += [f"{tables}/{said}" for said in table.odd_cells]
-            remarks += [said for asked in taken if asked.table.id == id_ for said in asked.remarks(execution)]
+            asked_here = [asked for asked in taken if asked.table.id == id_]
+            remarks += [f"{asked.place}: {said}" for asked in asked_here for said in asked.remarks(execution)]
     splits = _divided_by(taken, lambda asked: asked.table.id if by_tables else asked.question)
     with new_folder(out) as folder:
         for split, those in splits.items():
             lines = [{"table_id": a.table.id, "question": a.question, "sql": a.query.to_json()} for a in those]
             _write(folder / f"{split}.jsonl", lines)
             of_split = {a.table.id: a.table for a in those}
-            _write(folder / f"{split}.tables.jsonl", [table.to_json() for table in of_split.values()])
+            names = [each.name for each in fields(SQLTable)]
+            documents = [{name: getattr(table, name) for name in names} for table in of_split.values()]
+            _write(folder / f"{split}.tables.jsonl", documents)
     counts = {split: len(those) for split, those in splits.items()}
     return OwnData(out=str(out), questions=counts, left_out=left_out, remarks=remarks)
 
 
 def _files(folder: Path) -> dict[str, Path]:
     """The CSV files of a folder by their names in lower case, without `.csv`."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; expected one with a CSV file for each table")
     files: dict[str, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv"):
         other = files.setdefault(path.stem.casefold(), path)
@@ -388,13 +375,8 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
     """The questions that can be taken, and a line for each that cannot."""
-    try:
-        lines, _ = _lines(str(path), path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; name a CSV file of the columns {', '.join(COLUMNS)}") from None
-    if not lines:
-        raise UserError(f"{path}: is empty; expected a line {','.join(COLUMNS)}, then a row for each question")
-    header = [cell.casefold() for cell in lines[0][1]]
+    lines, _ = _lines(str(path), path.read_bytes())
+    header = [cell.casefold() for cell in lines[0][1]] if lines else []
     if sorted(header) != sorted(COLUMNS):
         raise UserError(f"{path}: columns {shown(', '.join(header)) or 'of no name'}; expected {', '.join(COLUMNS)}")
     taken, left_out, read = [], [], cache(read_csv)
