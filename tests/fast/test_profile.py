@@ -232,8 +232,8 @@ def test_faults_say_where_and_why_and_a_report_without_any_says_only_what_its_st
 
 def test_a_real_zero3_report_is_mended_to_what_zero1_says_and_arithmetic_by_hand() -> None:
     wrong, right = real(ZERO3), real(ZERO1)
-    assert wrong.figures["forward_macs"] == pytest.approx(right.figures["forward_macs"], rel=1e-4)
-    assert wrong.figures["parameters_per_gpu"] == pytest.approx(1_050_368, rel=1e-4)
+    assert wrong.checked.figures["forward_macs"] == pytest.approx(right.checked.figures["forward_macs"], rel=1e-4)
+    assert wrong.checked.figures["parameters_per_gpu"] == pytest.approx(1_050_368, rel=1e-4)
     for report in (wrong, right):
         faults = {fault.name: fault for fault in report.checked.faults}
         assert report.checked.closed_form_macs == pytest.approx(T5_TINY_MACS, rel=0.001)
@@ -249,7 +249,7 @@ def test_a_run_shows_the_profilers_own_cost_another_run_and_recomputation() -> N
     record = a_profiled_record(effective_batch_size=8, gradient_accumulation_steps=4)
     assert "one pass of 4" in found(made(), record)["profiler_overhead"].reason
     fault = found(made(), a_profiled_record(per_device_train_batch_size=3))["another_run"]
-    assert (fault.where, fault.said, fault.corrected) == ("batch_size_per_gpu", 2, 3)
+    assert (fault.where, fault.said, fault.corrected) == ("batch size per GPU", 2, 3)
     fault = found(made(), a_profiled_record(gradient_checkpointing=True))["recomputation_left_out"]
     assert fault.corrected == pytest.approx(3 * 15_360 / 0.02)
 

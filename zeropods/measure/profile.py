@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 
 from zeropods.errors import UserError
@@ -28,8 +28,8 @@ class SummaryLine:
     meaning: str
 
 
-FIGURES = (
-    SummaryLine("step", "", "", "number of the profiled step, counted from 1"),
+FIGURES = {figure.key: figure for figure in (
+    SummaryLine("step", "profile summary at step", "", "number of the profiled step, counted from 1"),
     SummaryLine("world_size", "world size", "", "processes of the run, one per GPU"),
     SummaryLine("data_parallel_size", "data parallel size", "", "processes that each work on rows of their own"),
     SummaryLine("model_parallel_size", "model parallel size", "",
@@ -67,8 +67,8 @@ FIGURES = (
                 "forward + backward + step; loading data and logging are not in it"),
     SummaryLine("flops_per_second", "flops per gpu", "FLOP/s", "three times the forward FLOPs / the line above"),
     SummaryLine("samples_per_second", "samples/second", "samples/s", "rows of all processes / the line above"),
-)  # fmt: skip
-"""The summary, line by line. Times are of rank 0: one forward pass, one backward pass, one step of the optimizer."""
+)}  # fmt: skip
+"""Lines of the summary by key. Times are of rank 0: one forward pass, one backward pass, one step of the optimizer."""
 ALWAYS_THERE = ("parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second")
 """What a report has of every model, with an engine or without."""
 
@@ -127,6 +127,11 @@ class Module:
         return self._sizes("rows", "dimension")
 
     @property
+    def embedding_or_head(self) -> tuple[int, int] | None:
+        """(rows, dimension) of an embedding, or of a linear layer without a bias, which may be an embedding too."""
+        return self.linear[::-1] if self.linear is not None and not self.details.get("bias") else self.embedding
+
+    @property
     def parameters_by_size(self) -> int | None:
         """Parameters of a linear layer (in x out, and out more with a bias) or an embedding (rows x dimension)."""
         if self.linear is not None:
@@ -163,7 +168,7 @@ class Report:
     summary: Figures
     lines: dict[str, tuple[int, str]]
     """Number and label, without its formula, of each line of the summary that was read, by key."""
-    depths: tuple[Depth, ...]
+    depths: list[Depth]
     root: Module | None
     """None where the report has no detailed part (`"detailed": false`)."""
     tree_is_whole: bool
@@ -171,18 +176,16 @@ class Report:
     missing: str
     """What a whole report would have, or could not be read, in one line; empty where it is whole."""
 
-    def line_of(self, key: str) -> int:
-        """Number of the line that gives a figure of the summary; of the step if it has none."""
-        return self.lines[key][0] if key in self.lines else self.number + 1
-
 
 # Read a report from a file: its own, a log that holds one, or what was copied from a page.
 
 HEADING = re.compile(r"(?P<prefix>.*?)-+ DeepSpeed Flops Profiler -+\s*")
 """Before it what pdsh or a logger puts before every line (`pod1: `)."""
-AGGREGATED = re.compile(r"-+ Aggregated Profile per GPU -+", re.IGNORECASE)
-DETAILED = re.compile(r"-+ Detailed Profile per GPU -+", re.IGNORECASE)
+PART = re.compile(r"-+ (aggregated|detailed) profile per gpu -+")
 END = re.compile(r"-{40,}")
+
+Lines = list[tuple[int, str]]
+"""Lines of a part of a report, with their numbers in the file."""
 
 
 def read_report(path: Path) -> Report:
@@ -212,83 +215,70 @@ def parse_report(path: Path, text: str) -> Report:
     if not headings:
         raise UserError(f"{path}:1: no '--- DeepSpeed Flops Profiler ---' in {len(lines)} lines; give a profile.txt")
     start, prefix = headings[-1]
-    summary, depths, tree = _Summary(), _Depths(), _Tree()
-    part: _Summary | _Depths | _Tree = summary
-    own, unread, has_end = list[str](), list[str](), False
+    parts: dict[str, Lines] = {"summary": [], "aggregated": [], "detailed": []}
+    part, own, has_end = parts["summary"], list[str](), False
     for number, line in enumerate(lines[start - 1 :], start):
         # Lines of others in a log are left out.
         if prefix.strip() and not line.startswith(prefix):
             continue
         own.append(line.removeprefix(prefix))
-        text = own[-1].strip()
-        if has_end := END.fullmatch(text) is not None:
+        if has_end := END.fullmatch(own[-1].strip()) is not None:
             break
-        if AGGREGATED.fullmatch(text):
-            part = depths
-        elif DETAILED.fullmatch(text):
-            part = tree
-        elif text and not part.take(number, own[-1]):
-            unread.append(f"line {number}, {' '.join(text.split())!r:.60}")
-    if not (summary.lines or depths.found or tree.root):
+        if heading := PART.fullmatch(own[-1].strip().lower()):
+            part = parts[heading[1]]
+        elif own[-1].strip():
+            part.append((number, own[-1]))
+    unread: Lines = []
+    summary, found = _read_summary(parts["summary"], unread)
+    depths = _read_depths(parts["aggregated"], unread)
+    root, is_whole = _read_tree(parts["detailed"], unread)
+    if not (found.keys() - {"step"} or depths or root):
         raise UserError(f"{path}:{start}: a heading and no figure below it; give the report as DeepSpeed printed it")
-    said = [_lacks(summary, depths, tree, has_end)]
-    said += [f"{len(unread)} of its lines cannot be read, the first is {unread[0]}"] if unread else []
+    absent = [FIGURES[key].label for key in ALWAYS_THERE if key not in found]
+    absent += [] if depths else ["the part by depth"]
+    absent += [] if is_whole or root is None else ["a part of the tree"]
+    # Without the closing line nobody knows whether there was to be a tree.
+    absent += [] if has_end or root else ["the tree of modules"]
+    absent += [] if has_end else ["the closing line of dashes"]
+    missing = [f"it lacks {', '.join(absent)}"] if absent else []
+    if unread:
+        number, line = unread[0]
+        first = f"line {number}, {' '.join(line.split())!r:.60}"
+        missing += [f"{len(unread)} of its lines cannot be read, the first is {first}"]
     return Report(
         path=path,
         number=start,
         reports=len(headings),
         text="\n".join(own),
-        summary={each.key: summary.values.get(each.key) for each in FIGURES},
-        lines=summary.lines,
-        depths=tuple(depths.found),
-        root=_expanded(tree.root)[0] if tree.root else None,
-        tree_is_whole=tree.is_whole,
-        missing="; ".join(filter(None, said)),
+        summary=summary,
+        lines=found,
+        depths=depths,
+        root=root,
+        tree_is_whole=is_whole,
+        missing="; ".join(missing),
     )
-
-
-def _lacks(summary: _Summary, depths: _Depths, tree: _Tree, has_end: bool) -> str:
-    absent = [each.label for each in FIGURES if each.key in ALWAYS_THERE and each.key not in summary.lines]
-    absent += [] if depths.found else ["the part by depth"]
-    if tree.root is not None and not tree.is_whole:
-        absent.append("a part of the tree")
-    # Without the closing line nobody knows whether there was to be a tree.
-    absent += [] if has_end or tree.root else ["the tree of modules"]
-    absent += [] if has_end else ["the closing line of dashes"]
-    return f"it lacks {', '.join(absent)}" if absent else ""
 
 
 # Numbers as DeepSpeed's profiler prints them: `602.28 MMACs`, `1.05 M`, `200.99 us`.
 
-LARGE = {"T": 12, "G": 9, "M": 6, "K": 3, "k": 3, "": 0}
-PREFIXES = LARGE | {"m": -3, "u": -6}
-UNITS = {
-    # Billions of parameters are B, never G. Before 0.10 MACs of the summary have their prefix alone.
-    "parameters": {"T": 12, "B": 9, "M": 6, "K": 3, "k": 3, "": 0},
-    "MACs": {f"{prefix}MACs": power for prefix, power in LARGE.items()} | {"T": 12, "G": 9, "M": 6, "K": 3},
-    "FLOPs": LARGE,
-    "FLOP/s": {f"{prefix}FLOPS": power for prefix, power in PREFIXES.items()},
-    "s": {f"{prefix}s": power for prefix, power in PREFIXES.items()},
-    "samples/s": {"": 0},
-    "": {"": 0},
-    "%": {"%": 0},
-}
-"""How each unit is printed, as powers of ten (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
+POWERS = {"T": 12, "G": 9, "B": 9, "M": 6, "K": 3, "k": 3, "": 0, "m": -3, "u": -6}
+"""Of ten, by prefix; billions of parameters are B (`number_to_string` of deepspeed 0.19.8's profiler.py)."""
+PRINTED = {"MACs": ("MACs", ""), "FLOP/s": ("FLOPS",), "s": ("s",), "%": ("%",)}
+"""What stands behind the prefix of each unit, nothing for others. Before 0.10 the summary's MACs had their prefix
+alone."""
 HALF_OF_THE_LAST_DECIMAL = 0.005
 """Figures are printed with two."""
-NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)\s*(\S*)", re.IGNORECASE)
+NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d\d?)?)\s*([TGBMKkmu]?)(MACs|FLOPS|s|%|)")
 
 
 def amount(text: str, unit: str) -> float | None:
     """The number of such as `602.28 MMACs`, whole where it is a count; None where it is none in this unit."""
     match = NUMBER.fullmatch(text.strip())
-    power = UNITS[unit].get(match[2]) if match else None
-    if match is None or power is None:
+    if match is None or match[3] not in PRINTED.get(unit, ("",)):
         return None
-    if not unit and match[1].isdecimal():
-        return int(match[1])
-    value = float(Decimal(match[1]).scaleb(power))
-    return value if isfinite(value) else None
+    if not unit and text.strip().isdecimal():
+        return int(text)
+    return float(Decimal(match[1]).scaleb(POWERS[match[2]]))
 
 
 def rounding(value: float | None) -> float:
@@ -299,80 +289,59 @@ def rounding(value: float | None) -> float:
     return HALF_OF_THE_LAST_DECIMAL * unit
 
 
-# The parts of a report. Each takes one line after the other, and answers False to one that belongs to it and cannot be
-# read.
+# The parts of a report: each from its lines; those that belong to it and cannot be read go to `unread`.
 
-LABELS = {figure.label: figure for figure in FIGURES if figure.label}
-STEP = re.compile(r"Profile Summary at step (\d+):")
+LABELS = {figure.label: figure for figure in FIGURES.values() if figure.label}
+STEP = re.compile(r"(Profile Summary at step) (\S.*):")
 SUMMARY_LINE = re.compile(r"(?P<label>.*\S):\s+(?P<value>\S.*)")
 FACTOR = re.compile(r"= ([\d.]+) \* fwd flops per gpu / bwd latency")
 
 
-class _Summary:
-    """One figure a line, behind its label."""
-
-    def __init__(self) -> None:
-        self.values: Figures = {}
-        self.lines: dict[str, tuple[int, str]] = {}
-
-    def take(self, number: int, line: str) -> bool:
-        match = SUMMARY_LINE.fullmatch(line.strip())
+def _read_summary(lines: Lines, unread: Lines) -> tuple[Figures, dict[str, tuple[int, str]]]:
+    """One figure a line, behind its label: all figures, and number and label of each line that was read, by key."""
+    values: Figures = dict.fromkeys(FIGURES)
+    found: dict[str, tuple[int, str]] = {}
+    for number, line in lines:
+        match = SUMMARY_LINE.fullmatch(STEP.sub(r"\1: \2", line.strip()))
         if match is None:
-            step = STEP.fullmatch(line.strip())
-            self.values |= {"step": int(step[1])} if step else {}
-            return step is not None or not line.startswith("Profile Summary")
+            continue
         # As older versions, and copies of the profiler outside DeepSpeed, spell them.
         label = match["label"].lower().replace("paralel", "parallel").replace("per device", "per gpu")
         figure = LABELS.get(label) or LABELS.get(label.split(" = ")[0])
-        if figure is None or figure.key in self.lines:
-            return False
-        value = {"True": True, "False": False}.get(match["value"], amount(match["value"], figure.unit))
-        if value is None:
-            return False
-        self.values[figure.key], self.lines[figure.key] = value, (number, match["label"].split(" = ")[0])
+        value = amount(match["value"], figure.unit) if figure else None
+        value = {"True": True, "False": False}.get(match["value"], value)
+        if figure is None or figure.key in found or value is None:
+            unread.append((number, line))
+            continue
+        values[figure.key], found[figure.key] = value, (number, match["label"].split(" = ")[0])
         if factor := FACTOR.search(label):
-            self.values["backward_factor"] = float(factor[1])
-        return True
+            values["backward_factor"] = float(factor[1])
+    return values, found
 
 
 DEPTH = re.compile(r"depth (\d+):")
-ROW = re.compile(r"(params|MACs|fwd latency) +- +\{(.*)\}")
+TOPS = {"params": ("parameters", "parameters"), "MACs": ("macs", "MACs"), "fwd latency": ("seconds", "s")}
+"""Figure and unit, by label."""
 PAIR = re.compile(r"'([^']+)': '([^']+)'")
 
 
-class _Depths:
+def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
     """The top classes at each depth: `params`, `MACs` and `fwd latency`, each as `{'CLASS': 'FIGURE', ...}`."""
-
-    def __init__(self) -> None:
-        self.found: list[Depth] = []
-
-    def take(self, number: int, line: str) -> bool:
-        text = line.strip()
-        if heading := DEPTH.fullmatch(text):
-            self.found.append(Depth(number=number, depth=int(heading[1])))
-            return True
-        row = ROW.fullmatch(text)
-        if row is None or not self.found:
-            return not text.startswith(("params ", "MACs ", "fwd latency "))
-        last = self.found[-1]
-        table, unit = {
-            "params": (last.parameters, "parameters"), "MACs": (last.macs, "MACs"), "fwd latency": (last.seconds, "s")
-        }[row[1]]  # fmt: skip
-        pairs = [(class_name, amount(figure, unit)) for class_name, figure in PAIR.findall(row[2])]
-        table |= {class_name: figure for class_name, figure in pairs if figure is not None}
-        return bool(table) and len(table) == len(pairs)
+    found: list[Depth] = []
+    for number, line in lines:
+        label, _, figures = line.strip().partition(" - ")
+        if heading := DEPTH.fullmatch(line.strip()):
+            found.append(Depth(number=number, depth=int(heading[1])))
+        elif found and label.strip() in TOPS:
+            key, unit = TOPS[label.strip()]
+            tops = {name: amount(figure, unit) for name, figure in PAIR.findall(figures)}
+            getattr(found[-1], key).update({name: top for name, top in tops.items() if top is not None})
+            if not tops or None in tops.values() or not figures.endswith("}"):
+                unread.append((number, line))
+    return found
 
 
-def _expanded(module: Module) -> list[Module]:
-    """The module; several where torch has printed equal ones of a list once, `(0-5): 6 x T5Block(...)`."""
-    module.children = [each for child in module.children for each in _expanded(child)]
-    numbers = re.fullmatch(r"(\d+)-(\d+)", module.name)
-    if numbers is None:
-        return [module]
-    return [replace(module, name=str(number)) for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-
-
-MODULE = re.compile(r"(?:\((?P<name>[^)]*)\): )?(?:\d+ x )?(?P<class>[^\s()]+)\((?P<rest>.*)")
+MODULE = re.compile(r"(?:\((?P<name>[^)]*)\): )?(?:\d+ x )?(?P<class>[^\s()]+)\((?:(?P<leaf>.*)\))?")
 MODULE_FIGURES = re.compile(
     r"(?P<parameters>[^=,]+?)(?: = |, )(?P<parameters_percent>[\d.e+-]+%) Params, "
     r"(?P<macs>[^=,]+?)(?: = |, )(?P<macs_percent>[\d.e+-]+%) MACs, "
@@ -388,64 +357,49 @@ ELIDED = "..."
 """What people write in place of modules that they leave out."""
 
 
-class _Tree:
-    """The model as `print(model)` shows it, with figures at each module: what is in another is indented more."""
+def _read_tree(lines: Lines, unread: Lines) -> tuple[Module | None, bool]:
+    """The model as `print(model)` shows it, with figures at each module, and whether all of it was read.
 
-    def __init__(self) -> None:
-        self.root: Module | None = None
-        self.is_whole = False
-        self._root_indent = 0
-        self._open: list[tuple[int, Module]] = []
-        """Modules whose lines are being read, with their indents."""
-        self._leaves_out = False
-
-    def take(self, number: int, line: str) -> bool:
+    What is in another module is indented more; a module without parts stands on one line with its figures.
+    """
+    root: Module | None = None
+    inside: list[tuple[int, Module]] = []
+    unread_before = len(unread)
+    for number, line in lines:
         text, indent = line.strip(), len(line) - len(line.lstrip())
-        if text == ")":
-            self._close(indent)
-            return True
-        if self.root is not None and indent <= self._root_indent:
-            # No line of the tree any more.
-            self._open = []
-            return True
-        is_read = self._module_or_figures(number, indent, text)
-        self._leaves_out |= not is_read
-        return is_read
-
-    def _module_or_figures(self, number: int, indent: int, text: str) -> bool:
+        inside = [each for each in inside if each[0] < indent]
+        if root is not None and not inside:
+            # The root's own bracket, or no line of the tree any more.
+            return _expanded(root)[0], text == ")" and len(unread) == unread_before
         match = MODULE.fullmatch(text)
-        is_leaf = match is not None and match["rest"].endswith(")")
-        if match is None or not (is_leaf or not match["rest"]) or (self.root is None and match["name"] is not None):
-            return self._figures_of_last(text)
-        self._close(indent)
-        module = Module(number=number, name=match["name"] or "", class_name=match["class"])
-        if self._open:
-            self._open[-1][1].children.append(module)
+        if match and (inside or not match["name"]):
+            last = Module(number=number, name=match["name"] or "", class_name=match["class"])
+            if inside:
+                inside[-1][1].children.append(last)
+            if match["leaf"] is None:
+                inside.append((indent, last))
+            root, text = root or last, match["leaf"] or ""
+        if root is None or not ("Params" in text or ELIDED in text):
+            continue
+        figures = MODULE_FIGURES.fullmatch(text)
+        read = {key: amount(figures[key], unit) if figures else None for key, unit in MODULE_UNITS.items()}
+        if figures is None or None in read.values() or last.parameters is not None:
+            unread.append((number, line))
         else:
-            self.root, self._root_indent = module, indent
-        self._open.append((indent, module))
-        if not is_leaf:
-            return True
-        is_read = self._figures_of_last(match["rest"][:-1])
-        self._close(indent)
-        return is_read
+            vars(last).update(read, details=_read_details(last.class_name, figures["details"] or ""))
+    return root and _expanded(root)[0], False
 
-    def _figures_of_last(self, text: str) -> bool:
-        """Give a line's figures to the module that was opened last; others of its lines say nothing that is needed."""
-        match = MODULE_FIGURES.fullmatch(text)
-        if match is None or not self._open:
-            return self.root is None or not ("Params" in text or ELIDED in text)
-        module = self._open[-1][1]
-        read = {key: amount(match[key], unit) for key, unit in MODULE_UNITS.items()}
-        if None in read.values() or module.parameters is not None:
-            return False
-        vars(module).update(read, details=_read_details(module.class_name, match["details"] or ""))
-        return True
 
-    def _close(self, indent: int) -> None:
-        """End the modules that are indented as much, or more."""
-        while self._open and self._open[-1][0] >= indent:
-            self.is_whole = self._open.pop()[1] is self.root and not self._leaves_out
+def _expanded(module: Module) -> list[Module]:
+    """The module; several where torch has printed equal ones of a list once, `(0-5): 6 x T5Block(...)`."""
+    module.children = [each for child in module.children for each in _expanded(child)]
+    numbers = re.fullmatch(r"(\d+)-(\d+)", module.name)
+    if numbers is None:
+        return [module]
+    several = [deepcopy(module) for _ in range(int(numbers[1]), int(numbers[2]) + 1)]
+    for number, each in enumerate(several, int(numbers[1])):
+        each.name = str(number)
+    return several
 
 
 POSITIONS = {"Embedding": ("rows", "dimension"), "LayerNorm": ("normalized_shape",)}

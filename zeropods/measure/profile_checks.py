@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from zeropods.errors import UserError
-from zeropods.measure.profile import Figures, Module, Report, read_report, rounding
+from zeropods.measure.profile import FIGURES, Figures, Module, Report, read_report, rounding
 from zeropods.measure.record import Record, read_record
 
 TOLERANCE = 0.02
@@ -92,15 +92,10 @@ def check(path: Path) -> Checked:
         UserError: there is no report.
     """
     report = read_report(path)
-    folder, record, run = report.path.parent, None, "compared with record.json beside it"
-    if not (folder / "record.json").is_file():
-        run = "not compared with its run: no record.json beside the report"
-    else:
-        try:
-            record = read_record(folder)
-        except UserError as error:
-            run = f"not compared with its run: {error}"
-    return replace(check_report(report, record), run=run)
+    try:
+        return replace(check_report(report, read_record(report.path.parent)), run="compared with record.json beside it")
+    except UserError as error:
+        return replace(check_report(report), run=f"not compared with its run: {error}")
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
@@ -110,17 +105,12 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
         record: of the run that was profiled, where there is one.
     """
     checked = _corrected(report)
-    found = (_latency_faults, _count_faults, _parameter_faults, _reading_faults)
-    faults = [fault for look in found for fault in look(checked)]
-    return replace(checked, faults=(*faults, *(_run_faults(report, record) if record is not None else ())))
+    faults = [*_latency_faults(checked), *_count_faults(checked), *_parameter_faults(checked), *_reading_faults(report)]
+    faults += [] if record is None else _run_faults(report, record)
+    return replace(checked, faults=tuple(faults))
 
 
 # Figures of a summary that follow from others of it.
-
-BY_FORWARD_TIME = (
-    "forward_flops_per_second", "forward_backward_flops_per_second", "iteration_seconds", "flops_per_second",
-    "samples_per_second",
-)  # fmt: skip
 
 
 def contradictions(figures: Figures) -> Figures:
@@ -143,18 +133,14 @@ def contradictions(figures: Figures) -> Figures:
 
 def shares(figures: Figures) -> dict[str, float] | None:
     """Shares of forward, backward and the optimizer's step in an iteration; None where they were not timed."""
-    parts = {part: figures[f"{part}_seconds"] for part in ("forward", "backward", "step")}
-    whole = _sum(*parts.values())
-    return {part: (seconds or 0.0) / whole for part, seconds in parts.items()} if whole else None
+    seconds = {part: figures[f"{part}_seconds"] for part in ("forward", "backward", "step")}
+    known = {part: each for part, each in seconds.items() if each is not None}
+    whole = sum(known.values())
+    return {part: each / whole for part, each in known.items()} if whole and len(known) == len(seconds) else None
 
 
-def _rate(amount: float | None, seconds: float | None) -> float | None:
-    return amount / seconds if amount is not None and seconds else None
-
-
-def _sum(*parts: float | None) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+def _ratio(part: float | None, whole: float | None, times: float = 1.0) -> float | None:
+    return times * part / whole if part is not None and whole else None
 
 
 # A report with its known faults taken out: a clock in place of the root's latency, linear layers counted twice,
@@ -166,36 +152,35 @@ def _corrected(report: Report) -> Checked:
     if _is_clock(figures["forward_seconds"]):
         inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
         figures["forward_seconds"] = inside or None
+        figures["forward_flops_per_second"] = _ratio(figures["forward_flops"], inside)
     # Without an engine DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
     rows, times, missing, root = figures["batch_size_per_gpu"], None, 0, None
     if said is not None:
         times = times_counted(said, rows) if rows else None
         root = deepcopy(said)
-        left_out = _mend("", root, halve=_is_twice(times), shared=_shared_size(said))
+        embeddings = [module.embedding for _, module in said.walk() if module.embedding]
+        missing = sum(_mend(root, _is_twice(times), max(embeddings, default=None)).values())
         # The root's MACs are the sum of its children where they were nothing else: these have more digits.
         parts = [child.total("macs") for child in said.children]
         if said.macs and abs(said.macs - sum(parts)) <= rounding(said.macs) + sum(map(rounding, parts)):
             root.macs = sum(child.total("macs") for child in root.children)
-        missing, less = sum(left_out.values()), (said.macs or 0.0) - (root.macs or 0.0)
-        copies = figures["model_parallel_size"] or 1
-        for key, change in (
-            ("parameters_per_gpu", missing),
-            ("model_parameters", missing * copies),
-            ("forward_macs", -less),
-            ("forward_flops", -2 * less),
-            ("model_forward_flops", -2 * less * copies),
-        ):
-            figures[key] = _sum(figures[key], change)
+        less, copies = said.total("macs") - root.total("macs"), figures["model_parallel_size"] or 1
+        changes = {
+            "parameters_per_gpu": missing,
+            "model_parameters": missing * copies,
+            "forward_macs": -less,
+            "forward_flops": -2 * less,
+            "model_forward_flops": -2 * less * copies,
+        }
+        figures |= {key: value + change for key, change in changes.items() if (value := figures[key]) is not None}
         root.latency_seconds = figures["forward_seconds"] if _is_clock(said.latency_seconds) else said.latency_seconds
         root.parameters = figures["parameters_per_gpu"]
-        root.flops_per_second = _rate(figures["forward_flops"], root.latency_seconds)
+        root.flops_per_second = _ratio(figures["forward_flops"], root.latency_seconds)
         for _, module in root.walk():
-            module.parameters_percent = _percent(module.parameters, root.parameters)
-            module.macs_percent = _percent(module.macs, root.macs)
-            module.latency_percent = _percent(module.latency_seconds, root.latency_seconds)
-    if figures["forward_seconds"] is None and report.summary["forward_seconds"] is not None:
-        figures |= dict.fromkeys(BY_FORWARD_TIME)
+            module.parameters_percent = _ratio(module.parameters, root.parameters, 100)
+            module.macs_percent = _ratio(module.macs, root.macs, 100)
+            module.latency_percent = _ratio(module.latency_seconds, root.latency_seconds, 100)
     return Checked(
         report=report,
         figures=figures | contradictions(figures),
@@ -215,44 +200,30 @@ def _is_twice(times: float | None) -> bool:
     return times is not None and TWICE[0] < times < TWICE[1]
 
 
-def _mend(path: str, module: Module, halve: bool, shared: Hashable) -> dict[Hashable, int]:
-    """Mend a module in place, from its leaves up; gives the parameters missing in it by the matrix they belong to."""
+def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dict[Hashable, int]:
+    """Mend a module in place, from its leaves up; gives the parameters missing in it by the matrix they belong to.
+
+    Args:
+        shared: (rows, dimension) of the token embedding, the largest one. The report does not say what is shared: T5
+            and most language models give this matrix to the encoder's and the decoder's embedding and, without a bias,
+            to the output layer, and so what has its size is taken for it.
+    """
     missing: dict[Hashable, int] = {}
     said, seconds, parameters = (module.total(figure) for figure in ("macs", "latency_seconds", "parameters"))
-    less = said / 2 if halve and module.linear is not None else 0.0
+    less = said / 2 if is_twice and module.linear is not None else 0.0
     for child in module.children:
         before = child.total("macs")
-        missing |= _mend(f"{path}.{child.name}" if path else child.name, child, halve, shared)
+        missing |= _mend(child, is_twice, shared)
         less += before - child.total("macs")
     expected = module.parameters_by_size
     if expected is not None and module.parameters is not None and parameters < expected - 2 * rounding(expected):
-        missing[_matrix_of(path, module, shared)] = expected - round(parameters)
+        is_shared = shared is not None and module.embedding_or_head == shared
+        missing[shared if is_shared else id(module)] = expected - round(parameters)
     if module.flops_per_second is not None and seconds:
         module.flops_per_second = max(0.0, module.flops_per_second - 2 * less / seconds)
     module.parameters = parameters + sum(missing.values())
     module.macs, module.latency_seconds = said - less, seconds
     return missing
-
-
-def _shared_size(root: Module) -> tuple[int, int] | None:
-    """(rows, dimension) of the token embedding: the largest one. Others of that size are the same matrix."""
-    sizes = [module.embedding for _, module in root.walk() if module.embedding]
-    return max(sizes, key=lambda size: size[0] * size[1], default=None)
-
-
-def _matrix_of(path: str, module: Module, shared: Hashable) -> Hashable:
-    """The same for modules that hold one matrix, the token embedding; a module's own path for all others.
-
-    The report does not say what is shared. T5 and most language models give one matrix to the encoder's and the
-    decoder's embedding and, without a bias, to the output layer.
-    """
-    linear = module.linear
-    is_head = linear is not None and shared == linear[::-1] and not module.details.get("bias")
-    return shared if shared is not None and (module.embedding == shared or is_head) else path
-
-
-def _percent(part: float | None, whole: float | None) -> float | None:
-    return 100 * part / whole if part is not None and whole else None
 
 
 # Forward MACs by arithmetic. Attention's products of queries with keys tell how many tokens per layer saw.
@@ -321,16 +292,16 @@ def by_class(root: Module) -> list[ClassShare]:
     for _, module in root.walk():
         classes.setdefault(module.class_name, []).append(module)
     found = []
-    for name in sorted(classes):
-        macs, seconds = (sum(_own(m, figure) for m in classes[name]) for figure in ("macs", "latency_seconds"))
+    for name, modules in sorted(classes.items()):
+        macs, seconds = (sum(_own(module, figure) for module in modules) for figure in ("macs", "latency_seconds"))
         found.append(
             ClassShare(
                 class_name=name,
-                modules=len(classes[name]),
+                modules=len(modules),
                 macs=macs,
-                macs_percent=_percent(macs, root.macs),
+                macs_percent=_ratio(macs, root.macs, 100),
                 latency_seconds=seconds,
-                latency_percent=_percent(seconds, root.latency_seconds),
+                latency_percent=_ratio(seconds, root.latency_seconds, 100),
             )
         )
     return sorted(found, key=lambda share: (share.macs, share.latency_seconds), reverse=True)
@@ -348,7 +319,7 @@ def _own(module: Module, figure: str) -> float:
 CLOCK = "the root's forward pass has begun when the profiler hooks it, its timer never starts: this is the time of day"
 TWICE_BY = (
     "ZeRO-3 runs a linear layer as a function of its own, and the profiler counts that and the product inside it: "
-    "its MACs claim {times:.2f} times the tokens that attention's products fit"
+    "its MACs claim {times:.2f} times the tokens that attention's products fit; FLOPs and FLOP/s are wrong with them"
 )
 UNCLEAR = (
     "linear layers claim {times:.2f} times the tokens that attention's products fit: the batch is not that of "
@@ -370,44 +341,45 @@ CONTRADICTS = "the other lines of the summary give another figure: the report wa
 SEVERAL = "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
 
 
+def _of_line(report: Report, name: str, key: str, right: float | None, reason: str) -> Fault:
+    """A fault of a line of the summary; its place is the summary's first line where that line is missing."""
+    number, label = report.lines.get(key, (report.number + 1, FIGURES[key].label))
+    return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
+
+
 def _latency_faults(checked: Checked) -> Iterator[Fault]:
     """`1.8 Gs` at the root, its FLOP/s, and the summary's latency where DeepSpeed has not timed it itself."""
     report, root, right = checked.report, checked.report.root, checked.root
-    said = report.summary["forward_seconds"]
-    if _is_clock(said):
-        line, seconds = report.line_of("forward_seconds"), checked.figures["forward_seconds"]
+    if _is_clock(report.summary["forward_seconds"]):
         reason = f"{CLOCK}; right is at least the sum of what is inside the model"
-        yield Fault("forward_latency", line, "fwd latency", said, seconds, "s", reason)
-    if root is None or right is None or not _is_clock(root.latency_seconds):
-        return
-    reason = f"{CLOCK}; every '% latency' of the tree is a share of it; right is the summary's forward latency"
-    yield Fault("root_latency", root.number, root.class_name, root.latency_seconds, right.latency_seconds, "s", reason)
-    rates, reason = (root.flops_per_second, right.flops_per_second), "FLOPs / the time of day"
-    yield Fault("root_flops_per_second", root.number, root.class_name, *rates, "FLOP/s", reason)
+        yield _of_line(report, "forward_latency", "forward_seconds", checked.figures["forward_seconds"], reason)
+    if root is not None and right is not None and _is_clock(root.latency_seconds):
+        place, seconds = (root.number, root.class_name), (root.latency_seconds, right.latency_seconds)
+        reason = f"{CLOCK}; every '% latency' of the tree is a share of it; right is the summary's forward latency"
+        yield Fault("root_latency", *place, *seconds, "s", reason)
+        rates = root.flops_per_second, right.flops_per_second
+        yield Fault("root_flops_per_second", *place, *rates, "FLOP/s", "FLOPs / the time of day")
 
 
 def _count_faults(checked: Checked) -> Iterator[Fault]:
     """Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find."""
-    times, macs, form = checked.times_counted, checked.figures["forward_macs"], checked.closed_form_macs
-    line, said = checked.report.line_of("forward_macs"), checked.report.summary["forward_macs"]
-    if times is not None and not ONCE[0] < times < ONCE[1]:
-        where = "fwd MACs per GPU, all FLOPs and FLOP/s"
-        if _is_twice(times):
-            yield Fault("linear_counted_twice", line, where, said, macs, "MACs", TWICE_BY.format(times=times))
-        else:
-            yield Fault("tokens_contradict", line, where, said, None, "MACs", UNCLEAR.format(times=times))
+    report, times = checked.report, checked.times_counted
+    macs, form = checked.figures["forward_macs"], checked.closed_form_macs
+    if times is not None and _is_twice(times):
+        yield _of_line(report, "linear_counted_twice", "forward_macs", macs, TWICE_BY.format(times=times))
+    elif times is not None and not ONCE[0] < times < ONCE[1]:
+        yield _of_line(report, "tokens_contradict", "forward_macs", None, UNCLEAR.format(times=times))
     if form and macs is not None and abs(macs / form - 1) > AGREEMENT:
-        reason = f"differs from the closed form by {100 * (macs / form - 1):+.1f} % (sizes x tokens, and attention)"
-        yield Fault("differs_from_closed_form", line, "fwd MACs per GPU", macs, form, "MACs", reason)
+        reason = f"corrected, it differs by {100 * (macs / form - 1):+.1f} % from sizes x tokens, and attention"
+        yield _of_line(report, "differs_from_closed_form", "forward_macs", form, reason)
 
 
 def _parameter_faults(checked: Checked) -> Iterator[Fault]:
     """Layers with fewer parameters than their size has; depths where a class has more parameters than the model."""
     report, model = checked.report, checked.report.summary["parameters_per_gpu"]
     if checked.missing_parameters:
-        line, right = report.line_of("parameters_per_gpu"), checked.figures["parameters_per_gpu"]
-        where = "params per GPU, params of layers"
-        yield Fault("sharded_parameters", line, where, model, right, "parameters", SHARDED)
+        right = checked.figures["parameters_per_gpu"]
+        yield _of_line(report, "sharded_parameters", "parameters_per_gpu", right, SHARDED)
         return
     for depth in report.depths:
         for name, said in depth.parameters.items():
@@ -417,19 +389,18 @@ def _parameter_faults(checked: Checked) -> Iterator[Fault]:
                 yield Fault("shared_parameters", depth.number, where, said, None, "parameters", reason)
 
 
-def _reading_faults(checked: Checked) -> Iterator[Fault]:
+def _reading_faults(report: Report) -> Iterator[Fault]:
     """Figures of the summary that do not follow from the others; what is easily misread."""
-    report, summary = checked.report, checked.report.summary
+    summary = report.summary
     for key, computed in {} if _is_clock(summary["forward_seconds"]) else contradictions(summary).items():
-        unit = "s" if key.endswith("_seconds") else "1/s"
-        yield Fault("contradicts_itself", *report.lines[key], summary[key], computed, unit, CONTRADICTS)
+        yield _of_line(report, "contradicts_itself", key, computed, CONTRADICTS)
     step = summary["step"]
     if summary["world_size"] is not None and step:
         reason = (
             f"this is step {step} counted from 1, and 'profile_step: {step - 1}' asked for it: "
             "DeepSpeed profiles the step after that many"
         )
-        yield Fault("profiled_step", report.number + 1, "Profile Summary at step", step, None, "", reason)
+        yield _of_line(report, "profiled_step", "step", None, reason)
     if report.reports > 1:
         yield Fault("several_reports", report.number, "the file", report.reports, None, "", SEVERAL)
 
@@ -443,17 +414,14 @@ def _run_faults(report: Report, record: Record) -> Iterator[Fault]:
         ("batch_size_per_gpu", record.per_device_train_batch_size),
         ("step", summary["step"] if asked is None else asked + 1),
     ):
-        said = summary[key]
-        if said is not None and said != expected:
+        if summary[key] not in (None, expected):
             reason = "the record beside the report has another figure: the report is of another run"
-            yield Fault("another_run", report.line_of(key), key, said, expected, "", reason)
+            yield _of_line(report, "another_run", key, expected, reason)
     yield from _speed_faults(report, record)
-    backward = summary["backward_seconds"]
+    backward, flops = summary["backward_seconds"], summary["forward_flops"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
-        line, said = report.line_of("backward_flops_per_second"), summary["backward_flops_per_second"]
-        flops = summary["forward_flops"]
-        right = _rate(flops and 3 * flops, backward)
-        yield Fault("recomputation_left_out", line, "bwd FLOPS per GPU", said, right, "FLOP/s", RECOMPUTED)
+        right = _ratio(flops, backward, 3)
+        yield _of_line(report, "recomputation_left_out", "backward_flops_per_second", right, RECOMPUTED)
 
 
 def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
@@ -464,10 +432,10 @@ def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
         return
     passes = record.gradient_accumulation_steps
     accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
-    for key, right, unit in (
-        ("iteration_seconds", seconds, "s"),
-        ("samples_per_second", record.effective_batch_size / seconds, "samples/s"),
+    for key, right in (
+        ("iteration_seconds", seconds),
+        ("samples_per_second", record.effective_batch_size / seconds),
     ):
         said = report.summary[key]
         if said is not None and abs(said / right - 1) > NEAR:
-            yield Fault("profiler_overhead", *report.lines[key], said, right, unit, OVERHEAD + accumulated)
+            yield _of_line(report, "profiler_overhead", key, right, OVERHEAD + accumulated)

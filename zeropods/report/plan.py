@@ -144,16 +144,11 @@ class PlanReport:
 
     def _bars(self, values: dict[str, list[float]]) -> Axes:
         """A bar for each technique, stacked."""
-        from zeropods.report.plots import new_axes
+        from zeropods.report.plots import new_axes, stacked_bars
 
         names = list(map(name, self.plan.estimates))
         _, (axes,) = new_axes(8, 1.6 + 0.36 * len(names))
-        begin = [0.0] * len(names)
-        for number, (label, widths) in enumerate(values.items()):
-            axes.barh(names, widths, left=begin, height=0.65, label=label, color=f"C{number}")
-            begin = [start + width for start, width in zip(begin, widths, strict=True)]
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
+        stacked_bars(axes, names, values)
         return axes
 
     def _finished(self, axes: Axes, what: str, unit: str, text: str) -> Plot:

@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -25,6 +25,7 @@ from zeropods.techniques import NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import BarContainer
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
@@ -117,6 +118,18 @@ def technique_color(technique: str) -> str:
 def legend_beside(axes: Axes) -> None:
     """A legend at the right, over no curve."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
+
+
+def stacked_bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> list[BarContainer]:
+    """A bar for each name, the first one on top: its parts one behind the other, each with a colour of its own."""
+    drawn_parts, ends = [], [0.0] * len(names)
+    for label, widths in parts.items():
+        drawn_parts.append(axes.barh(range(len(names)), widths, left=ends, height=0.65, label=label))
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    return drawn_parts
 
 
 def _legend(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) -> None:
@@ -335,12 +348,13 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     labels = [_literal(line["label"]) for line in shown]
     figure, axes = new_axes(WIDTH, 2.2 + 2.2 * BAR_INCHES * max(2, len(shown)), rows=2)
     kind = _main_kind(shown, "memory_kind")
-    _bars(axes[0], labels, {"peak": [one.get("peak_memory_bytes") for one in _of_kind(shown, "memory_kind")]}, GIB)
+    peaks = [one.get("peak_memory_bytes") for one in _of_kind(shown, "memory_kind")]
+    bars_beside(axes[0], labels, {"peak": peaks}, GIB)
     axes[0].set_xlabel(f"GiB {kind or ''}")
     _title(axes[0], f"Peak of the fullest pod{_of_all(len(shown), len(found))}")
     kind, planned = _main_kind(shown, "planned_kind"), _of_kind(shown, "planned_kind")
     series = {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}
-    _bars(axes[1], labels, series, MIB)
+    bars_beside(axes[1], labels, series, MIB)
     axes[1].set_xlabel(f"MiB {kind or ''}")
     _title(axes[1], "Plan and measurement")
     return Plot(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
@@ -373,7 +387,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
     return Plot(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
 
 
-def _bars(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: int) -> None:
+def bars_beside(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: float) -> None:
     """Bars side by side for each label; what was not measured has none."""
     height = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Figures, Module
 from zeropods.measure.profile_checks import Checked, by_class, check, shares
-from zeropods.report.plots import Plot, new_axes
+from zeropods.report.plots import Plot, bars_beside, new_axes, stacked_bars
 from zeropods.tables import Table, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-OF_KEY = {figure.key: figure for figure in FIGURES}
 COMPARED = (
     "parameters_per_gpu", "forward_macs", "forward_flops", "forward_seconds", "forward_flops_per_second",
     "backward_seconds", "step_seconds", "iteration_seconds", "flops_per_second", "samples_per_second",
@@ -46,23 +45,18 @@ class ProfileReport:
         """The report as DeepSpeed has written it."""
         return self.checked.report.text
 
-    @property
-    def figures(self) -> Figures:
-        """The corrected figures of the summary."""
-        return self.checked.figures
-
     def summary(self, *, with_meaning: bool = False) -> Table:
         """Each line of the summary with its value, the right one where it is wrong, and what the line means."""
         report, lines = self.checked.report, []
-        for key in ("step", *report.lines):
-            said, right, unit = report.summary[key], self.figures[key], OF_KEY[key].unit
+        for key in report.lines:
+            said, right, unit = report.summary[key], self.checked.figures[key], FIGURES[key].unit
             is_same = said == right or (said and right and abs(said - right) <= 0.005 * said)
             line = {
-                "line": report.lines[key][1] if key in report.lines else "Profile Summary at step",
+                "line": report.lines[key][1],
                 "reported": written(said, unit),
                 "corrected": "" if is_same else written(right, unit) or "unknown",
             }
-            lines.append({**line, "what it means": OF_KEY[key].meaning} if with_meaning else line)
+            lines.append({**line, "what it means": FIGURES[key].meaning} if with_meaning else line)
         return Table.of(lines, f"The report is not whole: {report.missing}." if report.missing else "")
 
     def shares(self) -> Plot:
@@ -74,17 +68,17 @@ class ProfileReport:
 
     def shares_text(self, name: str) -> str:
         """The same in words."""
-        return f"{name}: {', '.join(f'{part} {_milliseconds(self.figures, part):.4g} ms' for part in PARTS)}"
+        return f"{name}: {', '.join(f'{part} {_milliseconds(self.checked.figures, part):.4g} ms' for part in PARTS)}"
 
     def shares_table(self) -> Table:
         """The same in figures."""
         return Table.of(
             {
                 "part of an iteration": part,
-                "time (ms)": f"{_milliseconds(self.figures, part):.5g}",
+                "time (ms)": f"{_milliseconds(self.checked.figures, part):.5g}",
                 "share (%)": f"{100 * share:.1f}",
             }
-            for part, share in (shares(self.figures) or {}).items()
+            for part, share in (shares(self.checked.figures) or {}).items()
         )
 
     def icicle(self) -> Plot:
@@ -190,37 +184,34 @@ class ReportPair:
     @property
     def differences(self) -> list[str]:
         """What keeps them from being compared: `world_size 3, 2`; empty where nothing does."""
-        one, two = self.first.figures, self.second.figures
+        one, two = self.first.checked.figures, self.second.checked.figures
         return [f"{key} {one[key]}, {two[key]}" for key in SETTING if one[key] != two[key]]
 
-    def compared(self) -> Iterator[tuple[str, float | None, float | None, float | None]]:
-        """(key, first, second, ratio) of corrected figures; no ratio where one is missing, or the settings differ."""
-        for key in COMPARED:
-            one, two = self.first.figures[key], self.second.figures[key]
-            yield key, one, two, two / one if one and two is not None and not self.differences else None
+    def compared(self) -> list[dict[str, Any]]:
+        """Name, first, second and ratio of corrected figures; no ratio where one is missing, or the settings differ."""
+        pairs = [(key, self.first.checked.figures[key], self.second.checked.figures[key]) for key in COMPARED]
+        ratios = [two / one if one and two is not None and not self.differences else None for _, one, two in pairs]
+        names = ("name", "first", "second", "ratio")
+        return [dict(zip(names, (*pair, ratio), strict=True)) for pair, ratio in zip(pairs, ratios, strict=True)]
 
     def table(self) -> Table:
         """Corrected figures and their ratio; why there is none, where they measured different things."""
         first, second = self._names()
         lines = (
             {
-                "corrected figure": key.replace("_", " ").replace(" seconds", " time"),
-                first: written(one, OF_KEY[key].unit),
-                second: written(two, OF_KEY[key].unit),
-                "ratio": "" if ratio is None else f"{ratio:.3g}",
+                "corrected figure": line["name"].replace("_", " ").replace(" seconds", " time"),
+                first: written(line["first"], FIGURES[line["name"]].unit),
+                second: written(line["second"], FIGURES[line["name"]].unit),
+                "ratio": "" if line["ratio"] is None else f"{line['ratio']:.3g}",
             }
-            for key, one, two, ratio in self.compared()
+            for line in self.compared()
         )
         return Table.of(lines, f"no ratios: {'; '.join(self.differences)}" if self.differences else "")
 
     def to_json(self, depth: int | None = None) -> dict[str, Any]:
         """The second report, what keeps the two apart, and the ratios of corrected figures."""
-        names = ("name", "first", "second", "ratio")
-        return {
-            "differences": self.differences,
-            "compared": [dict(zip(names, line, strict=True)) for line in self.compared()],
-            "second": self.second.checked.to_json(depth),
-        }
+        second = self.second.checked.to_json(depth)
+        return {"differences": self.differences, "compared": self.compared(), "second": second}
 
     def plot(self) -> Plot:
         """Seconds of forward, backward and step, and the forward seconds that each class of module takes itself."""
@@ -285,41 +276,29 @@ def _milliseconds(figures: Figures, part: str) -> float:
 
 def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport]) -> None:
     """Forward, backward and step of each report as one bar in milliseconds, with their shares of that report."""
-    times = [{part: _milliseconds(report.figures, part) for part in PARTS} for report in reports.values()]
-    widest = max(sum(each.values()) for each in times)
-    for row, each in enumerate(times):
-        end = 0.0
-        for part, width in each.items():
-            bar = axes.barh(
-                [row], [width], left=end, height=0.6, color=f"C{PARTS.index(part)}", label=None if row else part
-            )
-            share = f"{100 * width / sum(each.values()):.0f} %" if width > LABELLED * widest else ""
-            axes.bar_label(bar, [share], label_type="center", color="white", fontsize=9)
-            end += width
-    _across(axes, list(reports), "ms")
+    times = {part: [_milliseconds(each.checked.figures, part) for each in reports.values()] for part in PARTS}
+    wholes = [sum(each) for each in zip(*times.values(), strict=True)]
+    for bars, widths in zip(stacked_bars(axes, list(reports), times), times.values(), strict=True):
+        labels = [
+            f"{100 * width / whole:.0f} %" if width > LABELLED * max(wholes) else ""
+            for width, whole in zip(widths, wholes, strict=True)
+        ]
+        axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
+    axes.set_xlabel("ms")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False, fontsize=9)
 
 
 def _class_bars(axes: Axes, pair: dict[str, ProfileReport]) -> None:
     """The classes that take most time in both reports together."""
-    roots = [report.checked.root for report in pair.values()]
-    times = [{one.class_name: 1e3 * one.latency_seconds for one in by_class(root)} if root else {} for root in roots]
-    together = {name: sum(each.get(name, 0.0) for each in times) for name in set().union(*times)}
+    roots = {name: report.checked.root for name, report in pair.items()}
+    times = {
+        name: {share.class_name: share.latency_seconds for share in by_class(root)} if root else {}
+        for name, root in roots.items()
+    }
+    together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
     names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
-    for row, (label, each) in enumerate(zip(pair, times, strict=True)):
-        places = [place + 0.4 * (row - 0.5) for place in range(len(names))]
-        axes.barh(places, [each.get(name, 0.0) for name in names], height=0.4, color=f"C{3 + row}", label=label)
-    _across(axes, names, "ms, without the modules inside")
-    axes.legend(frameon=False, loc="lower right", fontsize=9)
-
-
-def _across(axes: Axes, names: Sequence[str], unit: str) -> None:
-    """Bars from the left, the first one on top."""
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(unit)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    bars_beside(axes, names, {label: [each.get(name) for name in names] for label, each in times.items()}, 1e-3)
+    axes.set_xlabel("ms, without the modules inside")
 
 
 # The tree of modules as rectangles: each as wide as its share of the MACs, or of the latency, its parts below it.
@@ -375,11 +354,8 @@ def icicle_plot(root: Module) -> Plot:
     figure, panels = new_axes(INCHES_WIDE, 7.0, rows=2)
     figure.set_layout_engine("constrained", hspace=0.06)
     made = {key: list(boxes(root, key, root.total(key))) for key in TITLES}
-    widths: dict[str, float] = {}
-    for box in (box for drawn_boxes in made.values() for box in drawn_boxes):
-        widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
-    widest = sorted(widths, key=lambda name: widths[name], reverse=True)[:COLOURS]
-    colours = {name: f"C{number}" for number, name in enumerate(widest)}
+    classes = dict.fromkeys(box.class_name for drawn_boxes in made.values() for box in drawn_boxes)
+    colours = {name: f"C{number}" for number, name in enumerate(list(classes)[:COLOURS])}
     said = []
     for axes, (key, drawn_boxes) in zip(panels, made.items(), strict=True):
         _icicle(axes, drawn_boxes, colours)

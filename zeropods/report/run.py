@@ -14,7 +14,7 @@ from zeropods.measure.record import RankMeasurement, Record, read_json, read_rec
 from zeropods.plan.calibrated import STATES, planned
 from zeropods.report.entry import read_entry
 from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
-from zeropods.report.plots import Plot, loss_plot, new_axes
+from zeropods.report.plots import Plot, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
 from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table
 from zeropods.tables import MIB, Table
@@ -174,14 +174,10 @@ def state_plot(runs: Sequence[Run]) -> Plot:
     figure, (axes,) = new_axes(8, 0.6 * len(runs) + 1.4)
     labels = [f"{run.record.technique}, {run.record.world_size} x" for run in runs]
     states = [_states(run.record) for run in runs]
-    lefts = [0.0] * len(runs)
-    for part in STATES:
-        sizes = [(each.get(part) or 0) / MIB for each in states]
-        axes.barh(labels, sizes, left=lefts, label=part)
-        lefts = [left + size for left, size in zip(lefts, sizes, strict=True)]
+    stacked_bars(axes, labels, {part: [(each.get(part) or 0) / MIB for each in states] for part in STATES})
     expected = [(each["planned"] or math.nan) / MIB for each in states]
-    axes.plot(expected, labels, linestyle="none", marker="|", markersize=24, color="black", label="by arithmetic")
-    axes.invert_yaxis()
+    places = range(len(runs))
+    axes.plot(expected, places, linestyle="none", marker="|", markersize=24, color="black", label="by arithmetic")
     axes.set(xlabel="MiB in each process", title="What ZeRO divides: the states of one model")
     axes.legend(loc="lower right")
     return Plot(figure, "bars of parameters, gradients and optimizer states per process, by technique")
