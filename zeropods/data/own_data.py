@@ -82,6 +82,8 @@ def read_csv(path: Path, id_: str = "uploaded") -> ReadTable:
         if len(cells) != len(header):
             said = f"{counted(len(cells), 'cell')}, the first line has {len(header)}"
             remedy = f"correct one of them (a cell that holds {delimiter!r} stands in double quotes)"
+            if header[0].startswith("#"):
+                remedy = "take the comment away"
             raise UserError(f"{name}: line {number}: {said}; {remedy}")
     columns: list[tuple[str, ...]] = list(zip(*(cells for _, cells in rows), strict=True))
     commas = delimiter == ";" and any(_all(DECIMAL_COMMA, column) and "," in "".join(column) for column in columns)
@@ -188,7 +190,11 @@ def parsed(sql: str) -> tuple[exp.Select, str]:
         statements = [each for each in sqlglot.parse(sql, read="sqlite") if each is not None]
     except (sqlglot.errors.SqlglotError, RecursionError) as error:
         found = error.errors[0] if isinstance(error, sqlglot.errors.ParseError) and error.errors else {}
-        raise ValueError(f"no SQL near {shown(found.get('highlight', sql))!r}; {QUOTES}") from None
+        near, decimal = found.get("highlight", sql), re.search(r"[\d.]+,$", found.get("start_context", ""))
+        if decimal and near.isdigit():
+            number = f"{decimal[0]}{near}"
+            raise ValueError(f"no SQL near {number!r}; write {_with_point(number)}") from None
+        raise ValueError(f"no SQL near {shown(near)!r}; {QUOTES}") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Select):
         raise ValueError(f"no single SELECT; {REACH}")
     parts = {name.rstrip("_"): part for name, part in statements[0].args.items() if part}
@@ -376,7 +382,9 @@ def _files(folder: Path) -> dict[str, Path]:
 def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
     """The questions that can be taken, and a line for each that cannot."""
     lines, _ = _lines(str(path), path.read_bytes())
-    header = [cell.casefold() for cell in lines[0][1]] if lines else []
+    if not lines:
+        raise UserError(f"{path}: is empty; expected a line {','.join(COLUMNS)}, then a row for each question")
+    header = [cell.casefold() for cell in lines[0][1]]
     if sorted(header) != sorted(COLUMNS):
         raise UserError(f"{path}: columns {shown(', '.join(header)) or 'of no name'}; expected {', '.join(COLUMNS)}")
     taken, left_out, read = [], [], cache(read_csv)
