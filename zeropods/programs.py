@@ -24,6 +24,8 @@ from zeropods.errors import UserError
 
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Where daemons such as sshd are, and where an ordinary user's PATH often does not look."""
+PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client", "pdsh": "pdsh"}
+"""The programs that a cluster cannot do without, and Debian's and Ubuntu's packages that bring them."""
 LISTENED = range(20_000, 32_000)
 """Ports to listen on: below those that a kernel gives to connections, and to whoever asks for any (Linux: 32,768 and
 up). One of those may be another's by the time at which a rank that has imported torch listens on it."""
@@ -90,6 +92,16 @@ def prctl(option: int, value: int) -> None:
 def find_program(name: str) -> str | None:
     """The path of a program on PATH, or among the daemons; None where there is none."""
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS))
+
+
+def required_programs(*names: str) -> list[str]:
+    """Paths of programs; `UserError` names all that are missing, and the packages that bring them."""
+    found = {name: find_program(name) for name in names}
+    missing = [name for name in names if found[name] is None]
+    if missing:
+        packages = " ".join(sorted({PROGRAMS[name] for name in missing}))
+        raise UserError(f"{', '.join(missing)}: not found on PATH; apt-get install {packages}")
+    return [path for path in found.values() if path is not None]
 
 
 def in_kernel() -> bool:
@@ -191,11 +203,6 @@ class Turn:
     def release(self) -> None:
         """Give the turn to the next process."""
         os.close(self._descriptor)
-
-
-def is_taken(folder: Path) -> bool:
-    """Whether a process of this machine compiles or loads the extension of a folder now."""
-    return is_held(folder / LOCK)
 
 
 def is_held(lock: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.hangs import DEFAULT_SECONDS, PATIENT_SECONDS, HangDetector, check_step_timeout, culprit
+from zeropods.launch.hangs import DEFAULT_SECONDS, PATIENT_SECONDS, HangDetector, check_timeouts, culprit
 from zeropods.measure.heartbeat import Beat, beat_file, write_beat
 
 BARRIER = ("torch/distributed/distributed_c10d.py:4811 barrier", "train.py:9 step")
@@ -113,7 +113,7 @@ def test_a_time_out_of_zero_ends_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [-1.0, 0.5, float("inf"), float("nan")])
 def test_a_time_out_in_which_no_rank_could_speak_is_refused(seconds: float) -> None:
     with pytest.raises(UserError, match="expected more than 4 seconds, or 0 for none"):
-        check_step_timeout(seconds)
+        check_timeouts(None, seconds)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.made import SETTINGS, a_pod
 from zeropods import programs
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.pods import cluster, start
+from zeropods.pods import cluster
 from zeropods.pods.backends.cml import described
 from zeropods.pods.cluster import Cluster
 
@@ -135,7 +135,7 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", (str(tmp_path),))
     with pytest.raises(UserError, match=r"^sshd, ssh, ssh-keygen, pdsh: .* openssh-client openssh-server pdsh$"):
-        start.require_programs()
+        programs.required_programs(*programs.PROGRAMS)
 
 
 def test_down_and_list_without_clusters_say_so(capsys: pytest.CaptureFixture[str], home: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropods.programs import EXTENSIONS, LISTENED, Turn, extension_cache, free_port, is_taken, prepare_compiling
+from zeropods.programs import EXTENSIONS, LISTENED, LOCK, Turn, extension_cache, free_port, is_held, prepare_compiling
 
 HOLD = """
 import sys
@@ -62,7 +62,7 @@ def test_a_second_process_waits_for_the_first_and_no_longer(
     waiting = threading.Thread(target=turn.try_acquire, daemon=True)
     waiting.start()
     waiting.join(0.3)
-    assert waiting.is_alive() and is_taken(tmp_path)
+    assert waiting.is_alive() and is_held(tmp_path / LOCK)
     if how == "it is killed":
         holder.send_signal(signal.SIGKILL)
     else:
@@ -70,4 +70,4 @@ def test_a_second_process_waits_for_the_first_and_no_longer(
     waiting.join(SECONDS)
     assert not waiting.is_alive()
     turn.release()
-    assert not is_taken(tmp_path)
+    assert not is_held(tmp_path / LOCK)

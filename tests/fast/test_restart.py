@@ -12,7 +12,7 @@ from zeropods.launch import command
 from zeropods.launch.command import Launch, plan_launch
 from zeropods.launch.lost_pods import Ending
 from zeropods.launch.outcome import UnopenedError
-from zeropods.launch.restart import calls_for_another, changed_flags, check_restarts, next_attempt
+from zeropods.launch.restart import calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, Batch, batch_on
@@ -76,7 +76,7 @@ def test_a_run_goes_on_with_its_batch_on_the_pods_that_are_left(
     first, following = restarted(three, tmp_path, *arguments, **asked)
     assert isinstance(following, Launch)
     assert tuple(host.address for host in following.hosts) == addresses
-    assert changed_flags(following) == flags
+    assert command.flag_values(following.arguments[len(first.arguments) :]) == flags
     assert command.identity(following) == command.identity(first)
 
 

@@ -28,7 +28,7 @@ SUBMISSION = Submission(
     ),
     options=("--partition=gpu", "--time=1:00:00"),
 )
-JOB = SlurmJob(number=17, state="FAILED", reason=None, exit_status=1, restarts=0, nodes="pod1", time_limit="00:10:00")
+JOB = SlurmJob(number=17, state="FAILED", exit_status=1, nodes="pod1", time_limit="00:10:00")
 
 
 def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for() -> None:

@@ -179,7 +179,7 @@ def test_a_rejected_job_leaves_a_failed_run_as_it_was(here: SlurmCluster, tmp_pa
         launched(folder, options=("--time=soon",))
     assert (folder / "record.json").read_bytes() == before
     # One that SLURM does not know is no error.
-    assert look(4_000_000) is None
+    assert look(4_000_000).has_ended
 
 
 def test_a_job_that_cannot_begin_says_why(here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

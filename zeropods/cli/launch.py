@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import given_path
-from zeropods.tables import said_above
+from zeropods.tables import said_above, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -36,25 +36,25 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verb and its flags; `add(verbs, name, help, run)` makes it."""
     verb = add(verbs, "launch", "run a training script on pods, supervised and recorded", run)
     flag = verb.add_argument
-    flag("--num-pods", type=int, metavar="N", help="use the first N pods (default: all of them)")
+    flag("--num-pods", type=whole, metavar="N", help="use the first N pods (default: all of them)")
     where = verb.add_mutually_exclusive_group()
     where.add_argument("--name", help="the cluster (default: pods, or the only one)")
     where.add_argument("--hostfile", type=given_path, metavar="F", help="hosts of your own: pods are started there")
     flag("--ssh-config", type=given_path, metavar="C", help="ssh configuration for them (default: yours)")
     flag("--launcher", choices=LAUNCHERS, default="pdsh", help="none: here, without ssh")
-    flag("--slots", type=int, metavar="K", help="processes per pod (default: 1; none: GPUs)")
+    flag("--slots", type=whole, metavar="K", help="processes per pod (default: 1; none: GPUs)")
     job = verb.add_argument_group("--launcher slurm, a job of --num-pods nodes").add_argument
     job("--partition", metavar="P", help="partition of the job (default: SLURM's own)")
     job("--time-limit", metavar="T", help="as for sbatch (default: SLURM's own)")
     job("--account", metavar="A", help="account to charge (default: yours)")
-    job("--cpus-per-slot", type=int, metavar="N", help="CPU cores per process (default: 4)")
+    job("--cpus-per-slot", type=whole, metavar="N", help="CPU cores per process (default: 4)")
     job("--sbatch-option", action="append", metavar="OPTION", help="any other, as in --sbatch-option=--qos=high")
     flag("--export", action="append", default=[], metavar="VARIABLE", help="pass it on to the ranks; repeatable")
     flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
     flag("--step-timeout", type=float, metavar="SECONDS", help="of a step; 0: never (default: by its steps)")
     flag("--restarts", type=int, metavar="N", help="after a lost pod or killed rank (default: 0)")
-    flag("--min-pods", type=int, metavar="M", help="restart on no fewer than M pods (default: 1)")
-    flag("--questions", type=int, metavar="N", help="test questions to score it on (default: none)")
+    flag("--min-pods", type=whole, metavar="M", help="restart on no fewer than M pods (default: 1)")
+    flag("--questions", type=whole, metavar="N", help="test questions to score it on (default: none)")
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py")
     verb.usage = "zeropods launch [FLAG ...] -- SCRIPT [ARGUMENT ...]"
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> Result:
         timeout_seconds=arguments.timeout,
         step_timeout=arguments.step_timeout,
         restarts=arguments.restarts or 0,
-        min_pods=1 if arguments.min_pods is None else arguments.min_pods,
+        min_pods=arguments.min_pods or 1,
     )
     check_inputs(arguments.command[0], arguments.command[1:])
     if arguments.launcher == "slurm":
@@ -106,11 +106,9 @@ def _check(arguments: argparse.Namespace) -> None:
     is_elsewhere = any(getattr(arguments, name) is not None for name in OF_CLUSTER)
     questions, script, slots = arguments.questions, arguments.command[0], arguments.slots
     faults = {
-        f"--questions {questions}; expected at least 1": questions is not None and questions < 1,
         f"--questions {questions}: {script} is no script of ours, its runs answer nothing; leave it out": (
             questions and arguments_of(script) is None
         ),
-        f"--num-pods {pods}; expected at least 1": pods is not None and pods < 1,
         f"--restarts {restarts}: SLURM requeues a job by itself; leave it out": (
             launcher == "slurm" and restarts is not None
         ),
@@ -118,7 +116,6 @@ def _check(arguments: argparse.Namespace) -> None:
         f"--min-pods {least}: says how a run goes on; give --restarts too": least is not None and not restarts,
         f"--restarts {restarts}; expected at least 0": restarts is not None and restarts < 0,
         f"--slots {slots}: pods have slots of their own; leave it out": launcher == "pdsh" and slots is not None,
-        f"--slots {slots}; expected at least 1": slots is not None and slots < 1,
         f"--{for_slurm}: is for --launcher slurm; leave it out": launcher != "slurm" and for_slurm,
         "--launcher slurm: it chooses the nodes; leave out --hostfile, --ssh-config and --name": (
             launcher == "slurm" and is_elsewhere
@@ -207,8 +204,8 @@ def _as_job(arguments: argparse.Namespace, supervision: Supervision) -> Result:
         script,
         flags,
         pods=arguments.num_pods or 1,
-        slots=1 if arguments.slots is None else arguments.slots,
-        cpus_per_slot=4 if arguments.cpus_per_slot is None else arguments.cpus_per_slot,
+        slots=arguments.slots or 1,
+        cpus_per_slot=arguments.cpus_per_slot or 4,
         partition=arguments.partition,
         time_limit=arguments.time_limit,
         options=(*account, *(arguments.sbatch_option or ())),

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -407,10 +407,9 @@ def flag_values(arguments: Sequence[str]) -> dict[str, str]:
     """Values of `--name value` and `--name=value` by the name that a script's dataclass has; the last one wins."""
     values: dict[str, str] = {}
     for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
-        name = _flag_name(argument)
-        if name is not None:
-            _, equals, value = argument.partition("=")
-            values[name] = value if equals else ("" if following.startswith("--") else following)
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
+            values[name.replace("-", "_")] = value if equals else ("" if following.startswith("--") else following)
     return values
 
 
@@ -420,16 +419,6 @@ def typed_flags(script: str | Path, arguments: Sequence[str]) -> dict[str, objec
     if kind is None:
         return {name: _typed(text) for name, text in flag_values(arguments).items()}
     return asdict(parse_flags(kind, arguments))
-
-
-def with_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> tuple[str, ...]:
-    """The arguments with these flags, in the place of those of the same names."""
-    kept: list[str] = []
-    for before, word in pairwise(("", *arguments)):
-        is_value = _flag_name(before) in flags and "=" not in before and not word.startswith("--")
-        if _flag_name(word) not in flags and not is_value:
-            kept.append(word)
-    return (*kept, *(part for name, value in flags.items() for part in (f"--{name}", value)))
 
 
 def batch_of(script: Path, arguments: Sequence[str]) -> Batch | None:
@@ -449,11 +438,6 @@ def find_script(name: str | Path) -> Path:
         if path.is_file():
             return path
     raise UserError(f"{name}: no such script in {' or in '.join(map(str, folders))}")
-
-
-def _flag_name(word: str) -> str | None:
-    """The name of a flag as a script's dataclass has it; None for another word."""
-    return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else None
 
 
 def _typed(text: str) -> Any:

@@ -29,18 +29,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from zeropods import programs
 from zeropods.pods.hostfile import own_gpus
 from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap
-from zeropods.programs import (
-    EXTENSIONS,
-    bound_argv,
-    child_environment,
-    compile_in_turns,
-    end_with_parent,
-    extension_cache,
-    prepare_compiling,
-    wait_passively,
-)
+from zeropods.programs import EXTENSIONS, bound_argv, child_environment, end_with_parent
 from zeropods.train import quick_imports
 from zeropods.train.arguments import PROJECT
 
@@ -250,7 +242,7 @@ def can_become(environment: Mapping[str, str]) -> bool:
 
 def is_compiled() -> bool:
     """Whether offload's optimizer was compiled for this environment, by the path that it has now."""
-    recipe = extension_cache() / OFFLOAD / "build.ninja"
+    recipe = programs.extension_cache() / OFFLOAD / "build.ninja"
     return recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8")
 
 
@@ -321,8 +313,8 @@ def main() -> None:
     """Import, then serve; nothing is served where there is a GPU."""
     if own_gpus():
         return
-    wait_passively()
-    prepare_compiling()
+    programs.wait_passively()
+    programs.prepare_compiling()
     path, newest = Path(sys.argv[1]), newest_source()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Who asks before all is imported waits, and imports nothing meanwhile.
@@ -331,7 +323,7 @@ def main() -> None:
         import_for_ranks()
         if is_compiled():
             # To see that it need not be compiled takes longer than to load it.
-            compile_in_turns()
+            programs.compile_in_turns()
             import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
         serve(listener, newest)
         # Python takes a second to end, in which nobody shall wait for an answer.

@@ -5,6 +5,7 @@ Each rank writes its heartbeat by `measure/heartbeat.py`.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -34,10 +35,14 @@ SAVE = "save"
 """A phase in which ranks tell each other little: one of them works, or none does."""
 
 
-def check_step_timeout(seconds: float | None) -> None:
-    """Refuse a time within which no rank could say anything."""
-    if seconds is not None and seconds != 0 and not STOPPED_SECONDS < seconds < float("inf"):
-        raise UserError(f"--step-timeout {seconds:g}; expected more than {STOPPED_SECONDS:g} seconds, or 0 for none")
+def check_timeouts(seconds: float | None, step_seconds: float | None) -> None:
+    """Refuse a time that ends a run at once or never, and one of a step within which no rank could say anything."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise UserError(f"--timeout {seconds:g}; expected more than 0 seconds")
+    if step_seconds not in (None, 0) and not STOPPED_SECONDS < step_seconds < math.inf:
+        raise UserError(
+            f"--step-timeout {step_seconds:g}; expected more than {STOPPED_SECONDS:g} seconds, or 0 for none"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,6 @@ class HangDetector:
             opened: whether what lies in the folder is of this attempt.
             pods: the name of each rank's pod; none on one machine.
         """
-        check_step_timeout(step_timeout)
         self.folder = folder
         self.found: Ending | None = None
         self.stopped: list[int] = []

@@ -15,9 +15,9 @@ from typing import IO
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.hangs import HangDetector
+from zeropods.launch.hangs import HangDetector, check_timeouts
 from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
-from zeropods.launch.lost_pods import Ending, Observation, check_timeout, judge
+from zeropods.launch.lost_pods import Ending, Observation, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
@@ -151,7 +151,7 @@ def to_end(
     Raises:
         UnopenedError: it ended before it had opened its folder.
     """
-    check_timeout(timeout_seconds)
+    check_timeouts(timeout_seconds, step_timeout)
     ranks, kills, log = Ranks(folder), oom_kills(), RunLog(folder)
     hangs = HangDetector(folder, step_timeout, ranks.have_opened_the_run)
     verdict, grace_seconds, began = None, GRACE_SECONDS, time.monotonic()

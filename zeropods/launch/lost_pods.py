@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from zeropods.errors import UserError
 from zeropods.pods.leases import HAS_ENDED
 
 if TYPE_CHECKING:
@@ -128,9 +127,3 @@ def _late(state: Observation) -> Ending | None:
     if missing is not None and state.since_start > START_SECONDS:
         return Ending("failed", f"no process of the run within {START_SECONDS:.0f} s", missing)
     return None
-
-
-def check_timeout(seconds: float | None) -> None:
-    """Refuse a time that ends a run at once, or never."""
-    if seconds is not None and not 0 < seconds < float("inf"):
-        raise UserError(f"--timeout {seconds:g}; expected more than 0 seconds")

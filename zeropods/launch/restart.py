@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, with_flags
+from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, train_arguments
 from zeropods.launch.outcome import UnopenedError
 from zeropods.measure.record import Record
 from zeropods.train.arguments import PASSES, ROWS, batch_on
@@ -61,7 +61,8 @@ def next_attempt(asked: Launch, left: Cluster, min_pods: int, *, opened: bool) -
         same = batch_on(sum(pod.slots for pod in left.pods[:number]), effective, batch.rows)
         if same is not None:
             changes = {name: str(value) for name, value in same.flags.items() if value != batch.flags[name]}
-            arguments = with_flags(asked.arguments, changes | _resuming(asked, opened=opened))
+            # A flag's last value counts.
+            arguments = [*asked.arguments, *train_arguments(**changes, **_resuming(asked, opened=opened))]
             return replace(plan_launch(left, asked.script, arguments, pods=number, export=asked.export), asked=asked)
     fewer = f", nor among fewer down to {min_pods}" if len(numbers) > 1 else ""
     return f"an effective batch of {effective} rows does not divide among {pods} pods{fewer}"
@@ -93,12 +94,6 @@ class JournalEntry:
         flags = "".join(f" --{name} {value}" for name, value in self.flags.items())
         goes_on = f"restart {number} of {most} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
         return f"{self.status}: {why}; {goes_on}"
-
-
-def changed_flags(launch: Launch) -> dict[str, str]:
-    """What the script is told otherwise than was asked for."""
-    before = {} if launch.asked is None else flag_values(launch.asked.arguments)
-    return {name: value for name, value in flag_values(launch.arguments).items() if before.get(name) != value}
 
 
 def _resuming(asked: Launch, *, opened: bool) -> dict[str, str]:

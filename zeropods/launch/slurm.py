@@ -40,7 +40,9 @@ STATUSES = {
     "TIMEOUT": "timeout",
 }
 """A run's status by the job's state, where SLURM knows better than the ranks."""
-ENDED = frozenset({"COMPLETED", "FAILED", *STATUSES})
+FORGOTTEN = "FORGOTTEN"
+"""Our word for the state of a job that SLURM does not know, or not any more."""
+ENDED = frozenset({"COMPLETED", "FAILED", FORGOTTEN, *STATUSES})
 """States of a job that does not come back (squeue(1)); a requeued one is PENDING."""
 HOPELESS = ("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionTimeLimit")
 """Reasons of a job that waits for nothing that comes by itself (squeue(1))."""
@@ -48,6 +50,8 @@ SAVED = 75
 """EX_TEMPFAIL: the ranks were asked to save, and have; `slurm/job.sh` has not requeued the job."""
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|infinite|unlimited|-1", re.IGNORECASE)
 """A time limit as sbatch(1) takes it."""
+NOTHING = ("(null)", "None", "N/A")
+"""What SLURM writes for a value that is not there."""
 FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=(\S*)")
 LABEL = re.compile(r" *(\d+): ?")
 """What `srun --label` puts before each line: the task's number, padded to the width of the largest."""
@@ -137,8 +141,6 @@ def plan_slurm(
         needs_slurm: whether it is an error that SLURM does not answer, which is asked for its nodes; else a job is
             written for nodes with GPUs.
     """
-    if min(pods, slots, cpus_per_slot) < 1:
-        raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
     if time_limit is not None and not TIME.fullmatch(time_limit):
         raise UserError(f"--time-limit {time_limit!r}; expected minutes, hours:minutes:seconds or days-hours")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
@@ -177,7 +179,7 @@ def run_slurm(submission: Submission, supervision: Supervision | None = None) ->
         number = _running(launch, ranks) or _submitted(submission, ranks, supervision)
         hangs = HangDetector(launch.folder, supervision.step_timeout, ranks.have_opened_the_run)
         with following(launch.folder) as tick:
-            verdict = Follower(number, log, supervision, hangs).to_its_end(signals, tick)
+            verdict = Follower(number, log, supervision, hangs, signals).to_its_end(tick)
         ranks.pods = tuple(node for node in log.nodes or (None,) * len(launch.hosts) for _ in range(submission.slots))
         # What SLURM says of the job's end counts; the ranks fail because of it, unless all were done before.
         return record_run(ranks, verdict, log, is_certain=True)
@@ -203,8 +205,7 @@ def _running(launch: Launch, ranks: Ranks) -> int | None:
         return None
     submitted = read_json(path)
     number = submitted["job"]
-    job = look(number)
-    if job is None or job.has_ended:
+    if look(number).has_ended:
         return None
     if command.remembered(launch.folder) != command.identity(launch):
         remedy = f"scancel {number}, or choose another --outputdir"
@@ -218,18 +219,18 @@ def _running(launch: Launch, ranks: Ranks) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
-    """What SLURM knows of a job at one moment."""
+    """What SLURM knows of a job at one moment; a text is empty where there is nothing to say."""
 
     number: int
     state: str
-    reason: str | None
+    reason: str = ""
     """Why it waits, or why it ended."""
-    exit_status: int
+    exit_status: int = 0
     """Exit status of the batch script."""
-    restarts: int
-    nodes: str | None
-    """A list as SLURM writes it, such as `pod[1-2]`; None while it has none."""
-    time_limit: str | None
+    restarts: int = 0
+    nodes: str = ""
+    """A list as SLURM writes it, such as `pod[1-2]`."""
+    time_limit: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -241,16 +242,16 @@ def read_job(text: str) -> SlurmJob:
     """The job that scontrol's line tells of; `UserError` where it is no such line."""
     fields: dict[str, str] = {}
     for name, value in FIELD.findall(text):
-        fields.setdefault(name, value)
+        fields.setdefault(name, "" if value in NOTHING else value)
     try:
         return SlurmJob(
             number=int(fields["JobId"]),
             state=fields["JobState"],
-            reason=_given(fields["Reason"]),
+            reason=fields["Reason"],
             exit_status=int(fields["ExitCode"].partition(":")[0]),
             restarts=int(fields["Restarts"]),
-            nodes=_given(fields["NodeList"]),
-            time_limit=_given(fields["TimeLimit"]),
+            nodes=fields["NodeList"],
+            time_limit=fields["TimeLimit"],
         )
     except (KeyError, ValueError):
         raise UserError(f"scontrol show job: {text[:200]!r}; expected a line with JobId, JobState, Reason...") from None
@@ -261,6 +262,8 @@ def verdict_of(job: SlurmJob) -> Ending:
     if job.state == "COMPLETED":
         return Ending()
     of_job = f"SLURM's job {job.number}"
+    if job.state == FORGOTTEN:
+        return Ending(None, f"SLURM has forgotten job {job.number}")
     if job.state == "TIMEOUT":
         return Ending("timeout", f"{of_job}: TIMEOUT: its time limit was {job.time_limit}")
     why = f" ({job.reason})" if job.reason else ""
@@ -271,10 +274,6 @@ def verdict_of(job: SlurmJob) -> Ending:
     return Ending(None, f"{of_job}: {job.state} with status {job.exit_status}")
 
 
-def _given(value: str) -> str | None:
-    return None if value in ("", "(null)", "None", "N/A") else value
-
-
 # What is asked of SLURM, through its own commands
 
 
@@ -282,13 +281,13 @@ class SlurmError(UserError):
     """SLURM refused, or did not answer."""
 
 
-def look(number: int) -> SlurmJob | None:
-    """A job as it is now; None for one that SLURM does not know, or not any more."""
+def look(number: int) -> SlurmJob:
+    """A job as it is now."""
     try:
         return read_job(_ask(["scontrol", "--oneliner", "show", "job", str(number)]))
     except SlurmError as error:
         if UNKNOWN_JOB in str(error):
-            return None
+            return SlurmJob(number=number, state=FORGOTTEN)
         raise
 
 
@@ -329,40 +328,34 @@ class JobLog(RunLog):
 class Follower:
     """Follows one job to its end: shows its log, tells its states, cancels it when it must end."""
 
-    def __init__(self, number: int, log: JobLog, supervision: Supervision, hangs: HangDetector) -> None:
+    def __init__(
+        self, number: int, log: JobLog, supervision: Supervision, hangs: HangDetector, signals: Sequence[str]
+    ) -> None:
+        """`signals`: names of signals that came; the first one cancels the job."""
         self._number, self._log, self._supervision, self._hangs = number, log, supervision, hangs
+        self._signals = signals
         self._heard = time.monotonic()
         self._told = ""
         self._running_since: float | None = None
         self._cancelled: Ending | None = None
 
-    def to_its_end(self, signals: Sequence[str], tick: Callable[[], object]) -> Ending:
-        """Wait until the job is over for good.
-
-        Args:
-            signals: names of signals that came; the first one cancels the job.
-            tick: called some times per second.
-        """
-        began, asked, ended = time.monotonic(), 0.0, False
-        job: SlurmJob | None = None
-        while not ended:
+    def to_its_end(self, tick: Callable[[], object]) -> Ending:
+        """Wait until the job is over for good; `tick` is called some times per second."""
+        began, asked, job = time.monotonic(), 0.0, None
+        while job is None or not job.has_ended:
             now = time.monotonic()
-            why = None if self._cancelled else self._must_end(signals)
-            if why is not None:
-                self._cancel(why)
-            if why is not None or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
-                asked = now
-                job, ended = self._look()
-            self._log.read(ended=ended)
+            must_end = self._cancelled is None and self._must_end()
+            if must_end or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
+                asked, job = now, self._look()
+            self._log.read()
             tick()
-            time.sleep(0.0 if ended else POLL_SECONDS)
-        if self._cancelled is not None:
-            return self._cancelled
+            time.sleep(POLL_SECONDS)
+        self._log.read(ended=True)
         # The ranks' own word counts where SLURM has forgotten the job.
-        return Ending(None, f"SLURM has forgotten job {self._number}") if job is None else verdict_of(job)
+        return self._cancelled or verdict_of(job)
 
-    def _look(self) -> tuple[SlurmJob | None, bool]:
-        """The job, None where SLURM has forgotten it or does not answer; and whether it is over."""
+    def _look(self) -> SlurmJob | None:
+        """The job, of which what is new is told; None where SLURM does not answer."""
         try:
             job = look(self._number)
         except SlurmError as error:
@@ -370,43 +363,44 @@ class Follower:
             if silent > PATIENCE_SECONDS:
                 remedy = f"the job may still run: squeue --jobs {self._number}; the same launch follows it again"
                 raise UserError(f"SLURM has not answered for {silent:.0f} s ({error}); {remedy}") from None
-            return None, False
+            return None
         self._heard = time.monotonic()
-        if job is not None:
-            self._note(job)
-        return job, job is None or job.has_ended
-
-    def _note(self, job: SlurmJob) -> None:
-        if job.state == "PENDING":
+        is_waiting, is_running = job.state == "PENDING", job.state == "RUNNING"
+        if is_waiting:
             # The next attempt may be on other nodes.
             self._log.nodes = ()
         elif job.nodes and not self._log.nodes:
             # In the order of the job's tasks.
             self._log.nodes = _ask(["scontrol", "show", "hostnames", job.nodes]).split()
-        if job.state == "RUNNING" and self._running_since is None:
+        if is_running and self._running_since is None:
             self._running_since = time.monotonic()
-        if job.state == "PENDING" and job.reason in HOPELESS and self._cancelled is None:
+        if is_waiting and job.reason in HOPELESS and self._cancelled is None:
             self._cancel(Ending("failed", f"job {job.number} cannot start as it was asked for: {job.reason}"))
         why = f" ({job.reason})" if job.reason else ""
-        where = f" on {job.nodes}" if job.nodes and job.state == "RUNNING" else ""
+        where = f" on {job.nodes}" if job.nodes and is_running else ""
         line = f"job {job.number}: {job.state}{where}{why}{', again' if job.restarts else ''}"
-        if self._told != line:
+        if job.state != FORGOTTEN and self._told != line:
             self._told = line
             self._supervision.show(line)
+        return job
 
-    def _must_end(self, signals: Sequence[str]) -> Ending | None:
+    def _must_end(self) -> bool:
+        """Cancel the job where it must end, and tell whether that is so."""
         since = self._running_since
         verdict = judge(
             Observation(
-                signal=signals[0] if signals else None,
+                signal=self._signals[0] if self._signals else None,
                 since_start=0.0 if since is None else time.monotonic() - since,
                 timeout_seconds=self._supervision.timeout_seconds,
                 hang=None if since is None else self._hangs.look(),
             )
         )
-        if verdict is not None and verdict is self._hangs.found:
+        if verdict is None:
+            return False
+        if verdict is self._hangs.found:
             self._hangs.save_stacks(lambda: None)
-        return verdict
+        self._cancel(verdict)
+        return True
 
     def _cancel(self, why: Ending) -> None:
         """End the job: SIGTERM to its ranks, SIGKILL after SLURM's KillWait."""

@@ -18,18 +18,11 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
-from zeropods.launch.hangs import HangDetector, check_step_timeout
+from zeropods.launch.hangs import HangDetector, check_timeouts
 from zeropods.launch.logs import LOG, PdshLog, following
-from zeropods.launch.lost_pods import Ending, Observation, PodState, check_timeout, judge
+from zeropods.launch.lost_pods import Ending, Observation, PodState, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, record_run
-from zeropods.launch.restart import (
-    JOURNAL,
-    JournalEntry,
-    calls_for_another,
-    changed_flags,
-    check_restarts,
-    next_attempt,
-)
+from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
@@ -80,8 +73,7 @@ class Supervision:
     """Whether the pods have had what the launch needs a moment ago; else they are looked at first."""
 
     def __post_init__(self) -> None:
-        check_timeout(self.timeout_seconds)
-        check_step_timeout(self.step_timeout)
+        check_timeouts(self.timeout_seconds, self.step_timeout)
 
 
 def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | None = None) -> Record:
@@ -127,7 +119,7 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
                 found_unix_seconds=found,
                 pods=names[:used],
                 unused=names[used:],
-                flags=changed_flags(current),
+                flags=command.flag_values(current.arguments[len(planned.arguments) :]),
             )
         )
         files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(entry) for entry in journal]})

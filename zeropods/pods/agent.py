@@ -19,19 +19,10 @@ from pathlib import Path
 
 from zeropods.errors import UserError
 from zeropods.files import ROOT
+from zeropods.pods import processes
 from zeropods.pods.hostfile import own_address, own_slots
 from zeropods.pods.leases import Leases
-from zeropods.pods.processes import (
-    ENDING,
-    PLACE,
-    POD,
-    Process,
-    become_subreaper,
-    descendants,
-    end,
-    make_private_folder,
-    reap,
-)
+from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
 from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, make_key
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
@@ -85,8 +76,8 @@ def main() -> int:
     if is_told_by_stdin:
         os.environ.update(json.loads(sys.stdin.buffer.readline() or "{}"))
     orders = take_orders()
-    become_subreaper()
-    folder = make_private_folder(POD)
+    processes.become_subreaper()
+    folder = processes.make_private_folder(processes.POD)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ENDING})
     warden = os.getpid()
     agent = os.fork()
@@ -123,7 +114,7 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
         # A signal to the warden's group must not kill both: one of them has to clean up.
         os.setsid()
         end_with_parent(warden, signal.SIGTERM)
-        become_subreaper()
+        processes.become_subreaper()
         host_key = make_key(folder / HOST_KEY, "")
         # A driver that hangs while GPUs are counted ends the agent.
         signal.alarm(COUNT_SECONDS)
@@ -169,7 +160,7 @@ class _Agent:
             # Nothing new from now on; SIGTERM to what heeds it; SIGKILL to what is left.
             self._sshd.kill()
             await self._server.close()
-            end(_below, GRACE_SECONDS)
+            processes.end(_below, GRACE_SECONDS)
         self._say(f"ended: {reason}")
         return int(status)
 
@@ -248,7 +239,7 @@ class _Agent:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=child_environment() | dict([PLACE]),
+            env=child_environment() | dict([processes.PLACE]),
         )
 
     def _daemons(self) -> list[int]:
@@ -262,7 +253,7 @@ class _Agent:
             self._ending.set_exception(PodEndedError(reason, status))
 
     def _reap(self) -> None:
-        ended, _ = reap()
+        ended, _ = processes.reap()
         if self._sshd.pid in ended:
             self._end(f"its sshd ended with status {ended[self._sshd.pid]}: {self._sshd.last_words()}", 1)
 
@@ -274,7 +265,7 @@ class _Agent:
 
 def _below() -> list[Process]:
     """What lives below this process; what has ended is reaped."""
-    reap()
+    processes.reap()
     return descendants(os.getpid())
 
 
@@ -286,7 +277,7 @@ def _guard(agent: int, orders: Orders, folder: Path) -> int:
     try:
         status = _await_agent(agent)
     finally:
-        is_clean = end(_below, 0.0) == 0
+        is_clean = processes.end(_below, 0.0) == 0
         shutil.rmtree(folder, ignore_errors=True)
     pod = f"pod {orders.address}"
     if status is None or status < 0:
@@ -307,7 +298,7 @@ def _end_with_stdin() -> None:
 def _await_agent(agent: int) -> int | None:
     """The agent's exit code, negative for a signal; None if it did not heed a signal that was passed on."""
     deadline = math.inf
-    while agent not in (ended := reap()[0]):
+    while agent not in (ended := processes.reap()[0]):
         patience = min(max(deadline - time.monotonic(), 0.0), LONG_SECONDS)
         got = signal.sigtimedwait({signal.SIGCHLD, *ENDING}, patience)
         if got is not None and got.si_signo in ENDING and deadline == math.inf:

@@ -71,8 +71,6 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such hostfile; name yours, or one that 'zeropods pods up' has written") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a folder; name the hostfile in it") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; expected lines '<address> slots=<gpus>'") from None
     return parse_hostfile(text, str(path))

@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ from zeropods.files import sha256
 from zeropods.measure.environment import versions
 from zeropods.pods.hostfile import Host
 from zeropods.pods.ssh import ssh_argv
-from zeropods.programs import extension_cache, find_program, is_free, is_taken
+from zeropods.programs import PROGRAMS, extension_cache, find_program, is_free, own_programs_first, required_programs
 from zeropods.tables import GIB, Table
 
 MAX_AT_ONCE = 64
@@ -51,9 +51,8 @@ FAILURES = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         "host key changed",
-        "another machine answers at {address}, or the pod was recreated: "
-        + ANEW
-        + "; a host of your own that you trust: ssh-keygen -R {address}",
+        f"another machine answers at {{address}}, or the pod was recreated: {ANEW}; a host of your own that you trust: "
+        "ssh-keygen -R {address}",
     ),
     (
         "host key is known|Host key verification failed",
@@ -77,7 +76,6 @@ FAILURES = (
 )
 """What ssh says, as a regular expression; the value in a few words; the remedy."""
 PACKAGES = ("zeropods", "torch", "transformers", "deepspeed", "accelerate")
-PROGRAMS = ("ssh", "ssh-keygen", "sshd", "pdsh")
 CPU_ADAM = "cpu_adam"
 """DeepSpeed's operation that optimizer offload needs."""
 ROOMY_DISK_BYTES = 10 * GIB
@@ -142,13 +140,6 @@ class PodChecks:
     address: str
     checks: tuple[Check, ...]
 
-    def lines(self) -> Iterator[tuple[str, Check]]:
-        """Each check that is not ok, failures first, as a line: pod, check, value, remedy."""
-        place = self.pod if self.address in ("", self.pod) else f"{self.pod} ({self.address})"
-        for check in sorted(self.checks, key=lambda check: check.verdict != "failed"):
-            if check.verdict != "ok":
-                yield f"{place}: {check.check} {check.verdict}: {check.value}; {check.remedy}", check
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Preflight:
@@ -162,16 +153,19 @@ class Preflight:
         """Whether nothing failed; warnings are let pass."""
         return all(check.verdict != "failed" for pod in self.pods for check in pod.checks)
 
-    def require(self) -> None:
-        """Raise `UserError` with the first pod and check that failed, and its remedy."""
-        for pod in self.pods:
-            for line, check in pod.lines():
-                if check.verdict == "failed":
-                    raise UserError(line)
-
     def remedies(self) -> list[str]:
-        """A line for each check that is not ok."""
-        return [line for pod in self.pods for line, _ in pod.lines()]
+        """A line for each check that is not ok, failures first: pod, check, value, remedy."""
+        found = [(pod, check) for pod in self.pods for check in pod.checks if check.verdict != "ok"]
+        lines = []
+        for pod, check in sorted(found, key=lambda each: each[1].verdict != "failed"):
+            place = pod.pod if pod.address in ("", pod.pod) else f"{pod.pod} ({pod.address})"
+            lines.append(f"{place}: {check.check} {check.verdict}: {check.value}; {check.remedy}")
+        return lines
+
+    def require(self) -> None:
+        """Raise `UserError` with the first line of `remedies` where a check has failed."""
+        if not self.ok:
+            raise UserError(self.remedies()[0])
 
     def table(self) -> Table:
         """A row for each pod, a column for each check that was made of any pod."""
@@ -211,8 +205,7 @@ def preflight(
     Raises:
         UserError: there is no ssh here.
     """
-    if find_program("ssh") is None:
-        raise UserError("ssh: not found; install it (Debian: apt-get install openssh-client)")
+    required_programs("ssh")
     # The run's port is wanted on the first pod only: there its first rank listens.
     wanted = [
         replace(expected, slots=host.slots, master_port=None if number else expected.master_port)
@@ -316,14 +309,15 @@ def _last_words(errors: str) -> str:
 
 def look(expected: Expectation) -> list[Check]:
     """All checks of this machine but that of its clock, in the order of the table's columns."""
-    found, gpus = versions(), _gpus()
+    found, gpus, memory = versions(), _gpus(), psutil.virtual_memory().available
+    is_short = memory < MEMORY_BYTES
     free = {name: _free_bytes(name) for name in (expected.project, "/tmp", "/dev/shm")}
     checks = [
         *(check_version(name, found.get(name), expected.versions.get(name)) for name in ("python", *PACKAGES)),
-        check_operations(operation_state(), expected.offload),
+        check_operations(lacking_for_operation(), expected.offload),
         check_project(expected),
         check_disk(*free.values()),
-        check_memory(psutil.virtual_memory().available),
+        _check("memory", _gib(memory), warning="end other programs on the pod, or add memory" if is_short else ""),
         check_gpu_memory(gpus),
         check_slots(expected.slots, len(gpus), len(os.sched_getaffinity(0))),
     ]
@@ -353,23 +347,20 @@ def check_version(name: str, found: str | None, wanted: str | None) -> Check:
         remedy = f"the master has {wanted}; use the same interpreter on all pods"
         same_release = value.split(".")[:2] == wanted.split(".")[:2]
         return _check(name, value, failed="" if same_release else remedy, warning=remedy)
-    return _check(
-        name, value, failed=f"the master has {wanted}; on the pod: pip install {name}=={wanted.split('+')[0]}"
-    )
+    remedy = f"the master has {wanted}; on the pod: pip install {name}=={wanted.split('+')[0]}"
+    return _check(name, value, failed=remedy)
 
 
-def check_operations(state: str, offload: bool | None) -> Check:
-    """The operation that optimizer offload needs can be loaded; `state` is that of `operation_state`."""
-    kind, _, detail = state.partition(": ")
-    if offload is False or kind == "compiled":
-        return _check("ops", "none needed" if offload is False else kind)
-    if kind == "compilable":
+def check_operations(lacking: Sequence[str] | None, offload: bool | None) -> Check:
+    """The operation that optimizer offload needs can be loaded; `lacking` is what `lacking_for_operation` tells."""
+    if offload is False or lacking is None:
+        return _check("ops", "none needed" if offload is False else "compiled")
+    if not lacking:
         remedy = "the first run compiles it, a minute or so; or run 'python tools/compile_ops.py' on the pod"
         return _check("ops", f"{CPU_ADAM} not compiled", warning=remedy)
-    if kind == "compiling":
-        return _check("ops", f"{CPU_ADAM} being compiled", warning="wait a minute; the run would wait for it")
     remedy = "on the pod: apt-get install g++ python3-dev, pip install ninja; without it no optimizer offload"
-    return _check("ops", f"{CPU_ADAM}: {detail}", failed=remedy if offload else "", warning=remedy)
+    missing = f"{CPU_ADAM}: no {', no '.join(lacking)}"
+    return _check("ops", missing, failed=remedy if offload else "", warning=remedy)
 
 
 def check_project(expected: Expectation) -> Check:
@@ -395,12 +386,6 @@ def check_disk(project: int, temporary: int, shared: int) -> Check:
             return _check("disk", f"{place} {_gib(free)}", warning=remedy)
     large = "" if project >= ROOMY_DISK_BYTES else "a large model's checkpoint may not fit below the project folder"
     return _check("disk", _gib(project), warning=large)
-
-
-def check_memory(available: int) -> Check:
-    """Main memory that could be used at once, in bytes."""
-    short = available < MEMORY_BYTES
-    return _check("memory", _gib(available), warning="end other programs on the pod, or add memory" if short else "")
 
 
 def check_gpu_memory(gpus: Sequence[tuple[int, int]]) -> Check:
@@ -432,24 +417,19 @@ def check_clock(pods: float, asked: float, answered: float) -> Check:
     return _check("clock", f"{ahead:.0f} s ahead" if ahead else f"{behind:.0f} s behind", failed=failed, warning=remedy)
 
 
-def operation_state() -> str:
-    """CPU Adam on this machine: `compiled`, `compilable`, `compiling` or `impossible: WHAT IS MISSING`."""
+def lacking_for_operation() -> list[str] | None:
+    """What is missing on this machine to compile CPU Adam; None where it is compiled."""
     spec = find_spec("deepspeed")
-    installed = Path(spec.origin).parent if spec and spec.origin else None
-    folder = extension_cache() / CPU_ADAM
     # DeepSpeed may have been installed with its operations compiled (DS_BUILD_OPS).
-    prebuilt = installed is not None and any((installed / "ops").glob(f"*/{CPU_ADAM}_op*.so"))
-    if prebuilt or (folder / f"{CPU_ADAM}.so").is_file():
-        return "compiled"
-    if is_taken(folder):
-        return "compiling"
+    prebuilt = Path(spec.origin).parent.glob(f"ops/*/{CPU_ADAM}_op*.so") if spec and spec.origin else ()
+    if any(prebuilt) or (extension_cache() / CPU_ADAM / f"{CPU_ADAM}.so").is_file():
+        return None
     lacks = {
         "C++ compiler": shutil.which(os.environ.get("CXX", "c++")) is None,
         "Python.h": not Path(sysconfig.get_path("include"), "Python.h").is_file(),
-        "ninja": shutil.which("ninja") is None and not Path(sys.executable).with_name("ninja").is_file(),
+        "ninja": shutil.which("ninja", path=own_programs_first()) is None,
     }
-    missing = [name for name, lack in lacks.items() if lack]
-    return f"impossible: no {', no '.join(missing)}" if missing else "compilable"
+    return [name for name, lack in lacks.items() if lack]
 
 
 def _gpus() -> list[tuple[int, int]]:

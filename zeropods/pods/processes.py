@@ -271,16 +271,12 @@ def make_private_folder(prefix: str) -> Path:
     What those that were killed have left under this prefix is removed first: nobody holds it.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        _remove_if_left(left)
+        with contextlib.suppress(OSError):
+            about = left.lstat()
+            if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
+                with held(left):
+                    shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     # Never closed: the kernel lets go of it when the last of the processes has ended.
     fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     return folder
-
-
-def _remove_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        about = folder.lstat()
-        if about.st_uid == os.geteuid() and time.time() - about.st_mtime > FRESH_SECONDS:
-            with held(folder):
-                shutil.rmtree(folder, ignore_errors=True)

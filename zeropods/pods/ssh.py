@@ -19,7 +19,7 @@ from zeropods.errors import UserError
 from zeropods.files import PLAIN
 from zeropods.pods.hostfile import interface
 from zeropods.pods.processes import FORKS_VARIABLE
-from zeropods.programs import end_with_parent, find_program, own_programs_first
+from zeropods.programs import end_with_parent, own_programs_first, required_programs
 
 KEYGEN_SECONDS = 30.0
 CONNECT_SECONDS = 2
@@ -84,13 +84,11 @@ def make_key(path: Path, comment: str) -> str:
     Raises:
         UserError: ssh-keygen is missing or fails; it overwrites no key.
     """
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    argv = [*required_programs("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
         subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=KEYGEN_SECONDS, check=True
         )
-    except FileNotFoundError:
-        raise UserError("ssh-keygen: not found; install it (Debian: apt-get install openssh-client)") from None
     except subprocess.SubprocessError as error:
         said = " ".join(str(getattr(error, "stderr", None) or error).split())
         raise UserError(f"{path}: ssh-keygen failed: {said}; is the folder there and writable?") from None
@@ -189,10 +187,10 @@ class Sshd:
 
     async def _started(self) -> subprocess.Popen[bytes] | None:
         """The daemon once it listens as it is configured now; None where it ends instead."""
-        parent = os.getpid()
+        parent, [program] = os.getpid(), required_programs("sshd")
         # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
         process = subprocess.Popen(
-            [find_sshd(), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)],
+            [os.path.abspath(program), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -243,14 +241,6 @@ class Sshd:
             "SetEnv": " ".join(f'"{name}={value}"' for name, value in session.items()),
         }
         return "".join(f"{name} {value}\n" for name, value in head.items()) + SSHD_OPTIONS
-
-
-def find_sshd() -> str:
-    """Absolute path of the program."""
-    found = find_program("sshd")
-    if found is None:
-        raise UserError("sshd: not found; install it on the pods (Debian: apt-get install openssh-server)")
-    return os.path.abspath(found)
 
 
 def account() -> str:

@@ -36,11 +36,9 @@ from zeropods.pods.hostfile import Host, own_gpus, read_hostfile
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Pod, Rendezvous
 from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
-from zeropods.programs import LISTENED, find_program
+from zeropods.programs import LISTENED, PROGRAMS, required_programs
 from zeropods.tables import progress
 
-PACKAGES = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client", "pdsh": "pdsh"}
-"""The programs that a cluster cannot do without, and Debian's and Ubuntu's packages that bring them."""
 LEASES = {"kernel": 25.0, "idle": 7200.0}
 """`kernel`: the cluster ends so long after the process that started it, and is gone 30 seconds after; `idle`: so long
 after its last use."""
@@ -116,7 +114,7 @@ def up(
     )
     folder = folder_of(f"kernel-{os.getpid()}" if name is None else name)
     pdsh_ssh_arguments(folder / SSH_CONFIG)  # refuses a folder that pdsh cannot be told
-    require_programs()
+    required_programs(*PROGRAMS)
     sweep()
     with ending_in_order(), locked(folder):
         standing = _standing(folder, settings)
@@ -124,14 +122,6 @@ def up(
     if lease == "kernel":
         hold(cluster, end_at_exit=standing is None)
     return cluster
-
-
-def require_programs() -> None:
-    """`UserError` that names all missing programs and the packages that bring them."""
-    missing = [name for name in PACKAGES if find_program(name) is None]
-    if missing:
-        packages = " ".join(sorted({PACKAGES[name] for name in missing}))
-        raise UserError(f"{', '.join(missing)}: not found on PATH; apt-get install {packages}")
 
 
 def _chosen(backend: str | None) -> str:
