@@ -11,7 +11,7 @@ import pytest
 
 from tests.made import a_pod, a_rank
 from zeropods.launch.logs import PdshLog
-from zeropods.launch.lost_pods import (
+from zeropods.launch.outcome import (
     FAILED_SECONDS,
     GONE_SECONDS,
     MEASURED_SECONDS,
@@ -20,9 +20,10 @@ from zeropods.launch.lost_pods import (
     Ending,
     Observation,
     PodState,
+    Ranks,
     judge,
+    verdict_of_ranks,
 )
-from zeropods.launch.outcome import Ranks, verdict_of_ranks
 
 Seen = Callable[[], PodState]
 

@@ -24,7 +24,6 @@ from zeropods.data.manifest import FILE as MANIFEST
 from zeropods.errors import UserError
 from zeropods.measure.record import RECORD, Record, read_json, read_record
 from zeropods.pods.hostfile import Host, own_gpus, own_slots
-from zeropods.pods.processes import FORKS_VARIABLE, RUN
 from zeropods.pods.ssh import pdsh_ssh_arguments
 from zeropods.programs import free_port
 from zeropods.tables import counted
@@ -61,8 +60,6 @@ FORWARDED = (
 FORWARDED_BY_DEEPSPEED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
 """Beginnings of names that DeepSpeed's launcher exports unasked (deepspeed/launcher/runner.py)."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OURS = (RUN, FORKS_VARIABLE, "ZEROPODS_ORDERS")
-"""What tells a process which run or pod it is of."""
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 UNSAFE = re.compile(r"[\"'`$\\\n\r\0%]|[\ud800-\udfff]|^\s|\s$")
 """What a remote shell, pdsh or DeepSpeed would read as something else; and what is not UTF-8."""
@@ -274,7 +271,17 @@ def identity(launch: Launch) -> dict[str, object]:
 def runner_argv(launch: Launch, hostfile: Path) -> list[str]:
     """The command of DeepSpeed's launcher: over pdsh, or on this machine alone."""
     if launch.launcher == "none":
-        return _local_argv(launch)
+        # It needs no ssh, starts a process per slot, and ends its children when it is ended.
+        places = {"localhost": list(range(launch.world_size))}
+        world_info = base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
+        return [
+            *(sys.executable, "-u", "-m", LIGHT, "deepspeed.launcher.launch"),
+            f"--world_info={world_info}",
+            "--master_addr=127.0.0.1",
+            f"--master_port={launch.master_port}",
+            str(launch.script),
+            *launch.arguments,
+        ]
     return [
         *(sys.executable, "-m", LIGHT, RUNNER),
         *("--hostfile", str(hostfile)),
@@ -310,20 +317,6 @@ def launcher_variables(launch: Launch) -> dict[str, str]:
     return {"PDSH_RCMD_TYPE": "ssh", **own}
 
 
-def _local_argv(launch: Launch) -> list[str]:
-    """DeepSpeed's launcher of one machine: a process per slot, without ssh. It ends its children when it is ended."""
-    places = {"localhost": list(range(launch.world_size))}
-    world_info = base64.urlsafe_b64encode(json.dumps(places).encode()).decode()
-    return [
-        *(sys.executable, "-u", "-m", LIGHT, "deepspeed.launcher.launch"),
-        f"--world_info={world_info}",
-        "--master_addr=127.0.0.1",
-        f"--master_port={launch.master_port}",
-        str(launch.script),
-        *launch.arguments,
-    ]
-
-
 def remote_argument(argument: str) -> str:
     """An argument as DeepSpeed's launcher needs it, so that the script on the pod gets it unchanged.
 
@@ -357,8 +350,8 @@ def exported_variables(names: Iterable[str], fixed: Mapping[str, str]) -> dict[s
     for name in names:
         if name not in os.environ:
             raise UserError(f"--export {name}: not set here; give the name of a variable that is set")
-        if not NAME.fullmatch(name) or name in OURS:
-            raise UserError(f"--export {name}: expected letters, digits and _, and no variable of zeropods itself")
+        if not NAME.fullmatch(name):
+            raise UserError(f"--export {name}: expected letters, digits and _")
     variables = {**{name: os.environ[name] for name in (*FORWARDED, *names) if name in os.environ}, **fixed}
     for name, value in variables.items():
         if _is_secret(name):

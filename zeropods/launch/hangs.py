@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.launch.lost_pods import Ending
+from zeropods.launch.outcome import Ending
 from zeropods.measure.heartbeat import Beat, read_beats
 
 LOOK_SECONDS = 0.5

@@ -16,8 +16,7 @@ from zeropods.launch import command
 from zeropods.launch.command import Launch
 from zeropods.launch.hangs import HangDetector
 from zeropods.launch.logs import LOG, RunLog, following
-from zeropods.launch.lost_pods import Ending, Observation, judge
-from zeropods.launch.outcome import Ranks, record_run
+from zeropods.launch.outcome import Ending, Observation, Ranks, judge, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
 from zeropods.measure.run_folder import locked

@@ -20,8 +20,7 @@ from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.hangs import HangDetector, check_timeouts
 from zeropods.launch.logs import LOG, PdshLog, following
-from zeropods.launch.lost_pods import Ending, Observation, PodState, judge
-from zeropods.launch.outcome import Ranks, UnopenedError, record_run
+from zeropods.launch.outcome import Ending, Observation, PodState, Ranks, UnopenedError, judge, record_run
 from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
@@ -171,7 +170,8 @@ class Attempt:
         """
         folder, names = self._planned.folder, {pod.address: pod.name for pod in self._lease.pods}
         log, verdict = PdshLog(folder, self._supervision.show, names), None
-        with noted_signals() as signals, following(folder) as tick, self._launcher() as process:
+        with noted_signals() as signals, following(folder) as tick:
+            process = self._start()
             try:
                 while verdict is None:
                     # A terminal that is gone ends no run by itself; SIGHUP does.
@@ -196,9 +196,8 @@ class Attempt:
         except UnopenedError as error:
             return error, found
 
-    @contextmanager
-    def _launcher(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The launcher in a session of its own: a terminal's Ctrl-C does not reach it. It dies with this process."""
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the launcher in a session of its own, which no terminal's Ctrl-C reaches. It dies with this process."""
         folder, exported = self._planned.folder, self._planned.exported
         hostfile, variables = folder / "launch.hostfile", folder / "launch.environment"
         write_hostfile(hostfile, self._planned.hosts)
@@ -214,10 +213,7 @@ class Attempt:
                 env=runner_environment(self._planned, variables, child_environment()),
             )
         self._began = self._looked = time.monotonic()
-        try:
-            yield process
-        finally:
-            end_tree(process)
+        return process
 
     def _state(self, process: subprocess.Popen[bytes], log: PdshLog, signals: list[str]) -> Observation:
         """What is seen of launcher, agents, ranks and output at this moment, and since when it is so."""
@@ -245,26 +241,21 @@ class Attempt:
             why, by the name of each pod whose agent did not say that nothing is left.
         """
         lost = verdict is not None and verdict.status == "pod_lost"
-        unanswered = self._lease.stop_run(LOST_GRACE_SECONDS if lost else GRACE_SECONDS)
-        if not lost:
-            # Its last lines are still on their way.
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(LEAVE_SECONDS)
-        end_tree(process)
+        try:
+            unanswered = self._lease.stop_run(LOST_GRACE_SECONDS if lost else GRACE_SECONDS)
+            if not lost:
+                # Its last lines are still on their way.
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LEAVE_SECONDS)
+        finally:
+            if process.poll() is None:
+                # pdsh puts each ssh into a session of its own, so that a process group would not reach them.
+                root = Process(process.pid)
+                end(lambda: [root, *descendants(root.pid)], 0.0)
+                process.wait()
         # Where a pod of this machine was frozen, or its agent and warden were both killed, nobody else ends its ranks.
         end(lambda: processes_with(RUN, self._lease.run), 0.0)
         return unanswered
-
-
-def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL a child of ours and everything below it, and reap it.
-
-    pdsh puts each ssh into a session of its own, so that a process group would not reach them.
-    """
-    if process.poll() is None:
-        root = Process(process.pid)
-        end(lambda: [root, *descendants(root.pid)], 0.0)
-        process.wait()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import hashlib
 import json
@@ -29,7 +28,7 @@ from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
-from zeropods.pods.wire import WireError, ask_agents, ask_all
+from zeropods.pods.wire import WireError, ask_all
 from zeropods.tables import Table
 
 BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
@@ -362,7 +361,7 @@ def _renew(cluster: Cluster, released: threading.Event) -> None:
     seconds, secret = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE), cluster.secret
     while not released.wait(seconds):
         # Who uses a pod that is lost finds that out; this only has to go on asking.
-        asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
+        ask_all(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS)
 
 
 def _down_at_exit(cluster: Cluster, owner: int) -> None:
