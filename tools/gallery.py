@@ -19,7 +19,7 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 from zeropods.errors import UserError, guarded
-from zeropods.files import new_folder
+from zeropods.outputs import new_folder
 
 TOOLS = Path(__file__).resolve().parent
 BUILD = TOOLS.parent / "build"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropods import files
+from zeropods import files, outputs
 from zeropods.errors import UserError
 from zeropods.files import SUFFIX, has_weights
 from zeropods.measure.record import CONFIG, RECORD, read_config, read_json, read_record
@@ -96,7 +96,7 @@ def export(
     progress(1)
     _cast(model, dtype)
     progress(1)
-    with files.new_folder(out) as built:
+    with outputs.new_folder(out) as built:
         with files.said_in_one_line(out.parent, out.name, REMEDY):
             _write(model, source, built)
         progress(1)

@@ -6,7 +6,6 @@ import argparse
 import codecs
 import contextlib
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -59,38 +58,11 @@ def write_json(path: Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Give an `OSError` without a name, as of a full disk, the name of the file that was being written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
 def given_path(text: str) -> Path:
     """A path that a flag names; an empty one, which would be the current folder, is refused."""
     if not text:
         raise argparse.ArgumentTypeError("expected a name; '.' is the folder in which you are")
     return Path(text)
-
-
-def out_folder(text: str) -> Path:
-    """The folder that `--out` names, in which something can be written; nothing is left there by trying."""
-    return _place(text, Path(text))
-
-
-def out_file(text: str) -> Path:
-    """As `out_folder`, for a file."""
-    path = Path(text).absolute()
-    # A link such as /dev/stdout may lead to a file: what replaces the link would be one for everybody.
-    of_system = path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm")
-    if text and path.exists() and (of_system or not path.is_file()):
-        kind = "a folder" if path.is_dir() else "no file that can be replaced"
-        raise UserError(f"--out {text!r}: is {kind}; give the name of a file")
-    return _place(text, Path(text).parent)
 
 
 def is_path(name: str) -> bool:
@@ -104,51 +76,6 @@ def check_utf8(text: str, flag: str) -> None:
     """Refuse a name that could not be written into a record."""
     if text != text.encode("utf-8", "replace").decode():
         raise UserError(f"{flag} {text!r}: is not UTF-8; give another name")
-
-
-def _place(text: str, folder: Path) -> Path:
-    if not text:
-        raise UserError("--out '': expected a name; '.' is the folder in which you are")
-    check_utf8(text, "--out")
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return Path(text)
-    except OSError as error:
-        raise UserError(f"--out {text}: {there}: {error.strerror}; choose another place") from None
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `out`, and put it in the place of `out` when the block ends well.
-
-    If the block raises, `out` stays as it was. The caller has made sure that an `out` that is there
-    already may be replaced. What killed writers have left is removed.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*"):
-        with contextlib.suppress(OSError), held(left):
-            # One that was killed between its two renames holds the only copy of what was there.
-            if any(left.iterdir()) and (out.exists() or not (left / "old").exists()):
-                shutil.rmtree(left, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    with held(staging):
-        try:
-            built = staging / "new"
-            built.mkdir()
-            with writing(out):
-                yield built
-            old = staging / "old"
-            if out.exists():
-                os.rename(out, old)
-            try:
-                os.rename(built, out)
-            except BaseException:
-                if old.exists():
-                    os.rename(old, out)
-                raise
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextmanager

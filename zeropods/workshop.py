@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from zeropods.errors import UserError
-from zeropods.files import has_weights, new_folder
+from zeropods.files import has_weights
+from zeropods.outputs import new_folder
 from zeropods.plan.models import T5_TINY
 from zeropods.programs import in_kernel, wait_passively
 from zeropods.techniques import DSCONFIG, NAMES, technique_named

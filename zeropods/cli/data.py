@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import given_path, out_folder
+from zeropods.files import given_path
+from zeropods.outputs import out_folder
 from zeropods.tables import counted, progress
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
 from zeropods.export import DTYPES
-from zeropods.files import given_path, out_file, out_folder
+from zeropods.files import given_path
+from zeropods.outputs import out_file, out_folder
 from zeropods.tables import counted, progress, whole
 
 if TYPE_CHECKING:

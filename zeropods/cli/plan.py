@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import given_path, out_file
+from zeropods.files import given_path
+from zeropods.outputs import out_file
 from zeropods.tables import GIB, not_negative, number, whole, wrapped
 
 if TYPE_CHECKING:

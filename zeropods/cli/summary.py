@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import given_path, out_folder
+from zeropods.files import given_path
 from zeropods.measure.record import LOCK, RECORD
+from zeropods.outputs import out_folder
 from zeropods.tables import not_negative, wrapped
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.files import given_path, out_folder
+from zeropods.files import given_path
+from zeropods.outputs import out_folder
 
 if TYPE_CHECKING:
     from zeropods.cli import Result

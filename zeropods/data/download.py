@@ -33,7 +33,8 @@ from urllib.request import Request, urlopen
 from zeropods import __version__
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
-from zeropods.files import new_folder, read_object, write_json
+from zeropods.files import read_object, write_json
+from zeropods.outputs import new_folder
 
 TIMEOUT_SECONDS = 30
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)

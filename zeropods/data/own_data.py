@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from zeropods.data.encoding import folded
 from zeropods.data.wikisql import SQLTable
 from zeropods.errors import UserError
-from zeropods.files import new_folder
+from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Execution, Query, format_query, parse_query
 from zeropods.sql.query import number as number_in
 from zeropods.tables import counted

@@ -42,7 +42,8 @@ from zeropods.data.wikisql import (
     wikisql_splits,
 )
 from zeropods.errors import UserError, told_differences
-from zeropods.files import new_folder, sha256, write_json
+from zeropods.files import sha256, write_json
+from zeropods.outputs import new_folder
 from zeropods.plan.models import T5_TINY
 
 if TYPE_CHECKING:

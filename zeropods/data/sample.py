@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 from zeropods.data.manifest import SPLITS
 from zeropods.errors import UserError
-from zeropods.files import new_folder
+from zeropods.outputs import new_folder
 from zeropods.sql.query import AGGREGATES, OPERATORS, Condition, Query
 
 FACTS = Path(__file__).with_name("facts")

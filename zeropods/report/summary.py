@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from zeropods.files import writing
+from zeropods.outputs import writing
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
 from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
