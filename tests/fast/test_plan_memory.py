@@ -14,8 +14,8 @@ from zeropods.plan.estimate import request_for
 from zeropods.plan.facts import shape_named
 from zeropods.plan.memory import PlannedMemory, plan_memory
 from zeropods.plan.models import known_config
-from zeropods.plan.workload import Workload
-from zeropods.techniques import TECHNIQUES, ZeroSettings, read_zero_settings, technique_named
+from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
+from zeropods.techniques import TECHNIQUES, technique_named
 
 ROOT = Path(__file__).resolve().parents[2]
 P = 224

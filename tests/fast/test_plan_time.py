@@ -8,9 +8,9 @@ import pytest
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
 from zeropods.plan.estimate import Published, published
 from zeropods.plan.machines import GIGA, Machines, step_time, traffic
-from zeropods.plan.workload import Workload
+from zeropods.plan.workload import Workload, ZeroSettings
 from zeropods.report.plan import plan_report
-from zeropods.techniques import ZeroSettings, technique_named
+from zeropods.techniques import technique_named
 
 P = 224
 LINKED = Machines(pods=2, bandwidth=100.0, latency_seconds=0.0, flops=1e12, pcie_bandwidth=64.0, host_bandwidth=28.0)

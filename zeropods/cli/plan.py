@@ -198,7 +198,7 @@ def request_of(arguments: argparse.Namespace, probe: MachineProbe | None) -> Req
         raise UserError("--model is missing; give a name such as t5-large, or --fit RUNS")
     from zeropods.plan.estimate import Request, request_for
     from zeropods.plan.machines import Machines
-    from zeropods.techniques import ZeroSettings
+    from zeropods.plan.workload import ZeroSettings
 
     foreign, device = (OF_GPUS, "gpu") if arguments.device == "cpu" else (OF_CPUS, "cpu")
     wrong = next((name for name in foreign if name in arguments), None)

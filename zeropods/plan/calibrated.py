@@ -33,9 +33,9 @@ from zeropods.measure.record import RECORD, Record, read_record
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.machines import ADAM_BYTES, Machines, StepTime, is_before_ampere, step_time, traffic
 from zeropods.plan.memory import CONTEXT_BYTES, LOADING, Activations, PlannedMemory, Term, plan_memory, total
-from zeropods.plan.workload import MASTER, Workload, share
+from zeropods.plan.workload import MASTER, Workload, ZeroSettings, read_zero_settings, share
 from zeropods.tables import MIB
-from zeropods.techniques import ZeroSettings, keys_beyond, read_zero_settings, technique_named
+from zeropods.techniques import keys_beyond, technique_named
 
 CPU = "cpu"
 STATES = ("parameters", "gradients", "optimizer")

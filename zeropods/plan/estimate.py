@@ -14,9 +14,9 @@ from zeropods.errors import UserError
 from zeropods.plan.facts import shape_for
 from zeropods.plan.machines import GIGA, Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
 from zeropods.plan.memory import PlannedMemory, plan_memory
-from zeropods.plan.workload import ATTENTIONS, Shape, Workload
+from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB
-from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings, technique_named
+from zeropods.techniques import TECHNIQUES, Technique, technique_named
 
 if TYPE_CHECKING:
     from zeropods.plan.calibrated import Calibrated

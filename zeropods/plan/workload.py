@@ -1,13 +1,15 @@
-"""What is trained: a model's tensors, its products and what a pass of it saves; and the batch of one process."""
+"""What is trained: a model's tensors and products, and what a pass saves; ZeRO's settings; the batch of one process."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from zeropods.techniques import TECHNIQUES, Technique, ZeroSettings
+from zeropods.errors import UserError
+from zeropods.techniques import TECHNIQUES, Technique, block
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MASTER, MOMENTS = 4, 8
@@ -168,6 +170,67 @@ class Shape:
         The loss makes logits where there is a label and nowhere else. The arguments are those of `layer_products`.
         """
         return (FORWARD + BACKWARD) * (self.layer_products(tokens, labels, whole=whole) + self.embedding * labels)
+
+
+# The keys of a DeepSpeed configuration that its memory and traffic depend on.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSettings:
+    """Those keys; the defaults are those of the files in `dsconfig/`, which are equal in every stage."""
+
+    reduce_elements: int = 10_000_000
+    """`reduce_bucket_size`."""
+    overlap: bool = True
+    """`overlap_comm`: gradients are reduced while the backward pass goes on, from two buckets in turn."""
+    contiguous: bool = True
+    """`contiguous_gradients`: stages 1 and 2 make their reduce buckets whole, however small the model is. Else they
+    copy together what there is to reduce, at most a bucket of it. DeepSpeed of 2022 and 2023 took no notice of it, nor
+    of `overlap_comm`, in stage 1: neither was on there (engine.py, "meaningless in stage 1 and are ignored")."""
+    multi_rank_all_reduce: bool = True
+    """`use_multi_rank_bucket_allreduce` (DeepSpeed's default): stages 1 and 2 send a gradient to every rank, not only
+    to its owner. DeepSpeed before 0.12 did not have it."""
+    prefetch_elements: int = 10_000_000
+    live_elements: int = 100_000_000
+    """Parameters that stage 3 keeps gathered: the smaller of `stage3_max_live_parameters` and
+    `stage3_max_reuse_distance`."""
+    persistent_elements: int = 100_000
+    """`stage3_param_persistence_threshold`: stage 3 keeps tensors of at most so many whole on every rank."""
+    pins: bool = True
+    """`pin_memory` of what is offloaded."""
+
+
+def read_zero_settings(config: Mapping[str, Any]) -> ZeroSettings:
+    """Those of an effective DeepSpeed configuration; DeepSpeed's own default where it does not say (zero/config.py).
+
+    Raises:
+        UserError: a size is no number of elements (`auto`, say), or what should be an object is none.
+    """
+    zero = block(config, "zero_optimization")
+    overlap, optimizer = zero.get("overlap_comm"), block(zero, "offload_optimizer")
+    live = (_of_stage3(zero, name, 1e9) for name in ("max_live_parameters", "max_reuse_distance"))
+    return ZeroSettings(
+        reduce_elements=_elements(zero, "reduce_bucket_size", 5e8),
+        overlap=zero.get("stage") == 3 if overlap is None else bool(overlap),
+        contiguous=bool(zero.get("contiguous_gradients", True)) or bool(optimizer),
+        multi_rank_all_reduce=zero.get("use_multi_rank_bucket_allreduce", True),
+        prefetch_elements=_of_stage3(zero, "prefetch_bucket_size", 5e7),
+        live_elements=min(live),
+        persistent_elements=_of_stage3(zero, "param_persistence_threshold", 1e5),
+        pins=bool(optimizer.get("pin_memory", False)),
+    )
+
+
+def _of_stage3(zero: Mapping[str, Any], name: str, default: float) -> int:
+    """Such a key may be written with `stage3_` before it, and without."""
+    return _elements(zero, f"stage3_{name}" if f"stage3_{name}" in zero else name, default)
+
+
+def _elements(zero: Mapping[str, Any], name: str, default: float) -> int:
+    value = zero.get(name, default)
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise UserError(f"zero_optimization.{name} {value!r:.60}; expected a number of elements")
+    return int(value)
 
 
 # What one process trains on, whatever the model.
