@@ -72,7 +72,7 @@ def test_who_says_nothing_or_nonsense_ends_no_fork_of_others(server: Path, scrip
                 other.send(said)
         # Those before it were heard by then: the server takes connections in order.
         assert forked(server, script, 0).wait(60) == 7 and endless.poll() is None
-    endless.terminate()
+    endless.send_signal(signal.SIGTERM)
     endless.wait(60)
 
 

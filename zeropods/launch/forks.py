@@ -50,8 +50,6 @@ ORDER_SECONDS = 1.0
 IDLE_SECONDS = 900.0
 """A server that nobody asks for so long ends: it holds a third of a GiB."""
 PACKAGE = Path(__file__).parents[1]
-OFFLOAD = "cpu_adam"
-"""DeepSpeed's compiled optimizer."""
 IMPORTED = (
     *("zeropods.train.run", "zeropods.train.text2sql", "zeropods.train.causal", "deepspeed"),
     *("torch.utils.tensorboard", "pyarrow"),
@@ -94,10 +92,6 @@ class Forked:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
 
 
 def fork(
@@ -240,12 +234,6 @@ def can_become(environment: Mapping[str, str]) -> bool:
     return can_be_marked and early_variables(environment) <= early_variables(os.environ)
 
 
-def is_compiled() -> bool:
-    """Whether offload's optimizer was compiled for this environment, by the path that it has now."""
-    recipe = programs.extension_cache() / OFFLOAD / "build.ninja"
-    return recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8")
-
-
 def newest_source() -> int:
     """When a file of this package was changed last, in ns."""
     return max(path.stat().st_mtime_ns for path in PACKAGE.rglob("*.py"))
@@ -321,8 +309,10 @@ def main() -> None:
         listener.bind(str(path))
         listener.listen()
         import_for_ranks()
-        if is_compiled():
-            # To see that it need not be compiled takes longer than to load it.
+        recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
+        # Offload's optimizer, where it was compiled for this environment, by the path that it has now: to see that it
+        # need not be compiled takes longer than to load it.
+        if recipe.is_file() and sysconfig.get_path("purelib") in recipe.read_text(encoding="utf-8"):
             programs.compile_in_turns()
             import_module("deepspeed.ops.op_builder").CPUAdamBuilder().load(verbose=False)
         serve(listener, newest)

@@ -76,7 +76,7 @@ class HangDetector:
         self.stopped: list[int] = []
         """Ranks of a hanging run that give no sign of life."""
         self._ranks: dict[int, Watched] = {}
-        self._pods = pods
+        self._pods = dict(enumerate(pods))
         self._step_timeout = step_timeout
         self._opened = opened
         self._looked: float | None = None
@@ -163,16 +163,13 @@ class HangDetector:
         rank = self.stopped[0] if self.stopped else culprit(self.beats())
         others = [each for each in sorted(self._ranks) if each != rank and each not in self.stopped]
         told = "; ".join(self._told(each) for each in (rank, *others[:1]))
-        return Ending("timeout", f"{why}: {told}", self._pod(rank))
+        return Ending("timeout", f"{why}: {told}", self._pods.get(rank))
 
     def _told(self, rank: int) -> str:
-        beat, pod = self._ranks[rank].beat, self._pod(rank)
+        beat, pod = self._ranks[rank].beat, self._pods.get(rank)
         does = "is stopped" if rank in self.stopped else "waits" if waits(beat) else "is"
         where = f" on {pod}" if pod else ""
         return f"rank {rank}{where} {does} at {beat.place()} (phase {beat.phase}, {beat.step} steps done)"
-
-    def _pod(self, rank: int) -> str | None:
-        return self._pods[rank] if rank < len(self._pods) else None
 
     def _last_known(self, rank: int) -> str:
         beat, how = self._ranks[rank].beat, "is stopped" if rank in self.stopped else "does not answer"

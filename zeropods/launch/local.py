@@ -225,7 +225,7 @@ def _end(processes: Sequence[Started], grace_seconds: float) -> list[int]:
     deadline = time.monotonic() + grace_seconds
     try:
         for process in processes:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))

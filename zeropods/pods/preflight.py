@@ -311,12 +311,11 @@ def look(expected: Expectation) -> list[Check]:
     """All checks of this machine but that of its clock, in the order of the table's columns."""
     found, gpus, memory = versions(), _gpus(), psutil.virtual_memory().available
     is_short = memory < MEMORY_BYTES
-    free = {name: _free_bytes(name) for name in (expected.project, "/tmp", "/dev/shm")}
     checks = [
         *(check_version(name, found.get(name), expected.versions.get(name)) for name in ("python", *PACKAGES)),
         check_operations(lacking_for_operation(), expected.offload),
         check_project(expected),
-        check_disk(*free.values()),
+        check_disk(*map(_free_bytes, (expected.project, "/tmp", "/dev/shm"))),
         _check("memory", _gib(memory), warning="end other programs on the pod, or add memory" if is_short else ""),
         check_gpu_memory(gpus),
         check_slots(expected.slots, len(gpus), len(os.sched_getaffinity(0))),

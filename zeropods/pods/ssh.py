@@ -178,33 +178,29 @@ class Sshd:
         (self._folder / AUTHORIZED_KEYS).write_text(f"{authorized_key}\n", encoding="utf-8")
         if os.geteuid() == 0:
             RUN_FOLDER.mkdir(mode=0o755, exist_ok=True)
-        for port in ports:
-            (self._folder / CONFIG).write_text(self._config(port), encoding="utf-8")
-            self._process = await self._started()
-            if self._process is not None:
-                return port
-        raise UserError(f"{self._address}: sshd ended at its start: {self.last_words()}")
-
-    async def _started(self) -> subprocess.Popen[bytes] | None:
-        """The daemon once it listens as it is configured now; None where it ends instead."""
         parent, [program] = os.getpid(), required_programs("sshd")
         # sshd starts itself again for each connection, elsewhere: all paths have to be absolute.
-        process = subprocess.Popen(
-            [os.path.abspath(program), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
-        )
-        deadline = time.monotonic() + START_SECONDS
-        while process.poll() is None:
-            if LISTENS in self._said():
-                return process
-            if time.monotonic() > deadline:
-                raise UserError(f"{self._address}: sshd said nothing in {START_SECONDS:.0f} s: {self.last_words()}")
-            await asyncio.sleep(PAUSE_SECONDS)
-        return None
+        argv = [os.path.abspath(program), "-D", "-f", str(self._folder / CONFIG), "-E", str(self._folder / LOG)]
+        for port in ports:
+            (self._folder / CONFIG).write_text(self._config(port), encoding="utf-8")
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=lambda: end_with_parent(parent, signal.SIGKILL),
+            )
+            deadline = time.monotonic() + START_SECONDS
+            while process.poll() is None:
+                if LISTENS in self._said():
+                    # Only now: one that ends before, since its port is taken, does not end the pod.
+                    self._process = process
+                    return port
+                if time.monotonic() > deadline:
+                    raise UserError(f"{self._address}: sshd said nothing in {START_SECONDS:.0f} s: {self.last_words()}")
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise UserError(f"{self._address}: sshd ended at its start: {self.last_words()}")
 
     def last_words(self) -> str:
         """The last line of its log that tells of an error, or else the last one."""
