@@ -10,15 +10,10 @@ INDENTED = re.compile(r"(?<=\n\n)(?: {4}[^\n]*\n)+")
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
-def paths() -> list[Path]:
-    """Every page that people read, but for generated reports."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("d*/README.md")]
-    return sorted(set(found))
-
-
 def pages() -> dict[str, str]:
-    """Text by path from the project's folder."""
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths()}
+    """Text by path from the project's folder: every page that people read, but for generated reports."""
+    paths = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("d*/README.md")})
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def blocks(text: str) -> list[str]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -41,7 +42,8 @@ NOTEBOOKS = {
 """What each shows: some headings of its tables, and how many plots."""
 BAR = re.compile(r"\w+: +(\d+%\||\d+ \w+ \[)")
 """The line of a progress bar, with and without a total."""
-AGAIN = ("02_train_single_pod", "06_summary")
+MODELS = ("t5-tiny", "t5-large-tiny")
+"""The one that was trained, and one beside it."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Sequence:
     seen: dict[str, Seen]
     requests: set[str]
     """Hosts that the page asked for anything."""
-    summary: str
-    """As Markdown, when the last notebook had run."""
+    summary: dict[str, Any]
+    """What it held when the last notebook had run."""
 
     @property
     def runs(self) -> Path:
@@ -78,7 +80,7 @@ def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iter
             close(page)
         page.close()
     hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}
-    yield Sequence(folder, seen, hosts, (folder / "runs" / "summary" / "summary.md").read_text())
+    yield Sequence(folder, seen, hosts, json.loads((folder / "runs" / "summary" / "summary.json").read_text()))
 
 
 def train_states(folder: Path) -> None:
@@ -96,8 +98,10 @@ def train_states(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def again(browsed: Sequence) -> str:
-    """What `make demo` prints when it finds those runs: of the notebooks that train first and that sum up last."""
-    return executed(browsed.folder, *AGAIN, **SMALL)
+    """What `make demo` prints of two models where it finds those runs, of the notebooks that train and sum up."""
+    other = Workshop(runs=browsed.runs, limit=int(SMALL["ZEROPODS_LIMIT"]), model=MODELS[1])
+    prepare(other.preparation, other.prepared)
+    return executed(browsed.folder, "02_train_single_pod", "06_summary", ZEROPODS_MODELS=",".join(MODELS), **SMALL)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -141,7 +145,7 @@ def test_techniques_that_are_compared_have_the_same_losses(browsed: Sequence) ->
 
 
 def test_every_technique_has_its_ratio_its_memory_and_its_accuracy(browsed: Sequence) -> None:
-    summary = json.loads((browsed.runs / "summary" / "summary.json").read_text())
+    summary = browsed.summary
     compared = {(row["technique"], row["pods"]): row for row in summary["groups"] if row["base"] is not None}
     assert set(compared) == {("none", 1), ("ddp", 2), ("zero1", 2), ("zero3_offload", 2)}
     shown = ("speed_up", "pod_state_bytes", "pod_memory_bytes", "inference_result", "inference_result_interval")
@@ -166,13 +170,17 @@ def test_the_commands_are_shown(browsed: Sequence) -> None:
     assert "--launcher pdsh" in over_pods and "textsql_train.py \\\n    --save_steps 0" in over_pods
 
 
-def test_a_second_call_trains_nothing_and_ends_with_the_same_summary(browsed: Sequence, again: str) -> None:
-    said = ["".join(out.get("text", "")) for out in outputs(browsed.folder, "02_train_single_pod")]
+def test_a_second_call_trains_only_a_second_model_and_ends_with_one_summary_of_both(
+    browsed: Sequence, again: str
+) -> None:
+    said = ["".join(out.get("text", "")) for out in outputs(browsed.folder, f"{MODELS[0]}/02_train_single_pod")]
     assert "this run is finished; nothing to do" in "".join(said)
-    assert browsed.summary[browsed.summary.index("## Settings") :].strip() in again
+    results = (browsed.runs / "summary" / "summary.md").read_text().split("## Results")[1].split("## Settings")[0]
+    assert all(f"| {model} " in results for model in MODELS) and results in again
     (report,) = re.findall(r"^report: (\S+)", again, re.MULTILINE)
     assert Path(report).is_file()
-    assert {page.stem for page in (browsed.folder / "copies").glob("*.html")} == set(AGAIN)
+    copies = {str(page.relative_to(browsed.folder / "copies")) for page in browsed.folder.glob("copies/**/*.html")}
+    assert copies == {"06_summary.html", *(f"{model}/02_train_single_pod.html" for model in MODELS)}
 
 
 def test_no_pod_outlives_its_notebook(browsed: Sequence, again: str) -> None:

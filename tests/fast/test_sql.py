@@ -1,6 +1,7 @@
 """Queries: their readable form and reading it back, and their results by the official evaluator's rules."""
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -217,14 +218,21 @@ def test_any_value_executes_on_any_column(value: str) -> None:
     assert all(execute(Query(0, 0, (Condition(column, 0, value),)), TABLE) is not None for column in range(3))
 
 
-@pytest.mark.parametrize(("split", "count", "usable"), [("dev", 8_421, 1_935), ("train", 56_355, 45_281)])
+STEP = 1 if os.environ.get("ZEROPODS_TEST_ALL") else 8
+"""Every eighth query of train is read back and executed; with ZEROPODS_TEST_ALL=1 each of them."""
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "usable", "step"), [("dev", 8_421, 1_935, 1), ("train", 56_355, 45_281, STEP)]
+)
 def test_of_real_data_every_query_survives_and_exactly_the_listed_ones_are_usable(
-    shared_data: Path, split: str, count: int, usable: int
+    shared_data: Path, split: str, count: int, usable: int, step: int
 ) -> None:
     folder = shared_data / "wikisql"
     listed = json.loads((folder / f"{split}.executable.json").read_text())
     examples = list(read_split(folder, split))
-    assert len(examples) == count and all(survives(each.query, each.table.header) for each in examples)
-    with_rows = [each for each in examples if each.table.rows]
+    assert (len(examples), len(listed)) == (count, usable)
+    assert all(survives(each.query, each.table.header) for each in examples[::step])
+    with_rows = [each for each in examples[::step] if each.table.rows]
     found = [each.index for each in with_rows if is_usable(each.query, execute(each.query, each.table))]
-    assert len(found) == usable and sorted(found) == sorted(listed)
+    assert found == sorted(index for index in listed if index % step == 0)

@@ -48,10 +48,11 @@ def text_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cut_text(text_sample: Path, folder: Path) -> Path:
+def cut_text(source: Path, folder: Path) -> Path:
     """Copy the beginnings of a text's files, of which a few blocks of each split can be made."""
-    for name, size in (("train.txt", 9_000), ("valid.txt", 1_500), ("test.txt", 1_200)):
-        (folder / name).write_text((text_sample / name).read_text()[:size])
+    sizes = {"train.txt": 9_000, "valid.txt": 1_500, "test.txt": 1_200}
+    for path in source.glob("*.txt"):
+        (folder / path.name).write_text(path.read_text()[: sizes[path.name]])
     return folder
 
 

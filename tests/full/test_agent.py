@@ -115,15 +115,15 @@ def test_a_pod_answers_the_cluster_s_key_only_and_keeps_those_of_cml_to_itself(
 
 
 def test_an_idle_lease_is_held_by_a_session(home: Path, rank: Callable[[str], str], tmp_path: Path) -> None:
-    cluster = up(lease_seconds=8.0)
+    cluster = up(lease_seconds=5.0)
     worker, held = warden(cluster), session(cluster, f"{rank('session')}; true")
     process_in(tmp_path / "session")
-    time.sleep(4.0)
+    time.sleep(3.0)
     held.kill()
     held.wait(WAIT_SECONDS)
-    # If the session had not held it, it would have run out 4 s sooner.
-    assert until(lambda: not is_alive(worker), WAIT_SECONDS) > 6.0
-    assert "its idle lease was not used for 8 s" in said(cluster)
+    # If the session had not held it, it would have run out 3 s sooner.
+    assert until(lambda: not is_alive(worker), WAIT_SECONDS) > 3.5
+    assert "its idle lease was not used for 5 s" in said(cluster)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from zeropods.plan.models import known_config
 from zeropods.train.arguments import CausalArguments
 from zeropods.train.causal import causal_config, load_causal, random_causal, set_dropout
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, NORM = "model.safetensors", "transformer.ln_f.weight"
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +92,6 @@ def test_the_dropout_flag_reaches_every_rate_of_the_family(saved: Path, tokenize
     assert {config.attn_pdrop, config.embd_pdrop, config.resid_pdrop} == {0.25}
 
 
-def without_a_tensor(folder: Path) -> None:
-    change_weights(folder, "transformer.ln_f.weight", None)
-
-
-def with_a_tensor_of_another_size(folder: Path) -> None:
-    change_weights(folder, "transformer.ln_f.weight", torch.ones(3))
-
-
 def with_half_a_file(folder: Path) -> None:
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
@@ -110,18 +102,14 @@ def with_a_damaged_configuration(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": "two"}))
 
 
-def of_bert(folder: Path) -> None:
-    BertConfig().save_pretrained(folder)
-
-
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        (without_a_tensor, "its weights have no tensor 'transformer.ln_f.weight'"),
-        (with_a_tensor_of_another_size, "'transformer.ln_f.weight' is of size [3], its config.json says [64]"),
+        (lambda folder: change_weights(folder, NORM, None), "its weights have no tensor 'transformer.ln_f.weight'"),
+        (lambda folder: change_weights(folder, NORM, torch.ones(3)), "is of size [3], its config.json says [64]"),
         (with_half_a_file, "cannot be loaded"),
         (with_a_damaged_configuration, "'n_layer' expected int, got str"),
-        (of_bert, "'bert' is no causal language model"),
+        (BertConfig().save_pretrained, "'bert' is no causal language model"),
     ],
 )
 def test_a_folder_that_is_no_causal_model_is_refused_in_one_line(

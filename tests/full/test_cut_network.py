@@ -16,14 +16,15 @@ pytestmark = pytest.mark.skipif(not are_possible(), reason="network namespaces n
 LEFT_SECONDS, STOPPED_SECONDS = 15, 30
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three pods on networks of their own."""
-    monkeypatch.setenv("ZEROPODS_HOME", str(tmp_path_factory.mktemp("home")))
-    monkeypatch.setitem(BACKENDS, "namespaces", Namespaces)
-    up = pods.up(3, name="apart", backend="namespaces")
-    yield up
-    up.down()
+    with pytest.MonkeyPatch.context() as own:
+        own.setenv("ZEROPODS_HOME", str(tmp_path_factory.mktemp("home")))
+        own.setitem(BACKENDS, "namespaces", Namespaces)
+        up = pods.up(3, name="apart", backend="namespaces")
+        yield up
+        up.down()
 
 
 def test_a_pod_that_is_cut_off_is_lost_and_does_not_come_back(cluster: Cluster, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.full.conftest import ROOT
-from tests.full.demo_page import SECONDS, Served, refused, start, untrained_runs
+from tests.full.demo_page import SECONDS, Served, start, untrained_runs
 from tests.full.forks import train_ranks
 from tests.pages import blocks
 from zeropods.cli import main
@@ -273,14 +273,6 @@ def test_a_signal_ends_it_well_and_frees_the_port(
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", served.port))
     assert "Traceback" not in served.log.read_text()[before:]
-
-
-def test_without_a_port_or_a_run_the_application_says_so(tmp_path: Path) -> None:
-    assert (
-        refused(APPLICATION)
-        == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
-    )
-    assert "no run there" in refused(APPLICATION, "--runs", tmp_path, CDSW_APP_PORT="65535")
 
 
 def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:

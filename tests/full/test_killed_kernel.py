@@ -16,7 +16,7 @@ from tests.full.launches import RANK, of_processes, processes, record, until
 from zeropods.pods.cluster import names, take_down
 
 CELLS = (
-    "from zeropods import pods\ncluster = pods.up(2, name='notebook', lease_seconds=12)",
+    "from zeropods import pods\ncluster = pods.up(2, name='notebook', lease_seconds=5)",
     """from tests.full.over_pdsh import pdsh_argv
 from zeropods.launch.command import plan_launch
 from zeropods.launch.supervisor import Supervision, run_launch
@@ -57,7 +57,7 @@ def test_ranks_and_pods_of_a_killed_kernel_end_and_its_run_goes_on(
     killer.join()
     # The script is none of ours: no pod has imported torch for it.
     assert not forking
-    # The leases of the run (10 s) and of the pods (12 s) run out.
+    # The pods' lease runs out, and takes the run along.
     until(lambda: not processes(RANK, folder))
     until(lambda: not processes_of(home))
     try:

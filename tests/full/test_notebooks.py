@@ -27,8 +27,8 @@ def test_a_demo_without_a_terminal_says_how_far_it_is_and_an_interrupted_one_lea
     until(lambda: [lock for lock in (tmp_path / "runs").glob("*/run.lock") if lock.read_text()], 90)
     (lock,) = (tmp_path / "runs").glob("*/run.lock")
     assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(3)]
-    assert all(re.match(r"02_train_single_pod: \d+ s, cell \d+ of \d+", line) for line in lines[1:]), lines
+    lines = [process.stdout.readline() for _ in range(2)]
+    assert re.match(r"02_train_single_pod: \d+ s, cell \d+ of \d+", lines[1]), lines
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     trainer = int(lock.read_text().split()[1])
@@ -43,16 +43,6 @@ def test_papermill_sets_the_parameters_of_a_notebook(tmp_path: Path) -> None:
     subprocess.run(words, cwd=ROOT / "notebooks", env=os.environ | settings, check=True, timeout=LIMIT_SECONDS)
     shown = (tmp_path / "out.ipynb").read_text()
     assert "model='t5-large'" in shown and "steps=2" in shown and "model='t5-small'" not in shown
-
-
-def test_two_models_have_one_summary(sample: Path, tmp_path: Path) -> None:
-    workshop = prepared_workshop(tmp_path, sample, limit=24, models="t5-tiny,t5-large-tiny")
-    settings = {"ZEROPODS_LIMIT": "24", "ZEROPODS_STEPS": "2", "ZEROPODS_MODELS": "t5-tiny,t5-large-tiny"}
-    printed = executed(tmp_path, "02_train_single_pod", "06_summary", **settings)
-    results = (workshop.summary_folder / "summary.md").read_text().split("## Results")[1].split("##")[0]
-    assert "| t5-tiny " in results and "| t5-large-tiny " in results and results in printed
-    copies = sorted(str(page.relative_to(tmp_path / "copies")) for page in tmp_path.glob("copies/**/*.html"))
-    assert copies == ["06_summary.html", *(f"{name}/02_train_single_pod.html" for name in ("t5-large-tiny", "t5-tiny"))]
 
 
 def test_the_notebooks_run_on_wikisql(tmp_path: Path, shared_data: Path) -> None:

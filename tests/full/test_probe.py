@@ -41,7 +41,7 @@ def test_a_probe_is_kept_and_a_plan_says_that_it_is_used(machine: Path, capsys: 
 def test_a_rank_that_was_killed_is_named_and_the_others_end_on_their_pods(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(probe, "MOST_SECONDS", 10.0)
+    monkeypatch.setattr(probe, "MOST_SECONDS", 6.0)
     monkeypatch.setattr(probe, "own_gpus", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from getpass import getuser
 from pathlib import Path
 from typing import Any
@@ -61,29 +60,17 @@ def job_of(folder: Path) -> int:
     return int(json.loads((folder / JOB).read_text())["job"])
 
 
-@pytest.fixture(scope="module")
-def two_nodes(
-    slurm: SlurmCluster, prepared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
-    """A real run of two ranks on two nodes, and what its command said."""
-    folder = tmp_path_factory.mktemp("slurm") / "run"
+def test_two_nodes_train_one_model_once(here: SlurmCluster, prepared: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
     flags = [*TINY, "--max_steps", 2, "--eval_steps", 2, "--dataset_path", prepared, "--outputdir", folder]
-    process = command(slurm, "--num-pods", 2, "--", "textsql_train.py", *flags)
-    out, said = process.communicate(timeout=180)
-    yield folder, subprocess.CompletedProcess(process.args, process.returncode, out, said)
-
-
-def test_two_nodes_train_one_model_once(
-    two_nodes: tuple[Path, subprocess.CompletedProcess[str]], here: SlurmCluster
-) -> None:
-    folder, done = two_nodes
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "submitted; its log: " in done.stderr and ": RUNNING on pod" in done.stderr
-    found = record(folder)
+    process = command(here, "--num-pods", 2, "--", "textsql_train.py", *flags)
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said[-3000:]
+    assert "submitted; its log: " in said and ": RUNNING on pod" in said
+    found, number = record(folder), job_of(folder)
     assert (found["status"], found["technique"], found["pods"], found["slots"]) == ("ok", "ddp", 2, 1)
     assert len({rank["host"] for rank in found["ranks"]} & {"pod1", "pod2", "pod3"}) == 2
-    arguments, number = done.args[done.args.index("textsql_train.py") + 1 :], job_of(folder)
-    assert run_slurm(plan_slurm("textsql_train.py", arguments, pods=2)).status == "ok"
+    assert run_slurm(plan_slurm("textsql_train.py", [*map(str, flags)], pods=2)).status == "ok"
     assert job_of(folder) == number
 
 

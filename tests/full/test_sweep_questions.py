@@ -61,21 +61,20 @@ def test_a_matrix_of_other_data_is_refused_and_a_set_that_has_gone_is_made_again
         run_sweep(matrix_of({**document, "limit": 80}, "m.yaml"), tmp_path / "out")
 
 
-def test_published_runs_over_pods_have_their_results_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:
-    """One with checkpointing on two pods, and the largest; what the others ask for is read in the fast lane."""
+def test_the_largest_published_run_has_its_result_over_pods_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:
+    """What the others ask for is read in the fast lane."""
     file = ROOT / "matrices" / "published.yaml"
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    *_, zero1, _, largest = document["cells"]
-    document["cells"] = [{**zero1, "pods": 2}, largest]
-    # As many examples as one step takes.
+    document["cells"] = document["cells"][-1:]
+    # As many examples as one step of the others takes.
     matrix = at_tiny_scale(matrix_of(document, str(file)), str(file)).model_copy(update={"limit": 96})
     sweep = run_sweep(matrix, tmp_path / "out", cluster)
-    assert [row.status for row in sweep.rows] == ["ok", "ok"]
-    assert {score_of(sweep.out / row.folder) is not None for row in sweep.rows} == {True}
-    records = [read_record(sweep.out / row.folder) for row in sweep.rows]
-    batches = {(r.model_id, r.technique, r.pods): (r.effective_batch_size, r.gradient_checkpointing) for r in records}
-    assert batches == {("t5-large-tiny", "zero1", 2): (64, True), ("t5-3b-tiny", "zero3_offload", 3): (3, True)}
-    assert all(record.eval_losses and record.steps == 3 for record in records)
+    (row,) = sweep.rows
+    assert row.status == "ok" and score_of(sweep.out / row.folder) is not None
+    record = read_record(sweep.out / row.folder)
+    assert (record.model_id, record.technique, record.pods) == ("t5-3b-tiny", "zero3_offload", 3)
+    assert (record.effective_batch_size, record.gradient_checkpointing, record.steps) == (3, True, 3)
+    assert record.eval_losses
 
 
 def test_a_launch_is_scored(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,15 +28,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-@pytest.fixture(scope="module")
-def zero1(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps with a configuration of dsconfig/, whose TensorBoard is on."""
-    folder = tmp_path_factory.mktemp("runs") / "zero1"
-    flags = ["--max_steps", 2, "--eval_steps", 0, "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
-    run_several([*TINY, "--dataset_path", prepared], (1, folder, flags))
-    return folder
-
-
 def test_training_and_validation_loss_are_the_record_s_in_one_chart(trained: Path) -> None:
     record = read_record(trained)
     for run, key in (("train", "losses"), ("validation", "eval_losses")):
@@ -56,8 +47,10 @@ def test_step_time_speed_padding_and_memory_stand_beside_the_loss(trained: Path)
     assert len(drawn["cpu_percent"]) == len(drawn["resident_bytes"])
 
 
-def test_deepspeed_s_own_scalars_are_in_the_run_folder(zero1: Path) -> None:
-    drawn = scalars(zero1 / "tensorboard" / "train_t5")
+def test_deepspeed_s_own_scalars_are_in_the_run_folder(prepared: Path, tmp_path: Path) -> None:
+    flags = ["--max_steps", 2, "--eval_steps", 0, "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
+    run_several([*TINY, "--dataset_path", prepared], (1, tmp_path / "run", flags))
+    drawn = scalars(tmp_path / "run" / "tensorboard" / "train_t5")
     # Its steps are samples, 32 rows each; beside the rate it writes times where its profiler is on.
     assert [step for step, _ in drawn["Train/Samples/lr"]] == [32, 64]
 
@@ -74,11 +67,10 @@ def test_a_killed_application_leaves_nothing(trained: Path) -> None:
     until(lambda: not listens("127.0.0.1", port), 10)
 
 
-def test_it_says_in_one_line_why_it_cannot_start(tmp_path: Path) -> None:
-    assert (
-        refused(APPLICATION)
-        == "zeropods: no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port\n"
-    )
+def test_it_says_in_one_line_why_it_cannot_start_and_so_does_the_demo(tmp_path: Path) -> None:
+    for application in (APPLICATION, APPLICATION.with_name("run_demo.py")):
+        said = "no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port"
+        assert refused(application) == f"zeropods: {said}\n"
     assert "no such folder" in refused(APPLICATION, "--runs", tmp_path / "none", "--port", free_port("127.0.0.1"))
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))

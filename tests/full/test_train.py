@@ -99,44 +99,32 @@ def test_two_processes_of_torchs_launcher_train_as_one(trained: Path, prepared: 
     assert_same_losses(record, read_record(trained))
 
 
-def test_a_run_without_offload_imports_and_compiles_no_more_than_it_needs_and_leaves_no_buffer(
+WATCHED = """
+import atexit, runpy, sys
+import torch
+sys.argv = sys.argv[1:]
+atexit.register(lambda: print("threads:", torch.get_num_threads(), file=sys.stderr))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_run_without_offload_imports_and_compiles_no_more_than_it_needs_has_its_threads_and_leaves_no_buffer(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    flags = ["--dataset_path", prepared, "--outputdir", tmp_path / "run", "--max_steps", 1, "--eval_steps", 0]
-    said = script([*TINY, *flags, "--deepspeed", ROOT / "dsconfig" / "zero1.json"], launcher=("-X", "importtime"))
+    # The run's last line has the folder's name.
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    place = ["--dataset_path", prepared, "--outputdir", tmp_path / "ü", "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
+    flags = [*TINY, *place, "--max_steps", 1, "--eval_steps", 0, "--threads", 3]
+    said = script(flags, launcher=("-X", "importtime", "-c", WATCHED))
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
     assert {"torch", "deepspeed.runtime.engine", "transformers.modeling_utils"} <= imported
     assert not imported & {"datasets", "pandas", "scipy.optimize"}
     assert not list((tmp_path / "extensions").glob("*/*.so"))
     buffers = Path("/dev/shm").glob("deepspeed_allreduce_buffer_*")
     assert not [file for file in buffers if file.stat().st_uid == os.getuid()]
-
-
-def test_as_many_threads_as_asked_for_also_where_accelerate_would_choose(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The run's last line has the folder's name.
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    told = (
-        "import atexit, runpy, sys, torch; sys.argv = sys.argv[1:]; "
-        "atexit.register(lambda: print('threads:', torch.get_num_threads(), file=sys.stderr)); "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    flags = [
-        "--dataset_path",
-        prepared,
-        "--outputdir",
-        tmp_path / "ü",
-        "--max_steps",
-        1,
-        "--eval_steps",
-        0,
-        "--threads",
-        3,
-    ]
-    said = script([*TINY, *flags, "--deepspeed", ROOT / "dsconfig" / "zero1.json"], launcher=("-c", told))
+    # Accelerate would choose another number.
     assert "threads: 3\n" in said
 
 
