@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zeropods.programs import in_kernel
@@ -63,17 +63,13 @@ class Table:
         """A line for each fact: its name and its value."""
         return cls(("", "value"), tuple((name, str(value)) for name, value in facts.items()))
 
-    def to_html(self) -> str:
+    def to_html(self, *, titled: bool = True) -> str:
         """The table; its cells know their heading, so that a narrow page can show a row as a card."""
-        title = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
+        title = f"<h2>{html.escape(self.title)}</h2>" if titled and self.title else ""
         head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{html.escape(h)}</th>" for h in self.header)
         body = "".join(self._html_row(row) for row in self.rows)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{title}<div class='table' style='overflow-x: auto'>{table}</div>"
-
-    def untitled(self) -> Table:
-        """The same, for a place that has its title already: the summary's page calls it."""
-        return replace(self, title="")
 
     def to_markdown(self) -> str:
         """The table with its columns aligned, for those who read the text itself."""

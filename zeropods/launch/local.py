@@ -32,8 +32,6 @@ HANG_GRACE_SECONDS = 3.0
 """The same for a run that hangs, whose ranks have had `WRITE_SECONDS` already."""
 WRITE_SECONDS = 5.0
 """A rank that waits for another writes what it measured so soon after SIGTERM."""
-
-
 Started = subprocess.Popen[bytes] | Forked
 """A process that was started here."""
 

@@ -342,13 +342,13 @@ class Follower:
         """Wait until the job is over for good; `tick` is called some times per second."""
         began, asked, job = time.monotonic(), 0.0, None
         while job is None or not job.has_ended:
+            tick()
+            time.sleep(POLL_SECONDS)
             now = time.monotonic()
             must_end = self._cancelled is None and self._must_end()
             if must_end or now - asked >= min(LONGEST_SECONDS, (now - began) / 20):
                 asked, job = now, self._look()
             self._log.read()
-            tick()
-            time.sleep(POLL_SECONDS)
         self._log.read(ended=True)
         # The ranks' own word counts where SLURM has forgotten the job.
         return self._cancelled or verdict_of(job)
