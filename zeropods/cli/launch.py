@@ -235,7 +235,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
             raise UserError(f"--ssh-config {ssh_config}: is for hosts of your own; give their --hostfile too")
         yield pods.find(arguments.name)
         return
-    known = known_cluster(hostfile)
+    known = pods.known_cluster(hostfile)
     if known is not None:
         yield known
         return
@@ -245,18 +245,3 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.down()
-
-
-def known_cluster(hostfile: Path) -> Cluster | None:
-    """A cluster whose own hostfile this is, or one that was brought up on these hosts and is not another launch's."""
-    from zeropods import pods
-    from zeropods.pods.hostfile import read_hostfile
-
-    lines = tuple(host.line() for host in read_hostfile(hostfile))
-    for cluster in pods.clusters():
-        if cluster.hostfile.resolve() == hostfile.resolve():
-            return cluster
-        is_theirs = cluster.settings.hosts == lines and cluster.settings.lease == "idle"
-        if is_theirs and cluster.is_ready():
-            return cluster
-    return None

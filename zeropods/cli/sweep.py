@@ -68,11 +68,10 @@ def dry_run_text(result: Result) -> str:
 def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:
     """A cluster that is up, or a hostfile for one."""
     from zeropods import pods
-    from zeropods.cli.launch import known_cluster
 
     if arguments.hostfile is not None:
         if not arguments.hostfile.is_file():
             raise UserError(f"--hostfile {arguments.hostfile}: no such file; zeropods pods up writes one")
-        known = known_cluster(arguments.hostfile)
+        known = pods.known_cluster(arguments.hostfile)
         return known, None if known is not None else arguments.hostfile
     return (None if arguments.name is None else pods.find(arguments.name)), None

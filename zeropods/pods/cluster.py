@@ -23,7 +23,7 @@ from zeropods.files import home
 from zeropods.pods.backends.cml import CmlWorkers
 from zeropods.pods.backends.hosts import OwnHosts
 from zeropods.pods.backends.local import LocalWorkers, Settings
-from zeropods.pods.hostfile import Host, is_loopback, write_hostfile
+from zeropods.pods.hostfile import Host, is_loopback, read_hostfile, write_hostfile
 from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
@@ -183,6 +183,18 @@ def find(name: str | None = None) -> Cluster:
 def clusters() -> list[Cluster]:
     """All clusters of this home that are up."""
     return [found for name in names() if (found := read_cluster(folder_of(name))) and found.pods]
+
+
+def known_cluster(hostfile: Path) -> Cluster | None:
+    """A cluster whose own hostfile this is, or one that was brought up on these hosts and is not another launch's."""
+    lines = tuple(host.line() for host in read_hostfile(hostfile))
+    for cluster in clusters():
+        if cluster.hostfile.resolve() == hostfile.resolve():
+            return cluster
+        is_theirs = cluster.settings.hosts == lines and cluster.settings.lease == "idle"
+        if is_theirs and cluster.is_ready():
+            return cluster
+    return None
 
 
 def chosen_name() -> str | None:
