@@ -304,10 +304,12 @@ def main() -> None:
     programs.wait_passively()
     programs.prepare_compiling()
     path, newest = Path(sys.argv[1]), newest_source()
+    listening = path.with_name(f"{path.name}.new")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        # Who asks before all is imported waits, and imports nothing meanwhile.
-        listener.bind(str(path))
+        # Its name appears once it listens. Who asks before all is imported waits, and imports nothing meanwhile.
+        listener.bind(str(listening))
         listener.listen()
+        listening.rename(path)
         import_for_ranks()
         recipe = programs.extension_cache() / "cpu_adam" / "build.ninja"
         # Offload's optimizer, where it was compiled for this environment, by the path that it has now: to see that it
