@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -137,11 +137,9 @@ HELD = 0.8
 """Share of runs that an interval is to hold."""
 FEWEST = 9
 """Residuals of which an interval is made, the fewest whose ends can hold `HELD`; fewer of a kind are joined by those of
-wider kinds."""
+wider kinds. So many runs of a device a fit needs."""
 PULL = 0.01
 """Weight of a factor's distance from 1, squared, beside the relative errors of the runs."""
-LEAST_RUNS = FEWEST
-"""Runs that a fit needs of a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,15 +192,14 @@ class Calibration:
         Of residuals in order, the ends leave half of the others out on each side, as for a further run of the same kind
         (Vovk et al. 2005, conformal prediction): the k-th of n with k = (n + 1) x share, interpolated.
         """
-        found = next((each for each in self._kinds(device, technique, family, quantity) if len(each) >= FEWEST), None)
-        return None if found is None else (_quantile(found, (1 - HELD) / 2), _quantile(found, (1 + HELD) / 2))
-
-    def _kinds(self, device: str, technique: str, family: str, quantity: str) -> Iterator[list[float]]:
-        """Residuals of the same kind, then of the same technique, then of the same device."""
         of_device = [each for each in self.residuals if each.device == device]
         same = [each for each in of_device if each.technique == technique]
         for group in ([each for each in same if each.family == family], same, of_device):
-            yield sorted(value for each in group if (value := getattr(each, quantity)) is not None)
+            known = [value for each in group if (value := getattr(each, quantity)) is not None]
+            if len(known) >= FEWEST:
+                inner = quantiles(known, n=round(2 / (1 - HELD)))
+                return inner[0], inner[-1]
+        return None
 
     def over(self, other: Calibration) -> Calibration:
         """This one, and of devices that it does not know the other one."""
@@ -247,10 +244,10 @@ def fitted(samples: Sequence[Sample], source: str, machine: MachineProbe) -> Cal
     devices = sorted({sample.device for sample in samples})
     whole = [sample for sample in samples if all(sample.measured.values())]
     groups = {device: [sample for sample in whole if sample.device == device] for device in devices}
-    enough = {device: group for device, group in groups.items() if len(group) >= LEAST_RUNS}
+    enough = {device: group for device, group in groups.items() if len(group) >= FEWEST}
     if not enough:
         raise UserError(
-            f"{source}: too few runs to fit; expected at least {LEAST_RUNS} of one device whose memory was sampled"
+            f"{source}: too few runs to fit; expected at least {FEWEST} of one device whose memory was sampled"
         )
     factors = {device: {each: _factors(group, each) for each in QUANTITIES} for device, group in enough.items()}
     residuals = [_residual(group, left_out) for group in enough.values() for left_out in range(len(group))]
@@ -262,8 +259,6 @@ def _factors(samples: Sequence[Sample], quantity: str) -> list[float]:
     from scipy.optimize import nnls
 
     known = [(sample.parts[quantity], value) for sample in samples if (value := sample.measured[quantity])]
-    if not known:
-        return []
     relative = array([[part / value for part in parts] for parts, value in known])
     # A factor of which the runs say little stays near 1, what arithmetic says.
     pull = sqrt(PULL) * eye(relative.shape[1])
@@ -275,14 +270,6 @@ def _residual(samples: Sequence[Sample], left_out: int) -> Residual:
     one, others = samples[left_out], [*samples[:left_out], *samples[left_out + 1 :]]
     found: dict[str, float | None] = {}
     for quantity in QUANTITIES:
-        factors, measured = _factors(others, quantity), one.measured[quantity]
-        planned = math.fsum(a * b for a, b in zip(factors, one.parts[quantity], strict=True)) if factors else 0.0
-        found[quantity] = measured / planned if measured and planned else None
+        planned = math.fsum(a * b for a, b in zip(_factors(others, quantity), one.parts[quantity], strict=True))
+        found[quantity] = (one.measured[quantity] or 0.0) / planned if planned else None
     return Residual(technique=one.technique, device=one.device, family=one.family, **found)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = min(max((len(ordered) + 1) * share - 1, 0.0), len(ordered) - 1.0)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

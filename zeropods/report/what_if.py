@@ -26,6 +26,7 @@ UNITS = {"gpu_memory_bytes": GIB, "host_memory_bytes": GIB, "flops": TERA} | dic
 )
 """What a flag's number is multiplied by, where it is not taken as it stands."""
 Ask = Callable[[Request], Plan]
+Binds = Callable[[Estimate], str]
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,14 @@ class WhatIf:
     answer: str
     binds: str
     """What there is most of: the memory that no more fits into, or the time that is waited for."""
-    request: Request
-    """What was planned for the answer."""
+    command: str
+    """The command line that plans it."""
     estimate: Estimate | None
     """None where nothing could be planned."""
-    machine: Path | None = None
-    """The probe that it was planned with, where one was named."""
-
-    @property
-    def command(self) -> str:
-        """The command line that plans it."""
-        named = "" if self.machine is None else f" --machine {shlex.quote(str(self.machine))}"
-        return command_of(self.request) + named
 
     def to_json(self) -> dict[str, object]:
         """Plain values, with the main figures of what was planned."""
-        own: dict[str, object] = {
-            "question": self.question,
-            "answer": self.answer,
-            "binds": self.binds,
-            "command": self.command,
-        }
+        own = {name: value for name, value in vars(self).items() if name != "estimate"}
         found = self.estimate
         return own if found is None else own | {
             "technique": found.technique.name, "fits": found.fits, "device_bytes": found.memory.device_bytes,
@@ -72,7 +60,8 @@ def what_ifs(made: Plan, ask: Ask = plan, machine: Path | None = None) -> tuple[
         ask: plans a request as the plan itself was made.
         machine: the probe that it was made with, where one was named.
     """
-    return tuple(replace(each, machine=machine) for each in _Questions(made, ask).answered())
+    named = "" if machine is None else f" --machine {shlex.quote(str(machine))}"
+    return tuple(replace(each, command=each.command + named) for each in _Questions(made, ask).answered())
 
 
 def what_if_table(found: tuple[WhatIf, ...]) -> Table:
@@ -121,122 +110,9 @@ def command_of(request: Request) -> str:
     return shlex.join(argv + [word for each in request.techniques for word in ("--technique", each)])
 
 
-class _Questions:
-    """The questions, and the estimate that they are about: the recommended one, or the smallest if none fits."""
-
-    def __init__(self, made: Plan, ask: Ask) -> None:
-        self.ask = ask
-        self.base = recommended(made)
-        # Of ways of training that were compared, the one that is recommended.
-        self.every = replace(made.request, **self.base.labels)
-        self.one = replace(self.every, techniques=(self.base.technique.name,))
-
-    def answered(self) -> Iterator[WhatIf]:
-        """Each question with its answer."""
-        yield self.largest_batch()
-        yield self.longest_row()
-        yield self.fewest_pods()
-        yield self.offload()
-        one, again = self.one, not self.one.gradient_checkpointing
-        yield self.compared(
-            f"checkpointing {'on' if again else 'off'}", lambda: replace(one, gradient_checkpointing=again)
-        )
-        other = "bf16" if one.precision == "fp32" else "fp32"
-        yield self.compared(f"{other.upper()}, not {one.precision.upper()}", lambda: replace(one, precision=other))
-        yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
-        if one.machines.device != CPU:
-            yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
-            yield self.cheaper_gpu()
-
-    def on(self, **changed: Any) -> Request:
-        """All techniques on other machines."""
-        return replace(self.every, machines=replace(self.every.machines, **changed))
-
-    def tried(self, made: Callable[[], Request]) -> Estimate | None:
-        """What is recommended for a request; None where nothing fits, or it cannot be planned."""
-        try:
-            return self.ask(made()).best
-        except UserError:
-            return None
-
-    def compared(self, question: str, made: Callable[[], Request]) -> WhatIf:
-        """Set a changed request against the plan."""
-        try:
-            request = made()
-            new = recommended(self.ask(request))
-        except UserError as error:
-            reason = str(error).split("; ")[0]
-            return WhatIf(question, f"not possible: {reason}", "", self.one, None)
-        return WhatIf(question, changes(self.base, new), slowest(new), _only(request, new), new)
-
-    def largest_batch(self) -> WhatIf:
-        rows = self.base.largest_batch_size
-        if rows is None:
-            return WhatIf("largest batch", "not even 1 row fits", fullest(self.base), self.one, self.base)
-        request = replace(self.one, batch_size=rows)
-        new = self.ask(request).estimates[0]
-        answer = f"{counted(rows, 'row')} per process; {changes(self.base, new)}"
-        return WhatIf("largest batch", answer, fullest(new), request, new)
-
-    def longest_row(self) -> WhatIf:
-        one, question = self.one, "longest row"
-        least = one.label_length or 1
-
-        def of(length: int) -> Request:
-            return replace(one, source_length=length) if one.seq_length is None else replace(one, seq_length=length)
-
-        more = largest(lambda number: self.tried(lambda: of(least + number - 1)) is not None)
-        if more is None:
-            return WhatIf(question, "none fits", fullest(self.base), one, self.base)
-        longest = least + more - 1
-        new = self.ask(of(longest)).estimates[0]
-        try:
-            of(longest + 1)
-            bound = fullest(new)
-        except UserError as error:
-            bound = str(error)
-        return WhatIf(question, f"{longest:,} tokens; {changes(self.base, new)}", bound, of(longest), new)
-
-    def fewest_pods(self) -> WhatIf:
-        if self.tried(lambda: self.on(pods=MOST_PODS)) is None:
-            return WhatIf("fewest pods", "no number of pods is enough", fullest(self.base), self.one, self.base)
-        pods = 1 + (largest(lambda number: self.tried(lambda: self.on(pods=number)) is None) or 0)
-        request = self.on(pods=pods)
-        new = recommended(self.ask(request))
-        answer = f"{counted(pods, 'pod')}; {changes(self.base, new)}"
-        return WhatIf("fewest pods", answer, fullest(new), _only(request, new), new)
-
-    def offload(self) -> WhatIf:
-        own = self.base.technique
-        wanted = (own.stage or 2, not own.offloads)
-        other = next(each for each in TECHNIQUES if (each.stage, each.offloads) == wanted)
-        return self.compared(f"{other.name}, not {own.name}", lambda: replace(self.one, techniques=(other.name,)))
-
-    def cheaper_gpu(self) -> WhatIf:
-        """The smallest known GPU that is slower, and that it still fits on."""
-        question, precision = "a cheaper GPU", self.every.precision
-        now = self.every.machines.achieved_flops(precision)
-
-        def of(gpu: str) -> Request:
-            return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
-
-        for peak in sorted(peaks(), key=lambda peak: (peak.gib, peak.tera["fp16"])):
-            gpu = peak.words.upper()
-            new = self.tried(partial(of, gpu))
-            if new is not None and of(gpu).machines.achieved_flops(precision) < now:
-                part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
-                answer = f"{gpu}: pays below {part:.0%} of a pod's price; {changes(self.base, new)}"
-                return WhatIf(question, answer, slowest(new), _only(of(gpu), new), new)
-        return WhatIf(question, "no slower one that is known here is enough", fullest(self.base), self.one, self.base)
-
-
 def recommended(made: Plan) -> Estimate:
     """The best estimate of a plan; if none fits, the one that needs least memory."""
     return made.best or min(made.estimates, key=lambda each: each.memory.device_bytes)
-
-
-def _only(request: Request, found: Estimate) -> Request:
-    return replace(request, techniques=(found.technique.name,))
 
 
 def changes(old: Estimate, new: Estimate) -> str:
@@ -265,6 +141,114 @@ def slowest(found: Estimate) -> str:
     """What a step takes most of its time for."""
     part = max(TIMES, key=lambda key: getattr(found.time, key))
     return f"time: {TIMES[part]}, {getattr(found.time, part) / found.time.seconds:.0%}"
+
+
+class _Questions:
+    """The questions, and the estimate that they are about: the recommended one, or the smallest if none fits."""
+
+    def __init__(self, made: Plan, ask: Ask) -> None:
+        self.ask = ask
+        self.base = recommended(made)
+        # Of ways of training that were compared, the one that is recommended.
+        self.every = replace(made.request, **self.base.labels)
+        self.one = replace(self.every, techniques=(self.base.technique.name,))
+
+    def answered(self) -> Iterator[WhatIf]:
+        """Each question with its answer."""
+        yield self.largest_batch()
+        yield self.longest_row()
+        yield self.fewest_pods()
+        one, own = self.one, self.base.technique
+        other = next(e for e in TECHNIQUES if (e.stage, e.offloads) == (own.stage or 2, not own.offloads))
+        yield self.compared(f"{other.name}, not {own.name}", lambda: replace(one, techniques=(other.name,)))
+        again = not one.gradient_checkpointing
+        yield self.compared(
+            f"checkpointing {'on' if again else 'off'}", lambda: replace(one, gradient_checkpointing=again)
+        )
+        precision = "bf16" if one.precision == "fp32" else "fp32"
+        question = f"{precision.upper()}, not {one.precision.upper()}"
+        yield self.compared(question, lambda: replace(one, precision=precision))
+        yield self.compared("one more pod", lambda: self.on(pods=one.machines.pods + 1))
+        if one.machines.device != CPU:
+            yield self.compared("twice the bandwidth", lambda: self.on(bandwidth=2 * one.machines.bandwidth))
+            yield self.cheaper_gpu()
+
+    def on(self, **changed: Any) -> Request:
+        """All techniques on other machines."""
+        return replace(self.every, machines=replace(self.every.machines, **changed))
+
+    def fitting(self, made: Callable[[], Request]) -> Estimate | None:
+        """What is recommended for a request; None where nothing fits, or it cannot be planned."""
+        try:
+            return self.ask(made()).best
+        except UserError:
+            return None
+
+    def compared(self, question: str, made: Callable[[], Request], said: str = "", binds: Binds = slowest) -> WhatIf:
+        """Set a changed request against the plan.
+
+        Args:
+            said: the answer's beginning.
+            binds: says what there is most of.
+        """
+        try:
+            request = made()
+            new = recommended(self.ask(request))
+        except UserError as error:
+            reason = str(error).split("; ")[0]
+            return WhatIf(question, f"not possible: {reason}", "", command_of(self.one), None)
+        command = command_of(replace(request, techniques=(new.technique.name,)))
+        return WhatIf(question, said + changes(self.base, new), binds(new), command, new)
+
+    def nothing(self, question: str, answer: str) -> WhatIf:
+        """The answer where nothing fits: the plan itself."""
+        return WhatIf(question, answer, fullest(self.base), command_of(self.one), self.base)
+
+    def largest_batch(self) -> WhatIf:
+        rows = self.base.largest_batch_size
+        if rows is None:
+            return self.nothing("largest batch", "not even 1 row fits")
+        said = f"{counted(rows, 'row')} per process; "
+        return self.compared("largest batch", lambda: replace(self.one, batch_size=rows), said, fullest)
+
+    def longest_row(self) -> WhatIf:
+        one, least = self.one, self.one.label_length or 1
+
+        def of(length: int) -> Request:
+            return replace(one, source_length=length) if one.seq_length is None else replace(one, seq_length=length)
+
+        more = largest(lambda number: self.fitting(lambda: of(least + number - 1)) is not None)
+        if more is None:
+            return self.nothing("longest row", "none fits")
+        longest = least + more - 1
+        found = self.compared("longest row", lambda: of(longest), f"{longest:,} tokens; ", fullest)
+        try:
+            of(longest + 1)
+        except UserError as error:
+            return replace(found, binds=str(error))
+        return found
+
+    def fewest_pods(self) -> WhatIf:
+        if self.fitting(lambda: self.on(pods=MOST_PODS)) is None:
+            return self.nothing("fewest pods", "no number of pods is enough")
+        pods = 1 + (largest(lambda number: self.fitting(lambda: self.on(pods=number)) is None) or 0)
+        return self.compared("fewest pods", lambda: self.on(pods=pods), f"{counted(pods, 'pod')}; ", fullest)
+
+    def cheaper_gpu(self) -> WhatIf:
+        """The smallest known GPU that is slower, and that it still fits on."""
+        question, precision = "a cheaper GPU", self.every.precision
+        now = self.every.machines.achieved_flops(precision)
+
+        def of(gpu: str) -> Request:
+            return replace(self.on(gpu=gpu, flops=None), gpu_memory_bytes=memory_bytes(gpu) or 0)
+
+        for peak in sorted(peaks(), key=lambda peak: (peak.gib, peak.tera["fp16"])):
+            gpu = peak.words.upper()
+            new = self.fitting(partial(of, gpu))
+            if new is not None and of(gpu).machines.achieved_flops(precision) < now:
+                part = new.samples_per_second / new.pods / (self.base.samples_per_second / self.base.pods)
+                return self.compared(question, partial(of, gpu), f"{gpu}: pays below {part:.0%} of a pod's price; ")
+        return self.nothing(question, "no slower one that is known here is enough")
 
 
 # The whole life of a run: memory of a pod's host, time and disk, phase by phase.
