@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from zeropods.data.manifest import read_manifest
+from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.own_data import read_csv, shown
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import (
@@ -28,9 +28,10 @@ from zeropods.data.wikisql import (
     split_file,
 )
 from zeropods.errors import UserError
-from zeropods.evaluate.models import model_config, model_folder, raw_data_of, task_of
+from zeropods.evaluate.models import model_config, model_folder, prepared_of, raw_data_of, task_of
 from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
 from zeropods.files import validated_lines
+from zeropods.measure.record import CONFIG
 from zeropods.report.entry import find_runs, read_entry
 from zeropods.sql.query import AGGREGATES, Execution, Query, is_usable
 
@@ -52,27 +53,19 @@ class TrainedModel:
     name: str
     folder: Path
     """Run folder or model folder."""
-    model_id: str = "model"
-    technique: str | None = None
-    """None for a model folder; split and accuracy are None where nothing was scored."""
-    split: str | None = None
-    accuracy: float | None = None
-    """Execution accuracy as a share of 1; logical-form accuracy where nothing could be executed."""
-    eval_loss: float | None = None
-    """The run's last one."""
-    prepared: Path | None = None
-    """The tokenized set that the run was trained on, where the run says it."""
+    about: tuple[str, ...]
+    """Model, technique and how much of its answers is right, for people."""
+    order: tuple[float, float, float]
+    """The best is least: accuracy and the time when the weights were written, both below 0; between them the loss."""
+    prepared: Path | None
+    """The tokenized set that the run was trained on, where it is still there."""
     source_limit: int
     """Tokens of a question with its columns in training."""
-    changed: float
-    """When the weights were written, in seconds of the epoch."""
 
     @property
     def label(self) -> str:
         """One line for people."""
-        technique = "no ZeRO" if self.technique == "none" else self.technique or ""
-        right = "not scored" if self.accuracy is None else f"{self.accuracy:.0%} right on {self.split}"
-        return " · ".join(dict.fromkeys(filter(None, [self.model_id, technique, right, self.name])))
+        return " · ".join(dict.fromkeys((*self.about, self.name)))
 
 
 def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
@@ -90,9 +83,7 @@ def trained_models(folders: Sequence[Path]) -> list[TrainedModel]:
         raise UserError(f"{named}: no trained text-to-SQL model there; textsql_train.py --outputdir makes one")
     names = [model.name for model in found.values()]
     apart = [replace(m, name=str(m.folder)) if names.count(m.name) > 1 else m for m in found.values()]
-    return sorted(
-        apart, key=lambda m: (-(m.accuracy or 0), m.eval_loss if m.eval_loss is not None else math.inf, -m.changed)
-    )
+    return sorted(apart, key=lambda model: model.order)
 
 
 def _below(folder: Path) -> Iterator[TrainedModel]:
@@ -116,28 +107,24 @@ def _model(folder: Path, name: str) -> TrainedModel:
     prompt = model_config(folder).get("prompt")
     if prompt not in PROMPTS:
         raise UserError(f"{folder}: does not say its prompt; train it with textsql_train.py")
-    model = TrainedModel(
-        name=name, folder=folder, source_limit=MAX_SOURCE_TOKENS[prompt],
-        changed=(within / "config.json").stat().st_mtime,
-    )  # fmt: skip
-    if within == folder:
-        return model
+    # Of a model folder it says nothing.
     entry = read_entry(folder, name)
     run, losses = entry.config, entry.record.eval_losses if entry.record else []
-    score = entry.score if isinstance(entry.score, QueryScore) else None
-    executed = score.execution_accuracy if score else None
-    path = Path(run.dataset["path"]) if run and "path" in run.dataset else None
-    prepared = path if path is not None and (path / "manifest.json").is_file() else None
+    score, accuracy = entry.score, None
+    if isinstance(score, QueryScore):
+        accuracy = score.logical_form_accuracy if score.execution_accuracy is None else score.execution_accuracy
+    right = "not scored" if accuracy is None else f"{accuracy:.0%} right on {entry.split}"
+    technique = "no ZeRO" if run and run.technique == "none" else run and run.technique
+    prepared = prepared_of(folder) if entry.record else None
+    prepared = prepared if prepared and (prepared / FILE).is_file() else None
     limit = read_manifest(prepared).max_source_tokens if prepared else None
-    return replace(
-        model,
-        model_id=run.model_id if run else model.model_id,
-        technique=run.technique if run else None,
-        split=entry.split,
-        accuracy=score.logical_form_accuracy if score and executed is None else executed,
-        eval_loss=losses[-1].loss if losses else None,
+    return TrainedModel(
+        name=name,
+        folder=folder,
+        about=(run.model_id, technique, right) if run and technique else ("model", right),
+        order=(-(accuracy or 0.0), losses[-1].loss if losses else math.inf, -(within / CONFIG).stat().st_mtime),
         prepared=prepared,
-        source_limit=limit or model.source_limit,
+        source_limit=limit or MAX_SOURCE_TOKENS[prompt],
     )
 
 
@@ -282,13 +269,18 @@ def tables_in(data: Path) -> Tables:
     for example in read_split(data, split):
         grouped.setdefault(example.table.id, []).append(example)
     count = f"{len(grouped):,}" if len(grouped) <= MOST_TABLES else f"first {MOST_TABLES:,} of {len(grouped):,}"
-    titles = dict(_titles(split_file(data, split, "tables.jsonl")))
-    labels = {id_: _label(titles.get(id_), grouped[id_][0].table) for id_ in itertools.islice(grouped, MOST_TABLES)}
-    ordered = sorted(labels, key=lambda id_: labels[id_].casefold())
+    documents = (document for _, document in validated_lines(dict[str, Any], split_file(data, split, "tables.jsonl")))
+    titles = {str(document["id"]): next(filter(None, map(document.get, TITLES)), None) for document in documents}
+    labels = {}
+    for id_ in itertools.islice(grouped, MOST_TABLES):
+        # WikiSQL's ids are numbers, which nobody knows a table by.
+        name = titles[id_] or (id_ if any(map(str.isalpha, id_)) else None)
+        columns = ", ".join(grouped[id_][0].table.header)
+        line = f"{name}: {columns}" if name else columns
+        labels[id_] = line if len(line) <= LABEL else line[: LABEL - 1] + "…"
+    ordered = dict(sorted(labels.items(), key=lambda label: label[1].casefold()))
     return Tables(
-        f"{count} in the {split} split of {data.name}",
-        {id_: tuple(grouped[id_]) for id_ in ordered},
-        {id_: labels[id_] for id_ in ordered},
+        f"{count} in the {split} split of {data.name}", {id_: tuple(grouped[id_]) for id_ in ordered}, ordered
     )
 
 
@@ -305,21 +297,6 @@ def tables_of(prepared: Path | None) -> Tables:
     """The tables that a tokenized set was made from, if they lie near it; those of the embedded data set otherwise."""
     found = raw_data_of(prepared, SPLITS) if prepared else None
     return sample_tables() if found is None else tables_in(found[0])
-
-
-def _titles(path: Path) -> Iterator[tuple[str, str]]:
-    for _, document in validated_lines(dict[str, object], path):
-        title = next((name for key in TITLES if isinstance(name := document.get(key), str)), None)
-        if title:
-            yield str(document["id"]), title
-
-
-def _label(title: str | None, table: SQLTable) -> str:
-    name = title or (table.id if any(map(str.isalpha, table.id)) else None)
-    columns = ", ".join(table.header)
-    # WikiSQL's ids are numbers, which nobody knows a table by.
-    line = f"{name}: {columns}" if name else columns
-    return line if len(line) <= LABEL else line[: LABEL - 1] + "…"
 
 
 def _words(question: str) -> str:
