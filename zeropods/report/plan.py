@@ -128,33 +128,29 @@ class PlanReport:
         """Memory of one GPU by part and technique, in GiB; a line where the GPU ends."""
         size = self.plan.request.gpu_memory_bytes / GIB
         parts = [each.memory.parts() for each in self.plan.estimates]
-        axes = self._bars({part: [each[part] / GIB for each in parts] for part in PARTS})
+        values = {part: [each[part] / GIB for each in parts] for part in PARTS}
+        plot, axes = self._bars(values, "memory", "GiB of one GPU", "planned memory of one GPU")
         axes.axvline(size, color="black", linestyle="--", linewidth=1)
         axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right", xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize="small")  # fmt: skip
-        return self._finished(axes, "memory", "GiB of one GPU", "planned memory of one GPU")
+        return plot
 
     @property
     def time(self) -> Plot:
         """A step's time by technique and what it waits for."""
-        axes = self._bars(
-            {label: [getattr(each.time, key) for each in self.plan.estimates] for key, label in TIMES.items()}
-        )
-        return self._finished(axes, "step", "seconds per step", "planned seconds of one step")
+        values = {label: [getattr(each.time, key) for each in self.plan.estimates] for key, label in TIMES.items()}
+        return self._bars(values, "step", "seconds per step", "planned seconds of one step")[0]
 
-    def _bars(self, values: dict[str, list[float]]) -> Axes:
+    def _bars(self, values: dict[str, list[float]], what: str, unit: str, text: str) -> tuple[Plot, Axes]:
         """A bar for each technique, stacked."""
         from zeropods.report.plots import new_axes, stacked_bars
 
         names = list(map(name, self.plan.estimates))
         _, (axes,) = new_axes(8, 1.6 + 0.36 * len(names))
         stacked_bars(axes, names, values)
-        return axes
-
-    def _finished(self, axes: Axes, what: str, unit: str, text: str) -> Plot:
         axes.set_xlabel(unit)
-        names = ", ".join(map(name, self.plan.estimates))
-        return _finished(axes, f"{self.plan.request.model}: planned {what}", f"{text} by part, {names}")
+        title = f"{self.plan.request.model}: planned {what}"
+        return _finished(axes, title, f"{text} by part, {', '.join(names)}"), axes
 
     def _repr_html_(self) -> str:
         return f"{self.table().to_html()}<p>{html.escape(self.choice())}</p>"
