@@ -72,17 +72,19 @@ class Plot:
         """The image for a notebook."""
         buffer = io.BytesIO()
         quick = {"compress_level": COMPRESSION}
-        self.figure.savefig(buffer, format="png", metadata={"Software": None}, pil_kwargs=quick)
+        self.figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None}, pil_kwargs=quick)
         return buffer.getvalue()
 
     @cached_property
     def svg(self) -> str:
         """The image for a page, of any width; its words are text. Equal figures give equal texts."""
         from matplotlib import rc_context
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         buffer = io.StringIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.text}):
-            self.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+            # Not savefig, which would draw twice: once for the layout, which each drawing begins with.
+            FigureCanvasSVG(self.figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
         drawn = buffer.getvalue().partition("<svg ")[2]
         titled = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", drawn)
         return f'<svg role="img" aria-label="{escape(self.text)}" {titled}'
