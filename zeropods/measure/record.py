@@ -373,16 +373,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def _read_as(kind: type[T], path: Path) -> T:
     """A document of a run folder, validated strictly."""
     content = path.read_bytes()
-    document = files.json_object(str(path), content, REMEDY)
-    version = document.get("schema_version")
-    known = (SCHEMA_VERSION - 1, SCHEMA_VERSION)
-    if issubclass(kind, RunConfig) and version not in known:
-        raise UserError(
-            f"{path}: schema_version {version!r}; this version reads {known[0]} and {known[1]}: run it again"
-        )
-    if version != SCHEMA_VERSION:
-        content = json.dumps(_upgraded(document)).encode()
-    found = files.validated(kind, path, content, "run it again")
+    try:
+        found = files.validated(kind, path, content, "run it again")
+    except UserError:
+        found = files.validated(kind, path, _upgraded(kind, path, content), "run it again")
     if isinstance(found, RunConfig):
         _check_blocks(path, found)
     return found
@@ -396,8 +390,16 @@ def _check_blocks(path: Path, config: RunConfig) -> None:
                 raise UserError(f"{path}: {name}.{key} {block[key]!r}; expected {KINDS[kind]}; run it again")
 
 
-def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+def _upgraded(kind: type[object], path: Path, content: bytes) -> bytes:
     """A document of version 2, in which ranks listed every duration; what is no such list is left to be refused."""
+    document = files.json_object(str(path), content, REMEDY)
+    version, known = document.get("schema_version"), (SCHEMA_VERSION - 1, SCHEMA_VERSION)
+    if version == SCHEMA_VERSION:
+        return content
+    if issubclass(kind, RunConfig) and version not in known:
+        raise UserError(
+            f"{path}: schema_version {version!r}; this version reads {known[0]} and {known[1]}: run it again"
+        )
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         for rank in document.get("ranks", [document]):
             steps, first = rank["step_seconds"], rank["warmup_steps"]
@@ -405,7 +407,8 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
             found = {key: Statistics.of(values) for key, values in lists.items()}
             rank |= {"warmup_seconds": float(sum(steps[:first]))}
             rank |= {key: None if each is None else asdict(each) for key, each in found.items()}
-    return document | ({"schema_version": SCHEMA_VERSION} if "schema_version" in document else {})
+    document |= {"schema_version": SCHEMA_VERSION} if "schema_version" in document else {}
+    return json.dumps(document).encode()
 
 
 # How a record is composed, from config.json and ranks/N.json.

@@ -99,6 +99,7 @@ class Calibrated:
         return span and (bare + span[0] * above, bare + span[1] * above)
 
 
+@lru_cache(maxsize=1024)
 def resident_parts(work: Workload) -> list[list[Term]]:
     """Terms above the bare process by what a factor is fitted for; the second to the fourth are constants.
 

@@ -77,6 +77,7 @@ def words(gpu: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", gpu.lower()))
 
 
+@cache
 def _peak(gpu: str) -> Peak | None:
     said = words(gpu)
     peak = next((peak for peak in peaks() if said.issuperset(peak.words.split())), None)

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from zeropods.report.figures import Values
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+SIGNS = {LOCK, RECORD}
+"""Files of which a run folder has one."""
 MEMORY_COLUMNS = {
     "device_used_bytes": "GiB device-used",
     "allocated_bytes": "GiB allocated",
@@ -77,25 +80,27 @@ def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
     A run's name is its path below the named folder, or that folder's own name; where two runs share
     one, their whole paths tell them apart. A folder is a run's if it was opened by a writer, or holds a record.
     """
-    found: dict[Path, str] = {}
+    found: dict[str, str] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; name run folders, or a folder that holds some")
-        whole = folder.resolve()
-        for place, children, _ in os.walk(whole):
+        whole = os.path.realpath(folder)
+        for place, children, files in os.walk(whole):
             children.sort()
             # A link is followed where it leads to a run, and nowhere else.
-            for run in (Path(place), *(Path(place, child) for child in children if os.path.islink(Path(place, child)))):
-                if any((run / name).is_file() for name in (LOCK, RECORD)):
-                    name = whole.name if run == whole else run.relative_to(whole).as_posix()
-                    found.setdefault(run.resolve(), name)
-            if Path(place) in found:
-                # Nothing inside a run is looked at.
+            links = [link for child in children if os.path.islink(link := os.path.join(place, child))]
+            runs = [link for link in links if any(os.path.isfile(os.path.join(link, name)) for name in SIGNS)]
+            if not SIGNS.isdisjoint(files):
+                runs.insert(0, place)
+                # Nothing inside a run is looked at, but for such links.
                 children.clear()
+            for run in runs:
+                name = os.path.basename(whole) if run == whole else os.path.relpath(run, whole)
+                found.setdefault(os.path.realpath(run), name)
     if not found:
         raise UserError(f"{', '.join(map(str, folders))}: no run there; textsql_train.py --outputdir makes one")
-    names = list(found.values())
-    return {name if names.count(name) == 1 else str(run): run for run, name in found.items()}
+    counts = Counter(found.values())
+    return {name if counts[name] == 1 else run: Path(run) for run, name in found.items()}
 
 
 @dataclass(frozen=True)
@@ -155,13 +160,13 @@ def _read_samples(path: Path) -> tuple[DataFrame, str | None]:
     missing = [name for name in needed if name not in whole]
     if missing:
         raise UserError(f"{path}: has no column {missing[0]}; run it again")
-    numbers = whole.drop(columns="phase").apply(pd.to_numeric, errors="coerce")
-    is_bad = numbers["unix_seconds"].isna() | whole["phase"].isna()
-    is_bad |= (numbers.isna() & whole.drop(columns="phase").notna()).any(axis="columns")
+    phases = whole.pop("phase")
+    numbers = whole.apply(pd.to_numeric, errors="coerce")
+    is_bad = numbers["unix_seconds"].isna() | phases.isna() | (numbers.isna() & whole.notna()).any(axis="columns")
     bad = [int(line) + 2 for line in whole.index[is_bad]]
     line = content.splitlines()[bad[0] - 1].decode("utf-8", "replace") if bad else ""
     fault = f"{path}:{bad[0]}: {line!r:.60} is no sample, left out" if bad else None
-    return numbers.assign(phase=whole["phase"])[~is_bad], fault
+    return numbers.assign(phase=phases)[~is_bad], fault
 
 
 def _thinned(samples: DataFrame) -> DataFrame:

@@ -49,7 +49,7 @@ class SummaryRun:
     entry: Entry
     figures: Values
 
-    @property
+    @cached_property
     def values(self) -> Values:
         """Every raw value by name."""
         entry = self.entry

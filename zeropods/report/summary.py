@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from zeropods.outputs import writing
@@ -166,9 +167,9 @@ class Summary:
                 for run in group.runs
             ],
             "groups": [group.to_json() for group in self.groups],
-            "differences": self.differences(),
+            "differences": list(self.notes.values())[1],
             "reference": self.reference,
-            "remarks": self.remarks(),
+            "remarks": self.notes[REMARKS],
         }
 
     def to_markdown(self) -> str:
@@ -184,28 +185,28 @@ class Summary:
     def to_csv(self) -> str:
         """A line for each run, raw values, empty where nothing was measured, a list's items with spaces between."""
         lines = [{"row": group.letter, **run.values} for group in self.groups for run in group.runs]
+        names = list(dict.fromkeys(key for line in lines for key in line))
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _csv_cell(value) for key, value in line.items()} for line in lines)
+        cells = ([_csv_cell(line.get(name)) for name in names] for line in lines)
+        csv.writer(text, lineterminator="\n").writerows([names, *cells])
         return text.getvalue()
 
     def to_page(self) -> str:
         """The whole report as one HTML page that needs nothing else: no script, no font, no address."""
-        from jinja2 import Template
-
-        page = Template(PAGE.read_text(encoding="utf-8"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
         last = [table.title for table in self.tables].index(SETTINGS_TITLE)
-        notes = [html_list(title, items) for title, items in self.notes.items()]
-        published = [reference_table(self.reference).to_html(), html_list(REFERENCE_NOTE, self.confounders)]
-        return page.render(
+        folds = {table.title: table.to_html(titled=False) for table in self.tables[last:]}
+        first, *others = (plot.svg for plot in self.plots.values())
+        # Not jinja2, whose import takes longer than all tables.
+        return Template(PAGE.read_text(encoding="utf-8").rstrip()).substitute(
             title=TITLE,
-            summary=self,
-            plots=list(self.plots.values()),
-            shown=self.tables[:last],
-            folded=self.tables[last:],
-            notes=notes,
-            published=published,
+            answers=self.answers()._repr_html_(),
+            origin=escape(self.origin()),
+            first=first,
+            shown="\n".join(table.to_html() for table in self.tables[:last]),
+            notes=self._notes_html(),
+            folded="\n".join(f"<details><summary>{title}</summary>{fold}</details>" for title, fold in folds.items()),
+            others="\n".join(f"<figure>{other}</figure>" for other in others),
+            published=reference_table(self.reference).to_html() + html_list(REFERENCE_NOTE, self.confounders),
         )
 
     def write(self, out: Path) -> dict[str, Any]:
@@ -238,7 +239,7 @@ class Summary:
         rows = ((group.first, line["label"]) for line, group in zip(self.lines, self.groups, strict=True))
         return [(entry, label) for entry, label in rows if (entry.folder / "memory").is_dir()]
 
-    @property
+    @cached_property
     def notes(self) -> dict[str, list[str]]:
         """What to know before reading the tables: lines by what they are about."""
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
@@ -248,9 +249,11 @@ class Summary:
         """What makes each published row hard to compare."""
         return [f"{row['model']} {row['technique']} x{row['pods']}: {row['confounders']}" for row in self.reference]
 
+    def _notes_html(self) -> str:
+        return "".join(html_list(title, items) for title, items in self.notes.items())
+
     def _repr_html_(self) -> str:
-        notes = (html_list(title, items) for title, items in self.notes.items())
-        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), *notes])
+        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), self._notes_html()])
 
 
 def reference_table(rows: Sequence[dict[str, str]]) -> Table:
