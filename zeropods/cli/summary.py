@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> Result:
     from zeropods.report.summary import read_runs
 
     # Every record is kept: the collector would walk through them again and again, for a fifth of the whole time.
-    gc.set_threshold(200_000)
+    gc.set_threshold(1_000_000)
     if any((arguments.out / name).exists() for name in (RECORD, LOCK)):
         raise UserError(f"--out {arguments.out}: is a run; choose another folder")
     # Before anything is written: it may lie where the new one goes.

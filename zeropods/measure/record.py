@@ -303,6 +303,9 @@ class Record(RunConfig):
     eval_losses: list[Loss]
     ranks: list[RankMeasurement]
 
+    __hash__ = object.__hash__
+    """Of this very object: what was planned of it last is kept."""
+
     @property
     def rank_0(self) -> RankMeasurement | None:
         """What rank 0 measured; None where it left nothing."""

@@ -178,6 +178,7 @@ def planned(record: Record) -> PlannedMemory | None:
     return None if work is None else plan_memory(work, context)
 
 
+@lru_cache(maxsize=1)
 def recorded_work(record: Record) -> Workload | None:
     """The largest batch of a recorded run, and how it was divided.
 
