@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import sys
 from collections.abc import Callable
@@ -36,8 +37,9 @@ def run(arguments: argparse.Namespace) -> Result:
     from zeropods.report.gate import compare, gate_text, read_rows
     from zeropods.report.summary import read_runs
 
-    # Every record is kept: the collector would walk through them again and again, for a fifth of the whole time.
+    # Every record is kept: the collector would walk through them again and again, and once more when the process ends.
     gc.set_threshold(1_000_000)
+    atexit.register(gc.freeze)
     if any((arguments.out / name).exists() for name in (RECORD, LOCK)):
         raise UserError(f"--out {arguments.out}: is a run; choose another folder")
     # Before anything is written: it may lie where the new one goes.
