@@ -7,6 +7,7 @@ import atexit
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> Result:
         return f"{wrapped(summary.to_text(), '  ')}{gate}\nreport: {page}\n\n{wrapped(repr(summary.answers()))}"
 
     arguments.readable = readable
-    return {"out": str(arguments.out), **document, "against": verdict and verdict.to_json()}
+    return {"out": str(arguments.out), **document, "against": verdict and asdict(verdict)}
 
 
 def exit_status(result: Result) -> int:

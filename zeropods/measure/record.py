@@ -31,12 +31,13 @@ LAUNCH_LOCK = "launch.lock"
 
 T = TypeVar("T")
 Count = Annotated[int, Ge(1)]
-BLOCKS: dict[str, dict[str, type]] = {
-    "deepspeed": {"zero_optimization": dict, "flops_profiler": dict},
-    "hardware": {"gpus": list, "cores": int},
-}
-"""Parts of a record's open objects that are looked into, and what each is where it is there."""
-KINDS = {dict: "an object", list: "a list", int: "a whole number"}
+BLOCKS: tuple[tuple[str, str, type, str], ...] = (
+    ("deepspeed", "zero_optimization", dict, "an object"),
+    ("deepspeed", "flops_profiler", dict, "an object"),
+    ("hardware", "gpus", list, "a list"),
+    ("hardware", "cores", int, "a whole number"),
+)
+"""Parts of a record's open objects that are looked into elsewhere, and what each is where it is there."""
 
 # What one rank measures, and its parts: the rows of a record.
 
@@ -380,17 +381,11 @@ def _read_as(kind: type[T], path: Path) -> T:
         found = files.validated(kind, path, content, "run it again")
     except UserError:
         found = files.validated(kind, path, _upgraded(kind, path, content), "run it again")
-    if isinstance(found, RunConfig):
-        _check_blocks(path, found)
+    for name, key, expected, words in BLOCKS if isinstance(found, RunConfig) else ():
+        value = (getattr(found, name) or {}).get(key)
+        if not isinstance(value, expected | None):
+            raise UserError(f"{path}: {name}.{key} {value!r}; expected {words}; run it again")
     return found
-
-
-def _check_blocks(path: Path, config: RunConfig) -> None:
-    """Refuse what is looked into elsewhere and is of another kind, as a hand may have left it."""
-    for name, block in (("deepspeed", config.deepspeed or {}), ("hardware", config.hardware)):
-        for key, kind in BLOCKS[name].items():
-            if not isinstance(block.get(key), kind | None):
-                raise UserError(f"{path}: {name}.{key} {block[key]!r}; expected {KINDS[kind]}; run it again")
 
 
 def _upgraded(kind: type[object], path: Path, content: bytes) -> bytes:

@@ -201,15 +201,12 @@ class Subject:
 
     def _not_told_apart(self, fastest: Values) -> list[str]:
         """Rows whose speed may be equal to that of the fastest: the interval of the ratio holds 1."""
-        rates, equal, unknown = fastest["samples_per_second_values"], [], []
-        for row in self.comparable:
-            interval = ratio_interval(row["samples_per_second_values"], rates)
-            if row is not fastest and interval is None:
-                unknown.append(row)
-            elif row is not fastest and interval is not None and interval[1] >= 1:
-                equal.append(row)
+        rates = "samples_per_second_values"
+        others = [(row, ratio_interval(row[rates], fastest[rates])) for row in self.comparable if row is not fastest]
+        equal = [row for row, interval in others if interval is not None and interval[1] >= 1]
         apart = [f"It cannot be told apart from {_names(equal)}."] if equal else []
-        few = ["Fewer than three repeats cannot tell a small difference from chance."] if unknown else []
+        is_unknown = any(interval is None for _, interval in others)
+        few = ["Fewer than three repeats cannot tell a small difference from chance."] if is_unknown else []
         return apart + few
 
     def time_and_cost(self) -> str:
@@ -273,11 +270,9 @@ def _interval(ends: Sequence[float] | None) -> str:
     return f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
 
 
-def _alike(rows: Sequence[Values], key: str, choose: Callable[..., Values]) -> list[Values]:
+def _alike(rows: Sequence[Values], key: str, choose: Callable[..., float]) -> list[Values]:
     """The row with the least or the most of a size, and those that have the same but for a share not worth a word."""
-    if not rows:
-        return []
-    size = choose(rows, key=lambda row: row[key])[key]
+    size = choose((row[key] for row in rows), default=0.0)
     return [row for row in rows if abs(row[key] - size) <= NOTABLE * size]
 
 

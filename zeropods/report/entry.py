@@ -63,15 +63,28 @@ class Entry:
 
 def read_entry(folder: Path, name: str) -> Entry:
     """Read a run folder; what is wrong with it becomes a status and a reason."""
+    entry = Entry(name=name, folder=folder, status="broken")
     try:
-        entry = _recorded(folder, name) if (folder / RECORD).is_file() else _unrecorded(folder, name)
-    except (UserError, OSError) as error:
-        return Entry(name=name, folder=folder, status="broken", reason=one_line(error, folder))
-    try:
-        found = score_of(folder)
-        return entry if found is None else replace(entry, split=found[0], score=found[1])
+        if (folder / RECORD).is_file():
+            record = read_record(folder)
+            reason = one_line(record.reason, folder) if record.reason else None
+            earlier = tuple(_earlier(folder, record.attempt))
+            entry = replace(entry, status=record.status, reason=reason, config=record, earlier=earlier)
+        else:
+            config = read_config(folder) if (folder / CONFIG).is_file() else None
+            is_running = is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK)
+            reason = "no record yet" if is_running else "ended without a record; the same command resumes it"
+            entry = replace(entry, status="running" if is_running else "killed", reason=reason, config=config)
+        split, score = score_of(folder) or (None, None)
+        return replace(entry, split=split, score=score)
     except (UserError, OSError) as error:
         return replace(entry, reason=one_line(error, folder))
+
+
+def _earlier(folder: Path, attempts: int) -> Iterator[Record]:
+    for number in range(attempts):
+        with suppress(UserError, OSError):
+            yield read_record(folder, number)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -125,17 +138,20 @@ class Timeline:
 def read_timeline(entry: Entry, label: str) -> Timeline:
     """The samples of a run's ranks; what is damaged is named, not raised."""
     ranks, faults = {}, []
-    paths = [path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()]
-    for path in sorted(paths, key=lambda path: int(path.stem)):
+    measured = entry.record.ranks if entry.record else ()
+    # A rank that did not come to its end has not said when it began: all its samples count.
+    began = {rank.rank: rank.began_unix_seconds or 0.0 for rank in measured}
+    paths = {int(path.stem): path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()}
+    for number, path in sorted(paths.items()):
         try:
             samples, fault = _read_samples(path)
         except (UserError, OSError) as error:
             faults.append(one_line(error, entry.folder))
             continue
         faults += [one_line(fault, entry.folder)] if fault else []
-        last = samples[samples["unix_seconds"] >= _began(entry, int(path.stem))]
+        last = samples[samples["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
         if len(last):
-            ranks[int(path.stem)] = _thinned(last)
+            ranks[number] = _thinned(last)
     return Timeline(label, ranks, tuple(faults))
 
 
@@ -180,38 +196,10 @@ def _thinned(samples: DataFrame) -> DataFrame:
     return samples.groupby(np.arange(len(samples)) * DRAWN // len(samples)).agg(rules)
 
 
-def _began(entry: Entry, number: int) -> float:
-    """When the rank's last attempt began, by its clock; from the beginning where it did not say."""
-    ranks = entry.record.ranks if entry.record else ()
-    began = next((rank.began_unix_seconds for rank in ranks if rank.rank == number), None)
-    return 0.0 if began is None else began - SLACK_SECONDS
-
-
 def one_line(what: object, folder: Path) -> str:
     """A reason without line breaks, letters that steer a terminal, and the place where the run happens to lie."""
     words = " ".join(str(what).replace(f"{folder}/", "").split())
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
-
-
-def _recorded(folder: Path, name: str) -> Entry:
-    record = read_record(folder)
-    reason = one_line(record.reason, folder) if record.reason else None
-    earlier = tuple(_earlier(folder, record.attempt))
-    return Entry(name=name, folder=folder, status=record.status, reason=reason, config=record, earlier=earlier)
-
-
-def _earlier(folder: Path, attempts: int) -> Iterator[Record]:
-    for number in range(attempts):
-        with suppress(UserError, OSError):
-            yield read_record(folder, number)
-
-
-def _unrecorded(folder: Path, name: str) -> Entry:
-    config = read_config(folder) if (folder / CONFIG).is_file() else None
-    if is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK):
-        return Entry(name=name, folder=folder, status="running", reason="no record yet", config=config)
-    reason = "ended without a record; the same command resumes it"
-    return Entry(name=name, folder=folder, status="killed", reason=reason, config=config)
 
 
 # How good the models of runs are: the figures of their scores, by key, and their means over repeats.
@@ -229,6 +217,8 @@ MEASURES: dict[str, tuple[str, ...]] = {
 """Measures of each task, which may have an interval."""
 IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
 """Names in a score file that would say too little beside those of a run."""
+JUDGED_BY = {TEXT2SQL: ("execution", "execution_accuracy"), SQUAD: ("F1", "f1"), LM: ("perplexity", "perplexity")}
+"""What people call the measure that a run of each task is judged by, and its key."""
 KEYS = ("split", "tables", *FIGURES, "inference_kind", "inference_result")
 OWN = "own_metrics."
 """Prefix of a custom metric's key."""
@@ -276,7 +266,10 @@ def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
     if values["text_loss"] is not None:
         # Perplexities are powers: their mean would not be that of the losses.
         values["perplexity"] = math.exp(values["text_loss"])
-    kind, key = _judged_by(task, values)
+    kind, key = JUDGED_BY[task]
+    if values[key] is None:
+        # No query could be run.
+        kind, key = "logical form", "logical_form_accuracy"
     return {
         "split": split,
         "tables": tables if task == TEXT2SQL else None,
@@ -298,16 +291,6 @@ def _figures(score: Score) -> Values:
         **{f"{OWN}{name}": value for name, value in own.items()},
         **{f"{OWN}{name}_interval": intervals.get(name) for name in own},
     }
-
-
-def _judged_by(task: str, values: Values) -> tuple[str, str]:
-    """What people call the measure that a run is judged by, and its key: logical form where no query could be run."""
-    if task == SQUAD:
-        return "F1", "f1"
-    if task == LM:
-        return "perplexity", "perplexity"
-    executed = values["execution_accuracy"] is not None
-    return ("execution", "execution_accuracy") if executed else ("logical form", "logical_form_accuracy")
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from statistics import mean, median
 from typing import Any
 
@@ -360,13 +361,9 @@ def fullest(values: Sequence[list[float]]) -> list[float]:
     return [max(pods) for pods in zip(*values, strict=True)]
 
 
-def _recorded(key: str) -> Figure:
-    return Figure(key, lambda record: getattr(record, key))
-
-
 FIGURES = (
     Figure("duration_seconds", duration_seconds),
-    *map(_recorded, ("steps", "train_seconds", "samples_per_second")),
+    *(Figure(key, attrgetter(key)) for key in ("steps", "train_seconds", "samples_per_second")),
     Figure("tokens_per_second", tokens_per_second),
     Figure("padding_share", padding_share),
     Figure("evaluation_samples_per_second", evaluation_samples_per_second),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ ACCURACY_TOLERANCE = 0.05
 """Share of the old accuracy that may be lost where it has no interval."""
 LENIENT = {**STRICT, "extra": "ignore"}
 SHARES = ("execution_accuracy", "f1")
+HIGH_IS_GOOD = ("samples_per_second", *SHARES)
 JUDGED = ("samples_per_second", "peak_memory_bytes", "execution_accuracy", "eval_loss", "f1", "perplexity")
 
 
@@ -102,10 +103,6 @@ class GateVerdict:
     judged: int
     """Number of rows that were compared."""
 
-    def to_json(self) -> dict[str, object]:
-        """As plain values."""
-        return asdict(self)
-
 
 def read_rows(path: Path) -> list[GateRow]:
     """The rows of a `summary.json`; `UserError` where it is none, of another version, or holds what is no figure."""
@@ -135,9 +132,18 @@ def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:
         if now is None:
             gone = same[0].status if same else None
             worse.append(Worse(row=before.name, figure="status", old=before.status, new=gone, allowed="ok"))
-        else:
-            worse += _worse(before, now)
-            unjudged += [f"{before.name}: {lost}: not measured in both" for lost in _unmeasured(before, now)]
+            continue
+        for figure in JUDGED:
+            had, has, what = getattr(before, figure), getattr(now, figure), figure
+            is_other = figure == "peak_memory_bytes" and now.memory_kind not in (before.memory_kind, None)
+            if is_other:
+                what = f"{figure}, {before.memory_kind} and {now.memory_kind}"
+            if had is not None and (has is None or is_other):
+                unjudged.append(f"{before.name}: {what}: not measured in both")
+            elif had is not None:
+                limit = _limit(figure, before, now)
+                if has < limit if figure in HIGH_IS_GOOD else has > limit:
+                    worse.append(Worse(row=before.name, figure=figure, old=had, new=has, allowed=limit))
     return GateVerdict(tuple(worse), tuple(unjudged), judged)
 
 
@@ -148,18 +154,6 @@ def gate_text(verdict: GateVerdict) -> str:
         shown = [{key: _shown(value) for key, value in asdict(one).items()} for one in verdict.worse]
         lines += ["", str(Table.of(shown))]
     return "\n".join([*lines, *(f"not compared: {line}" for line in verdict.not_comparable)])
-
-
-def _worse(before: GateRow, now: GateRow) -> Iterator[Worse]:
-    """Figures that both have, of which the new one is beyond the worst value that passes."""
-    for figure in JUDGED:
-        old, new = getattr(before, figure), getattr(now, figure)
-        if old is None or new is None or (figure == "peak_memory_bytes" and before.memory_kind != now.memory_kind):
-            continue
-        limit = _limit(figure, before, now)
-        is_high_good = figure in ("samples_per_second", *SHARES)
-        if new < limit if is_high_good else new > limit:
-            yield Worse(row=before.name, figure=figure, old=old, new=new, allowed=limit)
 
 
 def _limit(figure: str, before: GateRow, now: GateRow) -> float:
@@ -174,13 +168,6 @@ def _limit(figure: str, before: GateRow, now: GateRow) -> float:
     if figure == "perplexity":
         return float(max(old, 1.0) ** (1 + LOSS_TOLERANCE))
     return old + abs(old) * (LOSS_TOLERANCE if figure == "eval_loss" else MEMORY_TOLERANCE)
-
-
-def _unmeasured(before: GateRow, now: GateRow) -> Iterator[str]:
-    yield from (key for key in JUDGED if getattr(before, key) is not None and getattr(now, key) is None)
-    kinds = before.memory_kind, now.memory_kind
-    if None not in kinds and kinds[0] != kinds[1]:
-        yield f"peak_memory_bytes, {kinds[0]} and {kinds[1]}"
 
 
 def _shown(value: float | str | None) -> str:

@@ -175,11 +175,9 @@ def _row_order(runs: Sequence[SummaryRun]) -> tuple[int, ...]:
 
 def best_peaks(entries: Iterable[Entry]) -> dict[str, MatmulPeak]:
     """The best matrix multiplication that any run measured, by hardware and precision: others ran beside the rest."""
-    best: dict[str, MatmulPeak] = {}
-    for key, peak in _own_peaks(entries):
-        if key not in best or peak.flops_per_second > best[key].flops_per_second:
-            best[key] = peak
-    return best
+    peaks = sorted(_own_peaks(entries), key=lambda own: own[1].flops_per_second, reverse=True)
+    # Of one key the last counts: the highest, of equal ones the first.
+    return dict(reversed(peaks))
 
 
 def _own_peaks(entries: Iterable[Entry]) -> Iterator[tuple[str, MatmulPeak]]:
