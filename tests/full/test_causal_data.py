@@ -101,9 +101,9 @@ def test_a_cut_row_keeps_question_and_answer_and_has_the_limits_length(keep_answ
 
 def test_a_cut_prompt_keeps_the_beginning_and_a_limit_without_room_says_what_it_needs() -> None:
     tokenizer = train_byte_tokenizer([LONG.context])
-    (prompt,) = SquadEncoder(tokenizer, 100).prompts([LONG])
-    said = tokenizer.decode(prompt)
-    assert len(prompt) == 100 and said.endswith(" Answer:")
+    (prompt,) = SquadEncoder(tokenizer, 100).rows([LONG], has_answer=False)
+    said = tokenizer.decode(prompt.ids)
+    assert (len(prompt.ids), prompt.answer) == (100, 0) and said.endswith(" Answer:")
     assert said.startswith("Question: Who sings? Context: a b c a b c")
     with pytest.raises(UserError, match=r"needs \d+ tokens without its context, and 20 are allowed") as raised:
         SquadEncoder(tokenizer, 20).rows([LONG], keep_answer=True)
@@ -117,7 +117,8 @@ def test_a_row_begins_with_its_prompt_for_tokenizers_of_other_kinds(squad_sample
     texts = [squad_prompt(e.question, e.context) for e in examples]
     for tokenizer in (train_tokenizer(texts), train_byte_tokenizer(texts), _with_a_first_token(texts)):
         encoder = SquadEncoder(tokenizer, 512)
-        prompts, whole = encoder.prompts(examples), encoder.rows(examples, keep_answer=True)
+        prompts = [row.ids for row in encoder.rows(examples, has_answer=False)]
+        whole = encoder.rows(examples, keep_answer=True)
         assert all(row.ids[: -row.answer].tolist() == p.tolist() for p, row in zip(prompts, whole, strict=True))
         assert all(prompt.tolist()[:1] == (first_tokens(tokenizer) or [prompt[0]]) for prompt in prompts)
 

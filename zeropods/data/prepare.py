@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zeropods import __version__
 from zeropods.data.encoding import (
@@ -89,14 +88,10 @@ class Preparation:
             raise UserError(f"loss_on {self.loss_on!r}; expected {' or '.join(LOSSES)}")
         if self.task == "lm" and self.loss_on == "answer":
             raise UserError("loss_on 'answer': text of the task lm has no answers; leave it out, or say all")
-        least = {
-            "limit": 1,
-            **dict.fromkeys(("max_source_tokens", "max_target_tokens", "max_seq_length"), FEWEST_TOKENS),
-        }
-        for name, number in least.items():
-            value = getattr(self, name)
-            if value is not None and value < number:
-                raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {number}")
+        for name in ("limit", "max_source_tokens", "max_target_tokens", "max_seq_length"):
+            value, least = getattr(self, name), 1 if name == "limit" else FEWEST_TOKENS
+            if value is not None and value < least:
+                raise UserError(f"--{name.replace('_', '-')} {value}; expected at least {least}")
 
     @property
     def is_causal(self) -> bool:
@@ -115,13 +110,12 @@ class Preparation:
 
     def settings(self) -> dict[str, object]:
         """What decides the result besides the raw data, the tokenizer and the versions."""
-        own: dict[str, object]
         if self.is_causal:
-            names, own = ["task", "max_seq_length", "limit", "text_field"], {"loss_on": self.loss}
-        else:
-            names = ["prompt", "limit", "complete_vocabulary"]
-            own = {"max_tokens": [self.source_limit, self.max_target_tokens]}
-        return {**{name: getattr(self, name) for name in names}, **own}
+            own: dict[str, object] = {name: getattr(self, name) for name in ("task", "max_seq_length", "text_field")}
+            return {**own, "limit": self.limit, "loss_on": self.loss}
+        limits = [self.source_limit, self.max_target_tokens]
+        own = {name: getattr(self, name) for name in ("prompt", "complete_vocabulary")}
+        return {**own, "limit": self.limit, "max_tokens": limits}
 
     def open(self) -> WikiSQLData | SquadData | TextData:
         """The raw data; `UserError` where they are not there."""
@@ -266,22 +260,21 @@ def _dataset(rows: TokenRows) -> Dataset:
 
 def _statistics(rows: TokenRows, unknown: int | None) -> SplitStatistics:
     """The statistics of a split: `source` counts the tokens of `input_ids`, `target` the labels that carry a loss."""
-    ids, labels = np.concatenate(rows.input_ids), np.concatenate(rows.labels)
     return SplitStatistics(
         rows=len(rows.input_ids),
-        source=_side(rows.input_ids, np.full(len(ids), True), ids == unknown, rows.inputs_cut),
-        target=_side(rows.labels, labels != NO_LOSS, labels == unknown, rows.labels_cut),
+        source=_side(rows.input_ids, unknown, rows.inputs_cut),
+        target=_side(rows.labels, unknown, rows.labels_cut),
         targets_lost=rows.targets_lost,
         documents=rows.documents,
         leftover_tokens=rows.leftover_tokens,
     )
 
 
-def _side(column: list[Ids], counted: NDArray[np.bool_], unknown: NDArray[np.bool_], cut: int) -> TokenStatistics:
-    """Lengths of one side; `counted` and `unknown` mark tokens of the rows, which lie one behind the other."""
-    starts = np.cumsum([0, *map(len, column[:-1])])
-    lengths = np.add.reduceat(counted, starts, dtype=np.int64)
-    unknowns = np.add.reduceat(unknown, starts, dtype=np.int64)
+def _side(column: list[Ids], unknown: int | None, cut: int) -> TokenStatistics:
+    """Lengths of one side, -100 not counted."""
+    tokens, starts = np.concatenate(column), np.cumsum([0, *map(len, column[:-1])])
+    lengths = np.add.reduceat(tokens != NO_LOSS, starts, dtype=np.int64)
+    unknowns = np.add.reduceat(tokens == unknown, starts, dtype=np.int64)
     return TokenStatistics(
         total=int(lengths.sum()),
         mean=round(float(lengths.mean()), 3),

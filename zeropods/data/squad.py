@@ -150,7 +150,7 @@ class SquadRow:
 
 
 class SquadEncoder:
-    """TokenRows and prompts of at most `limit` tokens, as one tokenizer makes them."""
+    """Rows and prompts of at most `limit` tokens, as one tokenizer makes them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
         self._backend = tokenizer.backend_tokenizer
@@ -158,29 +158,26 @@ class SquadEncoder:
         self._end = tokenizer.eos_token_id
         self._limit = limit
 
-    def rows(self, examples: Sequence[SquadExample], *, keep_answer: bool) -> list[SquadRow]:
-        """Prompt, first answer and end token of each example.
+    def rows(
+        self, examples: Sequence[SquadExample], *, has_answer: bool = True, keep_answer: bool = False
+    ) -> list[SquadRow]:
+        """The prompt of each example, and with it the first answer and the end token.
 
         Args:
+            has_answer: False for prompts alone.
             keep_answer: a context that is too long keeps the part around the answer; otherwise its beginning,
                 as it does for a prompt, whose answer is not known.
         """
         prompts = [squad_prompt(e.question, e.context) for e in examples]
-        texts = [f"{prompt} {e.answers[0].strip()}" for prompt, e in zip(prompts, examples, strict=True)]
-        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        answers = [f" {e.answers[0].strip()}" if has_answer else "" for e in examples]
+        texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+        encodings, last = self._backend.encode_batch(texts, add_special_tokens=False), [self._end] * has_answer
         rows = []
         for example, encoding, prompt in zip(examples, encodings, prompts, strict=True):
-            ids, cut = self._fitted(example, encoding, len(prompt), [self._end], keep_answer)
-            answer = len(encoding.ids) - _tokens_before(encoding, len(prompt))
-            rows.append(SquadRow(ids, answer + 1, cut))
+            ids, cut = self._fitted(example, encoding, len(prompt), last, keep_answer)
+            answer = len(encoding.ids) - _tokens_before(encoding, len(prompt)) + 1 if has_answer else 0
+            rows.append(SquadRow(ids, answer, cut))
         return rows
-
-    def prompts(self, examples: Sequence[SquadExample]) -> list[Ids]:
-        """The prompt of each example, without an answer; a context that is too long keeps its beginning."""
-        texts = [squad_prompt(e.question, e.context) for e in examples]
-        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
-        pairs = zip(examples, encodings, texts, strict=True)
-        return [self._fitted(e, encoding, len(text), [], False)[0] for e, encoding, text in pairs]
 
     def _fitted(
         self, example: SquadExample, encoding: Encoding, prompt: int, last: list[int], keep_answer: bool
@@ -208,17 +205,11 @@ class SquadEncoder:
         if keep_answer:
             begin = context + example.starts[0] - (len(example.context) - len(example.context.lstrip()))
             answer = _tokens_before(encoding, begin), _tokens_until(encoding, begin + len(example.answers[0]))
-            first += _left_out(answer[0] - start, answer[1] - start, stop - start, kept)
+            if answer[1] - start > kept:
+                around = (answer[0] + answer[1] - kept) // 2 - start
+                first += max(0, min(answer[0] - start, around, surplus))
         ids = [*self._first, *ids[:start], *ids[first : first + kept], *ids[stop:], *last]
         return np.array(ids, np.int32), True
-
-
-def _left_out(first: int, last: int, tokens: int, kept: int) -> int:
-    """How many tokens of a context to leave out at its beginning, so that its tokens `first` to `last` are kept."""
-    if last <= kept:
-        return 0
-    around = (first + last - kept) // 2
-    return max(0, min(first, around, tokens - kept))
 
 
 def _tokens_before(encoding: Encoding, character: int) -> int:
@@ -234,8 +225,7 @@ def _tokens_until(encoding: Encoding, character: int) -> int:
 def _span(encoding: Encoding, token: int) -> tuple[int, int]:
     """Looked up for the few tokens that are asked for: all spans of all rows take longer than the encoding."""
     span = encoding.token_to_chars(token)
-    if span is None:
-        raise ValueError(f"token {token} has no place in the text, though no special token was added")
+    assert span is not None  # No special token was added.
     return span
 
 
@@ -243,10 +233,6 @@ class SquadData:
     """The questions of a folder as rows; train must be there."""
 
     def __init__(self, folder: Path, limit: int | None, max_tokens: int, loss: str) -> None:
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder}: no such folder; give one that is there, or fetch SQuAD: zeropods data get squad --out squad"
-            )
         self._folder, self._limit, self._max_tokens, self._loss = folder, limit, max_tokens, loss
         self.splits = squad_splits(folder)
         files = [squad_file(folder, split) for split in self.splits]

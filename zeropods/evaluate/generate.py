@@ -295,7 +295,7 @@ class QuestionAnswerer(Answerer[SquadExample, Prediction]):
                 f"--max-new-tokens {how.max_new_tokens}: no room for a prompt in the {self.max_seq_length} tokens that "
                 "the model was trained on; lower it"
             )
-        return SquadEncoder(self.tokenizer, room).prompts(examples)
+        return [row.ids for row in SquadEncoder(self.tokenizer, room).rows(examples, has_answer=False)]
 
     def _batch(self, examples: list[SquadExample], ids: list[Any], how: Generation) -> list[Prediction]:
         new = self.saved.generated(ids, eos_token_id=self.ends, **how.options)
