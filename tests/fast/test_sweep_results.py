@@ -75,7 +75,7 @@ def test_a_damaged_record_stops_the_sweep_before_it_begins(trial: Trial) -> None
 def test_runs_of_another_matrix_are_refused_with_what_differs(trial: Trial, tmp_path: Path) -> None:
     recorded(trial, a_record())
     refuse_other_runs(trials(a_matrix(repeats=3, timeout_seconds=9), tmp_path))
-    a_sweep(tmp_path).write()
+    a_sweep(tmp_path).keep()
     with pytest.raises(UserError, match=r"pod-schema/1: was run with other .*\(--learning_rate 0.1 -> 0.5\)"):
         run_sweep(a_matrix(flags={"effective_batch_size": 48, "learning_rate": 0.5}), tmp_path)
     assert not (tmp_path / "matrix.yaml").exists()
@@ -98,7 +98,7 @@ def a_sweep(out: Path, *statuses: str | None) -> Sweep:
         if status is not None:
             record = a_record(ranks=[a_rank(step_seconds=[0.8] * 20)]) if status == "ok" else a_failed_record(status)
             rows[number] = rows[number].recorded(as_record(record), 30.0)
-    return Sweep(out=out, matrix=a_matrix(), rows=tuple(rows))
+    return Sweep(out=out, matrix=a_matrix(), rows={row.folder: row for row in rows})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_run_that_never_began_is_tried_again_or_a_result(
     alone = a_matrix(cells=[{"technique": "none", "pods": 1}], repeats=1)
     with pytest.raises(KeyboardInterrupt) if row is None else nullcontext():
         sweep = run_sweep(alone, tmp_path / "out")
-        assert [(each.status, each.reason) for each in sweep.rows] == [(row, "why not")]
+        assert [(each.status, each.reason) for each in sweep.rows.values()] == [(row, "why not")]
         assert sweep.is_measured is (row != "refused")
 
 

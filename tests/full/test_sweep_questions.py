@@ -69,7 +69,7 @@ def test_the_largest_published_run_has_its_result_over_pods_at_tiny_scale(cluste
     # As many examples as one step of the others takes.
     matrix = at_tiny_scale(matrix_of(document, str(file)), str(file)).model_copy(update={"limit": 96})
     sweep = run_sweep(matrix, tmp_path / "out", cluster)
-    (row,) = sweep.rows
+    (row,) = sweep.rows.values()
     assert row.status == "ok" and score_of(sweep.out / row.folder) is not None
     record = read_record(sweep.out / row.folder)
     assert (record.model_id, record.technique, record.pods) == ("t5-3b-tiny", "zero3_offload", 3)

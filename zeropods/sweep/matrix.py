@@ -198,10 +198,6 @@ class Matrix(Axes):
         of_cell = (e.flags for e, values in spreads if all(getattr(cell, axis) in values[axis] for axis in values))
         return {**self.flags, **next(of_cell, {})}
 
-    def processes(self, cell: Cell) -> int:
-        """Number of ranks of a run of a cell."""
-        return 1 if cell.is_one_process else cell.pods * self.slots
-
     def rows(self, cell: Cell) -> int | None:
         """Rows per process and forward pass, by which a cell has the effective batch; None where it is not given.
 
@@ -212,7 +208,7 @@ class Matrix(Axes):
         effective = flags.get(EFFECTIVE)
         if effective is None:
             return None
-        passes, processes = int(flags.get(PASSES, 1)), self.processes(cell)
+        passes, processes = int(flags.get(PASSES, 1)), 1 if cell.is_one_process else cell.pods * self.slots
         same = batch_on(passes * processes, effective, effective)
         if same is None:
             raise UserError(

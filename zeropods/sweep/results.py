@@ -67,34 +67,31 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A matrix and its runs, in the order in which they are run."""
+    """A matrix and its runs."""
 
     out: Path
     matrix: Matrix
-    rows: tuple[Row, ...]
+    rows: dict[str, Row]
+    """By run folder, in the order in which they are run."""
 
     @property
     def is_measured(self) -> bool:
         """Whether every run has a result, of whatever kind."""
-        return all(row.is_measured for row in self.rows)
+        return all(row.is_measured for row in self.rows.values())
 
-    def with_row(self, row: Row) -> Sweep:
-        """The sweep with a newer row in the place of an older one."""
-        key = (row.cell, row.repeat)
-        return replace(self, rows=tuple(row if (old.cell, old.repeat) == key else old for old in self.rows))
+    def keep(self, *rows: Row) -> None:
+        """Put newer rows in the place of older ones, and write `sweep.json`."""
+        self.rows.update({row.folder: row for row in rows})
+        files.write_json(self.out / FILE, self.to_json())
 
     def to_json(self) -> dict[str, object]:
         """The document of `sweep.json`."""
         return {
             "schema_version": SCHEMA_VERSION,
             "matrix": self.matrix.to_json(),
-            "cells": [asdict(row) for row in self.rows],
+            "cells": [asdict(row) for row in self.rows.values()],
             "left_out": self.matrix.left_out,
         }
-
-    def write(self) -> None:
-        """Write `sweep.json`."""
-        files.write_json(self.out / FILE, self.to_json())
 
     def table(self) -> Table:
         """A line for each cell; samples per second are the mean of its repeats that ended well.
@@ -108,7 +105,7 @@ class Sweep:
         return Table(header, tuple(lines))
 
     def _line(self, name: str) -> tuple[str, ...]:
-        rows = [row for row in self.rows if row.cell == name]
+        rows = [row for row in self.rows.values() if row.cell == name]
         well = [row for row in rows if row.status == "ok"]
         rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
         judged = (score_of(self.out / row.folder) for row in well if self.matrix.questions)

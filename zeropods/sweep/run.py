@@ -77,10 +77,10 @@ def run_sweep(
         refuse_other_runs(planned)
         seconds = earlier_seconds(out)
         write_matrix(matrix, out / MATRIX)
-        rows = (standing_row(trial, seconds.get(trial.name), again=again) for trial in planned)
-        sweep = Sweep(out=out, matrix=matrix, rows=tuple(rows))
-        sweep.write()
-        return _run(sweep, planned, pods, argv)
+        sweep = Sweep(out=out, matrix=matrix, rows={})
+        sweep.keep(*(standing_row(trial, seconds.get(trial.name), again=again) for trial in planned))
+        _run(sweep, planned, pods, argv)
+        return sweep
 
 
 def held(out: Path) -> AbstractContextManager[None]:
@@ -91,23 +91,21 @@ def held(out: Path) -> AbstractContextManager[None]:
 # The runs, each with a row of the result.
 
 
-def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Sweep:
+def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> None:
     """Run what has no result yet; each result is on disk before the next begins."""
-    standing = dict(zip(planned, sweep.rows, strict=True))
-    waiting = [trial for trial, row in standing.items() if not row.is_measured]
+    waiting = [trial for trial in planned if not sweep.rows[trial.name].is_measured]
     if len(waiting) < len(planned):
         said_above(f"{len(planned) - len(waiting)} of {len(planned)} runs have a result already")
-    _answer([trial for trial, row in standing.items() if row.status == "ok"], sweep.matrix)
+    _answer([trial for trial in planned if sweep.rows[trial.name].status == "ok"], sweep.matrix)
     with progress("sweep", "runs", len(waiting)) as bar:
         for number, trial in enumerate(waiting, 1):
             said_above(f"run {number} of {len(waiting)}: {trial.name} begins")
             try:
                 row = _measured(trial, sweep.matrix.timeout_seconds, pods, argv)
             except (KeyboardInterrupt, SystemExit):
-                sweep.with_row(replace(trial.row, status="interrupted", reason="ended with the sweep")).write()
+                sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
                 raise
-            sweep = sweep.with_row(row)
-            sweep.write()
+            sweep.keep(row)
             rate = "" if row.samples_per_second is None else f", {row.samples_per_second:.4g} samples/s"
             reason = "" if row.reason is None else f": {row.reason}"
             said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
@@ -115,7 +113,6 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Swe
             if row.status == "ok":
                 _answer([trial], sweep.matrix)
             bar.update(1)
-    return sweep
 
 
 def _answer(finished: list[Trial], matrix: Matrix) -> None:
