@@ -8,11 +8,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import psutil
+
 from benchmarks.figure import Figure
 from zeropods import pods
 from zeropods.pods.cluster import workers_of
 from zeropods.pods.wire import ask_all
 from zeropods.programs import variable_set
+from zeropods.tables import MIB
 
 SECONDS, RENEWAL_SECONDS = 20, 5
 
@@ -31,7 +34,7 @@ def measure(work: Path) -> list[Figure]:
                 time.sleep(RENEWAL_SECONDS)
                 ask_all(cluster.agents, cluster.secret, {"do": "renew"}, RENEWAL_SECONDS)
             share = 100 * (_processor_seconds(pids) - before) / (time.perf_counter() - began)
-            resident, proportional = (_mebibytes(pids, key) for key in ("Rss", "Pss"))
+            resident, proportional = (_mebibytes(pids, key) for key in ("rss", "pss"))
         finally:
             cluster.down()
     note = f"proportional (shared pages divided): {proportional:.1f} MiB"
@@ -47,5 +50,4 @@ def _processor_seconds(pids: tuple[int, ...]) -> float:
 
 
 def _mebibytes(pids: tuple[int, ...], key: str) -> float:
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) / 1024
+    return sum(getattr(psutil.Process(pid).memory_full_info(), key) for pid in pids) / MIB

@@ -10,8 +10,8 @@ from benchmarks.figure import Figure
 from tests.chromium import opened_chromium
 from tests.full.demo_page import Served, start, untrained_runs
 from zeropods.data.sample import write_sample
+from zeropods.tables import MIB
 
-MIB = 2**20
 RUNS = "random weights, which write longer queries than trained ones"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
-from benchmarks.figure import Figure, called
+from benchmarks.figure import Figure, called, median
 
 ROUNDS = 7
 
@@ -13,7 +12,4 @@ ROUNDS = 7
 def measure(work: Path) -> list[Figure]:
     """Median of some rounds, after one that warms the disk's cache."""
     seconds = [called("plan", "--model", "t5-3b", "--json")[0] for _ in range(1 + ROUNDS)][1:]
-    note = f"median of {ROUNDS} processes, slowest {max(seconds):.2f} s"
-    return [
-        Figure(name="plan for t5-3b", value=statistics.median(seconds), unit="s", asked="under 0.5", note=note),
-    ]
+    return [median("plan for t5-3b", seconds, "under 0.5")]

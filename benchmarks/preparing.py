@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 from benchmarks.data import raw_data
-from benchmarks.figure import Figure, called
+from benchmarks.figure import Figure, called, median
 
 
 def measure(work: Path) -> list[Figure]:
@@ -17,17 +16,10 @@ def measure(work: Path) -> list[Figure]:
     seconds, peak = called(*arguments)
     again, _ = called(*arguments)
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    help_ = statistics.median(called("--help")[0] for _ in range(5))
     return [
-        Figure(
-            name="prepare, prompt schema, all examples",
-            value=seconds,
-            unit="s",
-            asked="at most 10",
-            note=what,
-        ),
+        Figure(name="prepare, prompt schema, all examples", value=seconds, unit="s", asked="at most 10", note=what),
         Figure(name="prepare, peak resident memory", value=peak / 2**30, unit="GiB", asked="at most 1.5"),
         Figure(name="prepare, size on disk", value=size / 2**20, unit="MiB", asked="at most 40"),
         Figure(name="prepare, second call", value=again, unit="s", asked="does nothing"),
-        Figure(name="zeropods --help", value=help_, unit="s", asked="under 0.5"),
+        median("zeropods --help", [called("--help")[0] for _ in range(5)], "under 0.5"),
     ]

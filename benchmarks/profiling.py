@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from pathlib import Path
 
-from benchmarks.figure import Figure
+from benchmarks.figure import Figure, median
 from zeropods.measure.profile_checks import check
 
 MADE = Path(__file__).resolve().parents[1] / "tests" / "fast" / "data" / "made-wide-twice.txt"
@@ -21,15 +20,8 @@ def measure(work: Path) -> list[Figure]:
     path.write_text(_report())
     seconds = [_seconds(path) for _ in range(ROUNDS)]
     modules = path.read_text().count("% Params") + 1
-    return [
-        Figure(
-            name=f"profiler report of {modules:,} modules, read and checked",
-            value=statistics.median(seconds),
-            unit="s",
-            asked="under 1",
-            note=f"{path.stat().st_size / 1e3:.0f} KB; slowest of {ROUNDS}: {max(seconds):.2f} s",
-        )
-    ]
+    name = f"profiler report of {modules:,} modules, read and checked"
+    return [median(name, seconds, "under 1", f"{path.stat().st_size / 1e3:.0f} KB")]
 
 
 def _report() -> str:

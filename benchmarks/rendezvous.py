@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import secrets
-import statistics
 import struct
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import Figure
+from benchmarks.figure import Figure, median
 from zeropods.pods.hostfile import Host, read_hostfile, write_hostfile
 from zeropods.pods.rendezvous import Pod, Rendezvous, allow_open_files, register
 
@@ -29,11 +28,7 @@ def measure(work: Path) -> list[Figure]:
     rounds = [_round(work / f"hostfile.{number}") for number in range(ROUNDS)]
     seconds = [taken for taken, _ in rounds]
     assert {found for _, found in rounds} == {WORKERS}, "a worker is missing in the hostfile"
-    name = f"{WORKERS:,} simulated workers registered"
-    note = f"median of {ROUNDS} rounds, slowest {max(seconds):.2f} s; all in the hostfile"
-    return [
-        Figure(name=name, value=statistics.median(seconds), unit="s", asked="at most 3", note=note),
-    ]
+    return [median(f"{WORKERS:,} simulated workers registered", seconds, "at most 3", "all in the hostfile")]
 
 
 def _round(hostfile: Path) -> tuple[float, int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figure import Figure, called
+from benchmarks.figure import Figure, called, median
 from tests.made import a_rank, a_record, write_run
 from zeropods.plan.models import known_config
 from zeropods.tables import MIB
@@ -30,9 +29,7 @@ def measure(work: Path) -> list[Figure]:
         _write_run(work / "runs" / f"cell-{number // REPEATS}" / str(number % REPEATS + 1), number)
     seconds = [called("summary", work / "runs", "--out", work / f"summary-{round_}")[0] for round_ in range(ROUNDS)]
     _check(work / "summary-0")
-    note = f"{RANKS} ranks, {STEPS} steps each; median of {ROUNDS} processes, slowest {max(seconds):.2f} s"
-    name = f"summary of {RUNS:,} run folders"
-    many = Figure(name=name, value=statistics.median(seconds), unit="s", asked="under 3", note=note)
+    many = median(f"summary of {RUNS:,} run folders", seconds, "under 3", f"{RANKS} ranks, {STEPS} steps each")
     return [many, _three_days(work / "days", LONG_SAMPLES), *_many_steps(work)]
 
 

@@ -62,11 +62,10 @@ def test_a_bad_table_is_named_with_its_line(tmp_path: Path, table: Any, said: st
     assert said in str(raised.value)
 
 
-def test_a_split_that_is_empty_missing_or_unknown_is_named(tmp_path: Path) -> None:
+def test_a_split_that_is_empty_or_missing_is_named(tmp_path: Path) -> None:
     for split, said in {
         "train": "train.jsonl: the file is empty",
         "dev": "zeropods data get wikisql",
-        "validation": "split 'validation'; expected train, dev, test",
     }.items():
         with pytest.raises(UserError, match=said):
             list(read_split(write(tmp_path, [TABLE], []), split))
