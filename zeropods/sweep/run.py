@@ -353,7 +353,7 @@ class Trial:
 
 def trials(matrix: Matrix, out: Path) -> list[Trial]:
     """All runs of a matrix in the order in which they are run; reads and starts nothing but finds the script."""
-    script = find_script(matrix.script)
+    script, cells = find_script(matrix.script), matrix.cells
     return [
         Trial(
             cell=cell,
@@ -364,7 +364,8 @@ def trials(matrix: Matrix, out: Path) -> list[Trial]:
             arguments=tuple(_arguments(matrix, cell, repeat, out)),
             prepared=None if matrix.data is None else dataset_of(matrix, cell, out),
         )
-        for repeat, cell in balanced(matrix.cells, matrix.repeats)
+        for repeat in range(1, matrix.repeats + 1)
+        for cell in (cells[place] for place in order_of(len(cells), repeat))
     ]
 
 
@@ -376,8 +377,8 @@ def dataset_of(matrix: Matrix, cell: Cell, out: Path) -> Path | None:
     return None if named is None else Path(named).resolve()
 
 
-def balanced(cells: Sequence[Cell], repeats: int) -> list[tuple[int, Cell]]:
-    """Repeats, counted from 1, with their cells, in an order in which a machine that slows down favours no cell.
+def order_of(cells: int, repeat: int) -> tuple[int, ...]:
+    """The order of the cells 0 ... cells - 1 in one repeat, counted from 1: a machine that slows down favours no cell.
 
     Each repeat runs every cell once. Repeats come in pairs: a row of a Williams design (Williams 1949,
     Aust. J. Sci. Res. A 2, 149-168), and the same row backwards. After every pair, the mean place of all cells is
@@ -385,11 +386,6 @@ def balanced(cells: Sequence[Cell], repeats: int) -> list[tuple[int, Cell]]:
     their number is odd), each cell has had each place equally often, and has followed each other cell equally often.
     The order of a repeat does not depend on how many follow: more repeats go on where fewer have ended.
     """
-    return [(repeat, cells[place]) for repeat in range(1, repeats + 1) for place in order_of(len(cells), repeat)]
-
-
-def order_of(cells: int, repeat: int) -> tuple[int, ...]:
-    """The order of the cells 0 ... cells - 1 in one repeat, counted from 1."""
     shift, backwards = divmod(repeat - 1, 2)
     # 0, 1, n - 1, 2, n - 2 ...: all differences between neighbours are different, modulo n.
     first = ((place + 1) // 2 if place % 2 else -(place // 2) for place in range(cells))
