@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from zeropods.data.download import get
+from zeropods.data.sample import write_sample
 from zeropods.errors import UserError
 from zeropods.files import has_weights
 from zeropods.outputs import new_folder
 from zeropods.plan.models import T5_TINY
+from zeropods.pods.hostfile import own_slots
 from zeropods.programs import in_kernel, wait_passively
+from zeropods.tables import Table, progress
 from zeropods.techniques import DSCONFIG, NAMES, technique_named
 from zeropods.train.arguments import PASSES, PROJECT, ROWS, WORDS, CausalArguments, batch_on
 
@@ -82,8 +86,6 @@ class WorkshopSettings:
         return cls(**{**set_by, **given})
 
     def _repr_html_(self) -> str:
-        from zeropods.tables import Table
-
         shown = {n: self._default(n) if v is None else v for n, v in asdict(self).items()}  # type: ignore[call-overload]
         return Table.of_facts(shown).to_html()
 
@@ -101,12 +103,8 @@ class WorkshopSettings:
         if FETCHED.get(name, self.task) != self.task:
             raise UserError(f"dataset {name!r}: is for {FETCHED[name]}, this notebook is for {self.task}")
         if name == SAMPLE:
-            from zeropods.data.sample import write_sample
-
             write_sample(folder, task=self.task)
         elif name in FETCHED:
-            from zeropods.data.download import get
-
             get(name, folder)
         elif not folder.is_dir():
             known = ", ".join([SAMPLE, *(known for known, task in FETCHED.items() if task == self.task)])
@@ -315,8 +313,6 @@ class Workshop(WorkshopSettings):
     @property
     def states_matrix(self) -> Matrix:
         """One process beside ZeRO-1, 2 and 3 on all pods: a few steps of a model that is large enough to be seen."""
-        from zeropods.pods.hostfile import own_slots
-
         processes = self.pods * own_slots()
         flags = {"init": "random", "precision": "fp32", "max_steps": STATES_STEPS, "eval_steps": 0, "save_steps": 0}
         return self._matrix_of(
@@ -330,7 +326,6 @@ class Workshop(WorkshopSettings):
 
     def _matrix_of(self, document: Flags, techniques: list[str], *cells: Flags) -> Matrix:
         """One process beside techniques on all pods, and further cells."""
-        from zeropods.pods.hostfile import own_slots
         from zeropods.sweep.matrix import matrix_of
 
         common = {"prompt": self.prompt, "slots": own_slots(), "timeout_seconds": MATRIX_SECONDS}
@@ -515,8 +510,6 @@ class CausalWorkshop(WorkshopSettings):
 
     def on_pods(self, technique: str) -> Flags:
         """A run on all pods with all their slots, as `launch` takes it."""
-        from zeropods.pods.hostfile import own_slots
-
         return {**self._divided(technique, self.pods * own_slots(), f"-{self.pods}-pods"), "pods": self.pods}
 
     def get_data(self) -> Path | str:
@@ -527,7 +520,6 @@ class CausalWorkshop(WorkshopSettings):
     def prepare(self) -> Manifest:
         """Get and tokenize the data where that is not done yet."""
         from zeropods.data.prepare import prepare
-        from zeropods.tables import progress
 
         self.get_data()
         with progress("prepare", "rows") as bar:

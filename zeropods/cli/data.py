@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from zeropods.data.download import DATASETS, get
 from zeropods.errors import UserError
 from zeropods.files import given_path
 from zeropods.outputs import out_folder
@@ -31,8 +32,6 @@ FLAG_TASKS = {
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     """The verbs and their flags; `add(verbs, name, help, run)` makes one."""
-    from zeropods.data.download import DATASETS
-
     kinds = verbs.add_parser("data", help="raw data sets").add_subparsers(required=True, metavar="WHAT")
     verb = add(kinds, "get", "fetch a data set from its publisher, verify and unpack it", _run_data_get)
     verb.set_defaults(readable=made_text)
@@ -56,8 +55,6 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 
 def _run_data_get(arguments: argparse.Namespace) -> Result:
-    from zeropods.data.download import get
-
     return asdict(get(arguments.name, arguments.out))
 
 
