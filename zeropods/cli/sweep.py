@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.files import given_path
 from zeropods.outputs import out_folder
@@ -33,14 +34,14 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 def run(arguments: argparse.Namespace) -> Result:
     """Run the matrix and return all of its results."""
     from zeropods.sweep.matrix import at_tiny_scale, read_matrix
+    from zeropods.sweep.results import FILE
+    from zeropods.sweep.run import check_trials, provide_datasets, run_sweep, trials
 
     matrix, name = read_matrix(arguments.matrix), arguments.matrix.stem
     if arguments.scale:
         matrix, name = at_tiny_scale(matrix, str(arguments.matrix)), f"{name}-{arguments.scale}"
     out = (arguments.out or Path("runs") / name).resolve()
     if arguments.dry_run:
-        from zeropods.sweep.run import check_trials, provide_datasets, trials
-
         planned = trials(matrix, out)
         check_trials(planned)
         provide_datasets(matrix, out, dry=True)
@@ -49,9 +50,6 @@ def run(arguments: argparse.Namespace) -> Result:
             for trial in planned
         ]
         return {"out": str(out), "runs": runs, "left_out": matrix.left_out}
-    from zeropods.sweep.results import FILE
-    from zeropods.sweep.run import run_sweep
-
     cluster, hostfile = _pods(arguments)
     sweep = run_sweep(matrix, out, cluster, hostfile=hostfile, again=arguments.again)
     arguments.readable = lambda result: f"{sweep.table()}\nsweep: {out / FILE}"
@@ -67,8 +65,6 @@ def dry_run_text(result: Result) -> str:
 
 def _pods(arguments: argparse.Namespace) -> tuple[Any, Path | None]:
     """A cluster that is up, or a hostfile for one."""
-    from zeropods import pods
-
     if arguments.hostfile is not None:
         if not arguments.hostfile.is_file():
             raise UserError(f"--hostfile {arguments.hostfile}: no such file; zeropods pods up writes one")
