@@ -50,6 +50,9 @@ class MachineProbe:
     """What one small operation and its gradient cost beside their arithmetic."""
     process_bytes: int
     """Resident memory of a process of training before its model."""
+    new_memory_bandwidth: float = 2.1e9
+    """Bytes per second that one core writes to memory which the system gives it anew; an older probe has that of the
+    shipped grid's machine."""
     pcie_bandwidth: float | None = None
     """Bytes per second from host to GPU, of pinned memory; None without a GPU."""
 

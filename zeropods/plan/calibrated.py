@@ -42,14 +42,19 @@ STATES = ("parameters", "gradients", "optimizer")
 USED = "device_used_bytes"
 UNIT = 100 * MIB
 """Of parts that are constant."""
-STEPPED = slice(5, 7)
-"""Places of the optimizer's parts of a step; before it are those of arithmetic and Python, after it the network's."""
-TENSOR_OPERATIONS, HOOKS, FLAT_COPIES = 20, 5, 6
-"""Small operations that are one unit of what a tensor costs in a step; how many times that ZeRO-3 takes, which gathers
-it and gives it back; and how many times Adam's own traffic ZeRO takes, whose flat copies lie in memory that is new in
-each step. Units are near what runs show, since a factor is held near 1."""
-WEIGHT_PASSES = 4
-"""Weights are read forward and twice backward, and their gradients written."""
+STEPPED = 5
+"""Place of the optimizer's part of a step; before it are those of arithmetic and Python, after it memory's and the
+network's."""
+TENSOR_OPERATIONS, HOOKS = 50, 6
+"""Small operations that are one unit of what a tensor costs in a step; how many units ZeRO-3 takes, which gathers it
+and gives it back. Units are near what runs show, since a factor is held near 1."""
+CLIPPING_BYTES = 12
+"""Bytes per parameter to clip gradients: they are read, then read and written, FP32."""
+KEPT_BLOCK = 32 << 20
+"""Larger blocks are new memory each time (glibc 2.36, `DEFAULT_MMAP_THRESHOLD_MAX`)."""
+NEW_COPIES = 3
+"""Copies of all gradients that ZeRO makes in new memory, FP32: in buckets, for a rank's share, as one flat tensor.
+By their page faults runs make 2.5 to 4.2."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +84,13 @@ class Calibrated:
             return step_time(work, machines)
         factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
         seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
-        network = sum(seconds[STEPPED.stop :])
+        network = sum(seconds[STEPPED + 2 :])
         return StepTime(
-            compute_seconds=sum(seconds[: STEPPED.start]),
+            compute_seconds=sum(seconds[:STEPPED]),
             communication_seconds=network,
             exposed_communication_seconds=network,
             offload_seconds=0.0,
-            processor_seconds=sum(seconds[STEPPED]),
+            processor_seconds=sum(seconds[STEPPED : STEPPED + 2]),
         )
 
     def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
@@ -133,36 +138,51 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
     """Seconds at the machine's own rates, of processes that share its cores.
 
     Returns:
-        Arithmetic of a T5; of a causal model; weights; Python for each tensor; what ZeRO-3 adds to it; the optimizer;
-        what ZeRO adds to it; the collectives' volume; their messages. Memory is read and written for weights and the
-        optimizer.
+        Arithmetic of a T5; of a causal model; Python for each tensor; what DDP or ZeRO adds to it; what ZeRO-3 adds;
+        the optimizer; new memory; the collectives' volume; their messages.
     """
     ranks, cores, passes, technique = work.ranks, probe.cores, work.passes, work.technique
     sharing = math.ceil(ranks / machines.hosts)
-    busy = min(cores, sharing * (machines.threads or cores))
-    rate, bandwidth = probe.flops(work.precision, busy) / sharing, probe.bandwidth_of(busy) / sharing
-    parameters, size = work.shape.parameters, work.element_bytes
-    own = share(parameters, ranks if technique.stage else 1)
-    operation = probe.python_seconds * max(1.0, sharing / cores)
-    tensors = passes * TENSOR_OPERATIONS * len(work.shape.weights) * operation
+    busy, waits = min(cores, sharing * (machines.threads or cores)), max(1.0, sharing / cores)
+    arithmetic = passes * sum(work.flops()) * sharing / probe.flops(work.precision, busy)
+    once = passes * TENSOR_OPERATIONS * len(work.shape.weights) * probe.python_seconds * waits
+    tensors = (1 + work.checkpointing) * once
+    own = share(work.shape.parameters, ranks if technique.stage else 1)
     one_each = replace(machines, pods=ranks, slots=1, bandwidth=probe.bandwidth)
     latencies = (0.0, probe.latency_seconds)
     network = [traffic(work, replace(one_each, latency_seconds=each)) for each in latencies]
     reducing = passes if technique.stage in (2, 3) else 1
     volume, both = (passes * forward + reducing * backward + after for forward, backward, after in network)
-    arithmetic = passes * sum(work.flops()) / rate
     has_encoder = not work.shape.joint
     return (
         arithmetic * has_encoder,
         arithmetic * (not has_encoder),
-        passes * WEIGHT_PASSES * size * parameters / bandwidth,
-        tensors * (2 if work.checkpointing else 1),
+        tensors,
+        once * (technique.stage > 0 or ranks > 1),
         HOOKS * tensors * (technique.stage == 3),
-        ADAM_BYTES * own / bandwidth,
-        FLAT_COPIES * ADAM_BYTES * own / bandwidth * (technique.stage > 0),
+        (ADAM_BYTES + CLIPPING_BYTES) * own * sharing / probe.bandwidth_of(busy),
+        new_bytes(work) * waits / probe.new_memory_bandwidth,
         volume,
         max(0.0, both - volume),
     )
+
+
+def new_bytes(work: Workload) -> int:
+    """Bytes that a step without a GPU takes from the system anew; each of their pages costs a fault.
+
+    They are the gradients of a large embedding, one for each use and their sum, and the loss's tensors; under DDP the
+    other gradients; under ZeRO its copies of all gradients.
+    """
+    shape, tables = work.shape, 2 - work.shape.tied
+    table, uses = work.element_bytes * shape.embedding // tables, 2 if shape.joint else 3
+    # A head of its own has its own gradient, beside those of the table.
+    summed = uses + 1 if shape.tied else uses + (uses > 2)
+    head = Activations(work).head
+    made = summed * table * (table > KEPT_BLOCK) + 3 * head * (head > KEPT_BLOCK)
+    if work.technique.stage:
+        return work.passes * made + NEW_COPIES * MASTER * shape.parameters
+    others = work.element_bytes * (shape.parameters - shape.embedding)
+    return work.passes * made + others * (work.ranks > 1)
 
 
 # A recorded run: what is planned of it, and what it measured.

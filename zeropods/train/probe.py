@@ -79,6 +79,7 @@ def _alone() -> dict[str, object]:
     }
     torch.set_num_threads(1)
     found["one_core_bandwidth"] = ADAM_BYTES * PARAMETERS / fastest_seconds(step, SECONDS)
+    found["new_memory_bandwidth"] = 4 * LARGE / fastest_seconds(lambda: torch.empty(LARGE).zero_(), SECONDS)
     if device == "cuda":
         host = torch.empty(PINNED_BYTES, dtype=torch.int8, pin_memory=True)
         target = torch.empty(PINNED_BYTES, dtype=torch.int8, device=device)
