@@ -46,7 +46,7 @@ from zeropods.train.causal import causal_config, random_causal
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
-SEEN = 24
+SEEN = 48
 """Cells beyond the grid that were looked at when the plan's parts were chosen."""
 REPEATED = 8
 """One run in so many is made twice."""
