@@ -121,6 +121,8 @@ FLOPS, )
     modules = dict(report.root.walk())
     assert modules["word_embeddings"].parameters == 25.76e6
     assert modules["layers.1.query_key_value"].macs == 9e9
+    # What is corrected in one of two equal layers must not be corrected again in the other.
+    assert modules["layers.1.query_key_value"] is not modules["layers.0.query_key_value"]
     assert modules["layers.0.norm"].details == {"0": (4096,), "eps": 1e-05}
     assert check_report(report).closed_form_macs is None  # its linear layers do not say their sizes
 

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from zeropods.pods.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,14 +77,10 @@ def left(folder: Path) -> list[int]:
 def agent_of(cluster: Cluster, number: int) -> int:
     """The process of a pod's agent: the child of its warden."""
     both = processes_of_pod(cluster, number)
-    return next(pid for pid in both if parent(pid) in both)
+    return next(pid for pid in both if psutil.Process(pid).ppid() in both)
 
 
 def processes_of_pod(cluster: Cluster, number: int) -> list[int]:
     """Its warden and its agent."""
     place, environments = f"={cluster.pods[number].address}\0".encode(), of_processes("environ")
     return [pid for pid in processes("worker_p.py") if place in environments.get(pid, b"")]
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.full.conftest import ROOT, TINY, run_several
+from tests.full.test_tensorboard import scalars
 from zeropods.measure.record import PHASES, RankMeasurement, read_record
 from zeropods.plan.calibrated import planned
 from zeropods.plan.models import known_config
@@ -68,6 +69,12 @@ def test_a_rank_says_what_it_trained(runs: Path) -> None:
     assert first.matmul_flops_per_second > 1e9
     assert second.matmul_flops_per_second is None
     assert (first.gpu, first.peak_allocated_bytes, first.energy_joules) == (None, None, None)
+
+
+def test_deepspeed_s_own_scalars_are_in_the_run_folder(runs: Path) -> None:
+    drawn = scalars(runs / "zero1" / "tensorboard" / "train_t5")
+    # Its steps are samples, 4 rows of each of two ranks; beside the rate it writes times where its profiler is on.
+    assert [step for step, _ in drawn["Train/Samples/lr"]] == [8, 16, 24]
 
 
 def test_the_phases_fill_the_time_of_the_run(trained: Path) -> None:

@@ -62,18 +62,18 @@ def test_a_matrix_of_other_data_is_refused_and_a_set_that_has_gone_is_made_again
 
 
 def test_the_largest_published_run_has_its_result_over_pods_at_tiny_scale(cluster: Cluster, tmp_path: Path) -> None:
-    """What the others ask for is read in the fast lane."""
+    """On two of its three pods: each imports all that a run needs. What the others ask for is read in the fast lane."""
     file = ROOT / "matrices" / "published.yaml"
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    document["cells"] = document["cells"][-1:]
+    document["cells"] = [{**document["cells"][-1], "pods": 2}]
     # As many examples as one step of the others takes.
     matrix = at_tiny_scale(matrix_of(document, str(file)), str(file)).model_copy(update={"limit": 96})
     sweep = run_sweep(matrix, tmp_path / "out", cluster)
     (row,) = sweep.rows.values()
     assert row.status == "ok" and score_of(sweep.out / row.folder) is not None
     record = read_record(sweep.out / row.folder)
-    assert (record.model_id, record.technique, record.pods) == ("t5-3b-tiny", "zero3_offload", 3)
-    assert (record.effective_batch_size, record.gradient_checkpointing, record.steps) == (3, True, 3)
+    assert (record.model_id, record.technique, record.pods) == ("t5-3b-tiny", "zero3_offload", 2)
+    assert (record.effective_batch_size, record.gradient_checkpointing, record.steps) == (2, True, 3)
     assert record.eval_losses
 
 

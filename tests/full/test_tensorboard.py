@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.full.clusters import listens
-from tests.full.conftest import ROOT, TINY, run_several
+from tests.full.conftest import ROOT
 from tests.full.demo_page import refused
 from tests.full.launches import until
 from zeropods.measure.record import read_record
@@ -45,14 +45,6 @@ def test_step_time_speed_padding_and_memory_stand_beside_the_loss(trained: Path)
     assert len(drawn["padding_share"]) == 6 and all(0 <= share < 1 for _, share in drawn["padding_share"])
     assert all(50e6 < value <= 1.02 * rank.peak_resident_bytes for _, value in drawn["resident_bytes"])
     assert len(drawn["cpu_percent"]) == len(drawn["resident_bytes"])
-
-
-def test_deepspeed_s_own_scalars_are_in_the_run_folder(prepared: Path, tmp_path: Path) -> None:
-    flags = ["--max_steps", 2, "--eval_steps", 0, "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
-    run_several([*TINY, "--dataset_path", prepared], (1, tmp_path / "run", flags))
-    drawn = scalars(tmp_path / "run" / "tensorboard" / "train_t5")
-    # Its steps are samples, 32 rows each; beside the rate it writes times where its profiler is on.
-    assert [step for step, _ in drawn["Train/Samples/lr"]] == [32, 64]
 
 
 def test_a_killed_application_leaves_nothing(trained: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -150,7 +151,8 @@ class HeartbeatWriter:
 
     def _beat(self) -> Beat:
         self._alive += 1
-        phase, frames = self._phase(), list(_outwards(sys._current_frames().get(self._main)))
+        phase = self._phase()
+        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(self._main))]
         return Beat(
             rank=self._rank,
             pid=os.getpid(),
@@ -183,12 +185,6 @@ def stacks_on_signal(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             path.parent.rmdir()
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _described(frame: FrameType) -> str:

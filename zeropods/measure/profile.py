@@ -127,18 +127,6 @@ class Module:
         return self._sizes("rows", "dimension")
 
     @property
-    def embedding_or_head(self) -> tuple[int, int] | None:
-        """(rows, dimension) of an embedding, or of a linear layer without a bias, which may be an embedding too."""
-        return self.linear[::-1] if self.linear is not None and not self.details.get("bias") else self.embedding
-
-    @property
-    def parameters_by_size(self) -> int | None:
-        """Parameters of a linear layer (in x out, and out more with a bias) or an embedding (rows x dimension)."""
-        if self.linear is not None:
-            return self.linear[0] * self.linear[1] + (self.linear[1] if self.details.get("bias") else 0)
-        return self.embedding[0] * self.embedding[1] if self.embedding is not None else None
-
-    @property
     def tokens(self) -> float | None:
         """Tokens that a linear layer was given, by its MACs / (in x out); None for anything else."""
         size = self.linear

@@ -215,9 +215,11 @@ def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dic
         before = child.total("macs")
         missing |= _mend(child, is_twice, shared)
         less += before - child.total("macs")
-    expected = module.parameters_by_size
-    if expected is not None and module.parameters is not None and parameters < expected - 2 * rounding(expected):
-        is_shared = shared is not None and module.embedding_or_head == shared
+    linear, bias = module.linear, bool(module.details.get("bias"))
+    rows, columns = linear or module.embedding or (0, 0)
+    expected = rows * columns + bias * columns
+    if module.parameters is not None and parameters < expected - 2 * rounding(expected):
+        is_shared = shared is not None and not bias and shared in (module.embedding, linear and linear[::-1])
         missing[shared if is_shared else id(module)] = expected - round(parameters)
     if module.flops_per_second is not None and seconds:
         module.flops_per_second = max(0.0, module.flops_per_second - 2 * less / seconds)

@@ -389,13 +389,15 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
     return Plot(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
 
 
-def bars_beside(axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: float) -> None:
+def bars_beside(
+    axes: Axes, labels: Sequence[str], series: dict[str, list[float | None]], unit: float, first_color: int = 0
+) -> None:
     """Bars side by side for each label; what was not measured has none."""
     height = 0.8 / len(series)
     for number, (name, values) in enumerate(series.items()):
         places = [i + (number - (len(series) - 1) / 2) * height for i in range(len(values))]
         sizes = [0.0 if value is None else value / unit for value in values]
-        bars = axes.barh(places, sizes, height=0.9 * height, label=name, color=("C0", "C1")[number])
+        bars = axes.barh(places, sizes, height=0.9 * height, label=name, color=f"C{first_color + number}")
         axes.bar_label(bars, labels=["" if not size else f"{size:.3g}" for size in sizes], padding=3, fontsize="small")
     axes.set_yticks(range(len(labels)), labels)
     axes.margins(x=0.4 if len(series) > 1 else 0.15, y=0.02)

@@ -297,7 +297,9 @@ def _class_bars(axes: Axes, pair: dict[str, ProfileReport]) -> None:
     }
     together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
     names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
-    bars_beside(axes, names, {label: [each.get(name) for name in names] for label, each in times.items()}, 1e-3)
+    series = {label: [each.get(name) for name in names] for label, each in times.items()}
+    # The first three colours are those of the iteration's parts beside it.
+    bars_beside(axes, names, series, 1e-3, first_color=3)
     axes.set_xlabel("ms, without the modules inside")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 from zeropods.errors import UserError
-from zeropods.measure.record import RankMeasurement, Record, read_json, read_record
+from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.calibrated import STATES, planned
 from zeropods.report.entry import read_entry
 from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
@@ -131,19 +131,20 @@ def pod_table(runs: Sequence[Run]) -> Table:
         Column("states", "states", "MiB", mib),
         Column("peak", "peak", "MiB", mib),
     )
-    return table("", columns, (_of_rank(run, rank) for run in runs for rank in run.record.ranks), whole=True, label=RUN)
-
-
-def _of_rank(run: Run, rank: RankMeasurement) -> Values:
-    return {
-        **vars(rank),
-        "run": run.folder.name,
-        "began": rank.began_unix_seconds,
-        "training": rank.train_seconds or None,
-        "last_loss": run.record.losses[-1].loss if run.record.losses else None,
-        "states": rank.live_bytes and rank.live_bytes.total,
-        "peak": rank.peak_allocated_bytes or rank.peak_resident_bytes,
-    }
+    lines = (
+        {
+            **vars(rank),
+            "run": run.folder.name,
+            "began": rank.began_unix_seconds,
+            "training": rank.train_seconds or None,
+            "last_loss": record.losses[-1].loss if record.losses else None,
+            "states": rank.live_bytes and rank.live_bytes.total,
+            "peak": rank.peak_allocated_bytes or rank.peak_resident_bytes,
+        }
+        for run, record in ((run, run.record) for run in runs)
+        for rank in record.ranks
+    )
+    return table("", columns, lines, whole=True, label=RUN)
 
 
 # What ZeRO divides: the bytes of a model's states in each process, beside arithmetic.
@@ -216,8 +217,8 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
     ours, theirs = figures(record), figures(other)
     facts = {
         "ended by": (f"{entry['status']}: {entry['pod']}", "nothing"),
-        "found after": (_seconds(until_found), "-"),
-        "trained again after": (_seconds(until_step), "-"),
+        "found after": (_shown(until_found, "{:.1f} s"), "-"),
+        "trained again after": (_shown(until_step, "{:.1f} s"), "-"),
         "steps done twice": (str(first.steps - rank.first_step), "0"),
         "pods": (f"{first.pods}, then {record.pods}: {', '.join(entry['pods'])}", str(other.pods)),
         "told otherwise": (flags or "nothing", "-"),
@@ -228,10 +229,6 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
         "largest difference of a step's loss": (_shown(largest_difference(record, other), "{:.1e}"), "-"),
     }
     return Table.of({"": name, "went on": ours, "undisturbed": theirs} for name, (ours, theirs) in facts.items())
-
-
-def _seconds(value: float | None) -> str:
-    return _shown(value, "{:.1f} s")
 
 
 def _shown(value: float | None, form: str) -> str:
