@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import operator
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -49,6 +50,13 @@ NO_SETTINGS = ("local_rank", "resume", "outputdir", "memory_interval", "save_tot
 """Flags that change where and how a run is written down, not what it does."""
 LATER = {"compile": "off", "pad_to_multiple_of": 1, "tf32": False}
 """Flags that came after runs had been recorded: at these values a run is the same as one from before them."""
+BOUNDS = {
+    "least": ("at least", operator.ge),
+    "above": ("more than", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("less than", operator.lt),
+}
+"""What bounds of a flag are called, in words too, and what holds within them."""
 TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 METAVARS = {int: "N", float: "X", bool: "BOOL", str: "TEXT"}
 WORDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
@@ -56,33 +64,10 @@ WORDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "Tru
 Flags = TypeVar("Flags", bound="RunArguments")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What a flag's value may be. Numbers have to be finite; the default need not be within the bounds."""
-
-    choices: tuple[str, ...] = ()
-    least: float = -math.inf
-    above: float = -math.inf
-    most: float = math.inf
-    below: float = math.inf
-
-    def holds(self, value: Any) -> bool:
-        """Whether a value is right."""
-        if self.choices:
-            return value in self.choices
-        return math.isfinite(value) and self.least <= value <= self.most and self.above < value < self.below
-
-    def __str__(self) -> str:
-        if self.choices:
-            return ", ".join(self.choices)
-        said = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
-        return " and ".join(f"{how} {bound}" for how, bound in said.items() if math.isfinite(bound))
-
-
 def flag(default: Any, text: str, choices: tuple[str, ...] = (), **bounds: float) -> Any:
-    """A field with its help, and what its value may be where it is not the default."""
-    checked = Bounds(choices=choices, **bounds) if choices or bounds else None
-    return field(default=default, metadata={"help": text, "bounds": checked})
+    """A field with its help, and what its value may be where it is not the default: a choice, or finite and within
+    `BOUNDS`."""
+    return field(default=default, metadata={"help": text, "choices": choices, "bounds": bounds})
 
 
 @dataclass(kw_only=True)
@@ -141,11 +126,15 @@ class RunArguments:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            value, bounds = getattr(self, each.name), each.metadata["bounds"]
-            if bounds is not None and value != each.default and not bounds.holds(value):
-                shown = repr(value) if isinstance(value, str) else value
-                finite = "a finite number, " if isinstance(value, float) and not math.isfinite(value) else ""
-                raise UserError(f"--{each.name} {shown}; expected {finite}{bounds}")
+            value, choices, bounds = getattr(self, each.name), each.metadata["choices"], each.metadata["bounds"]
+            if value == each.default:
+                continue
+            if choices and value not in choices:
+                raise UserError(f"--{each.name} {value!r}; expected {', '.join(choices)}")
+            finite = not bounds or math.isfinite(value)
+            if not finite or not all(BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
+                expected = " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
+                raise UserError(f"--{each.name} {value}; expected {'' if finite else 'a finite number, '}{expected}")
         if self.precision == "fp16" and self.fp16_fault is not None:
             raise UserError(f"--precision fp16: {self.fp16_fault}; use bf16 or fp32")
         if not self.outputdir:
