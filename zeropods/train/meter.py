@@ -36,7 +36,7 @@ MOST_LOSSES = 4_096
 
 
 class Meter(TrainerCallback):
-    """Measures while it is entered, and fills in a rank's measurement at any time.
+    """Measures while it is entered, and writes a rank's measurement at any time.
 
     As a callback of the trainer it times every optimizer step apart from evaluation and saving, and keeps the losses.
     """
@@ -48,13 +48,13 @@ class Meter(TrainerCallback):
 
         Args:
             folder: the run folder.
-            measured: gets losses and steps at once, the rest when it is filled in.
+            measured: gets losses and steps at once, the rest when it is written.
             interval: seconds between two samples of memory; 0: none.
             age_seconds: how long ago the process began.
             joint: whether a row is one text, of which some tokens carry a loss; else it is a source and a target.
         """
         measured.machine, measured.gpu = environment.machine(), gpu_name()
-        self.measured = measured
+        self.folder, self.measured = folder, measured
         self.tokens = TokenCount(joint)
         """Tokens of the present step."""
         self.phases = Phases(counters(), age_seconds)
@@ -138,8 +138,11 @@ class Meter(TrainerCallback):
                     del entries[::2]
                 log.info("step %d %s %.6g", step, key, logs[key])
 
-    def fill(self, measured: RankMeasurement) -> None:
-        """Write what was measured so far into a measurement, whole steps only; `Meter.write_steps` has each of them."""
+    def write(self, measured: RankMeasurement) -> None:
+        """Write what was measured so far, whole steps only.
+
+        Beside the measurement, `steps/N.npy` has the wall time of every step, (steps,) float32 in seconds.
+        """
         steps, first = self.clock.steps(), measured.warmup_steps
         measured.warmup_seconds = float(steps["seconds"][:first].sum())
         measured.step_seconds = Statistics.of(steps["seconds"][first:])
@@ -157,12 +160,11 @@ class Meter(TrainerCallback):
         energy = self._gpu.energy_joules() if self._gpu else None
         if energy is not None and self._energy is not None:
             measured.energy_joules = energy - self._energy
-
-    def write_steps(self, path: Path) -> None:
-        """Write the wall time of every step, (steps,) float32 in seconds, as NumPy's `.npy`; the file appears whole."""
         content = io.BytesIO()
-        np.save(content, self.clock.steps()["seconds"].astype(np.float32))
-        files.write_bytes(path, content.getvalue())
+        np.save(content, steps["seconds"].astype(np.float32))
+        files.write_bytes(self.folder / "steps" / f"{measured.rank}.npy", content.getvalue())
+        measured.ended_unix_seconds = time.time()
+        measured.write(self.folder)
 
 
 # Tokens of a step, counted without waiting for the device.

@@ -118,8 +118,8 @@ def attempt(
 
         def write_interrupted(signal_name: str) -> None:
             """Write what was measured so far, for a main thread that cannot."""
-            waiting = replace(measured, status="interrupted", reason=f"{signal_name} while waiting for other ranks")
-            _write(waiting, meter, job.folder)
+            reason = f"{signal_name} while waiting for other ranks"
+            meter.write(replace(measured, status="interrupted", reason=reason))
 
         together, scored = False, ""
         try:
@@ -136,7 +136,7 @@ def attempt(
                 raise UserError(f"{job.folder}: oom: {measured.reason}; {remedy}") from error
             raise
         finally:
-            _write(measured, meter, job.folder)
+            meter.write(measured)
             # Where all ranks have come here, rank 0 waits for what they write.
             if together and processes.world_size() > 1:
                 torch.distributed.barrier()
@@ -185,13 +185,6 @@ def train_log(folder: Path) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
-
-
-def _write(measured: RankMeasurement, meter: Meter, folder: Path) -> None:
-    meter.fill(measured)
-    meter.write_steps(folder / "steps" / f"{measured.rank}.npy")
-    measured.ended_unix_seconds = time.time()
-    measured.write(folder)
 
 
 def _measure_machine(measured: RankMeasurement, precision: str) -> None:
