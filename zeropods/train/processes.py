@@ -152,8 +152,12 @@ class SavedOnSignalError(SharedError):
     exit_status = os.EX_TEMPFAIL
 
 
-class SaveSignal:
-    """The signal on which this process saves and ends, and whether it has come."""
+class SaveOnSignal(TrainerCallback):
+    """Saves at the end of the step in which any rank heard the signal, then ends the run.
+
+    All ranks have one: they ask one another which signal it is as training begins, and after each step whether it came.
+    Where no rank listens, nothing is asked.
+    """
 
     def __init__(self) -> None:
         """Take the signal that the environment names, with or without `SIG`; it may name none."""
@@ -162,7 +166,9 @@ class SaveSignal:
         if name and name not in NAMES:
             raise UserError(f"{VARIABLE} {said!r}; expected {', '.join(NAMES)}")
         self.number = signal.Signals[f"SIG{name}"] if name else None
-        self.heard = False
+        self.name: str | None = None
+        """That of any rank's signal."""
+        self.heard = self.saving = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -180,38 +186,23 @@ class SaveSignal:
         # A flag and nothing else, so that a second signal disturbs no save.
         self.heard = True
 
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-class SaveOnSignal(TrainerCallback):
-    """Saves at the end of the step in which any rank heard the signal, then ends the run.
-
-    All ranks must make one: they ask one another now which signal it is, and after each step whether it came. Where
-    no rank listens, nothing is asked.
-    """
-
-    def __init__(self, asked: SaveSignal) -> None:
-        self.asked = asked
-        names = gathered(asked.number and asked.number.name)
-        self.name: str | None = next(filter(None, names), None)
-        self.saving = False
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.name = next(filter(None, gathered(self.number and self.number.name)), None)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.name is not None and _on_any_rank(self.asked.heard, args.device):
+        heard = self.heard
+        if self.name is not None and world_size() > 1:
+            flag = torch.tensor(int(heard), device=args.device)
+            dist.all_reduce(flag, dist.ReduceOp.MAX)
+            heard = bool(flag.item())
+        if heard:
             log.info("step %d: %s, saving", state.global_step, self.name)
-            self.saving = True
-            control.should_save = True
+            self.saving = control.should_save = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.saving:
             raise SavedOnSignalError(f"{self.name}: saved at step {state.global_step}")
 
 
-def _on_any_rank(heard: bool, device: torch.device) -> bool:
-    if world_size() == 1:
-        return heard
-    flag = torch.tensor(int(heard), device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag.item())
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)

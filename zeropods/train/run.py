@@ -30,7 +30,7 @@ from zeropods.train.device import compile_model, matmul_rates, python_seconds, s
 from zeropods.train.job import Task, TrainingJob, check_call, check_data, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
 from zeropods.train.pretrained import configuration_of
-from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, SaveSignal, heard_while_waiting
+from zeropods.train.processes import SavedOnSignalError, SaveOnSignal, heard_while_waiting
 from zeropods.train.resume import Checkpoints, ResumedPatience, resumption
 from zeropods.train.trainer import MasterAdamW, MeasuredTrainer, round_to_bf16
 
@@ -43,7 +43,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
         age_seconds: how long ago the run's own process began; 0 where it is one among others of a process.
     """
     began, arguments = time.monotonic() - age_seconds, task.arguments
-    save_signal = SaveSignal()
+    save_signal = SaveOnSignal()
     with contextlib.ExitStack() as around:
         around.enter_context(save_signal.listening())
         if arguments.threads:
@@ -66,7 +66,7 @@ def fine_tune(task: Task, argv: list[str], age_seconds: float = 0.0) -> None:
 
 
 def _opened(
-    job: TrainingJob, settings: TrainingArguments, argv: list[str], began: float, save_signal: SaveSignal
+    job: TrainingJob, settings: TrainingArguments, argv: list[str], began: float, save_signal: SaveOnSignal
 ) -> None:
     """Open the run folder, and make an attempt unless the run in it is finished."""
     if job.data.dev is None:
@@ -89,7 +89,7 @@ def _opened(
 
 
 def attempt(
-    job: TrainingJob, settings: TrainingArguments, opening: Opening, age_seconds: float, save_signal: SaveSignal
+    job: TrainingJob, settings: TrainingArguments, opening: Opening, age_seconds: float, save_signal: SaveOnSignal
 ) -> None:
     """Train; whatever happens, this rank's measurement is written, and by rank 0 the record.
 
@@ -200,7 +200,7 @@ def _train(
     opening: Opening,
     measured: RankMeasurement,
     meter: Meter,
-    save_signal: SaveSignal,
+    save_signal: SaveOnSignal,
 ) -> str:
     """Train, evaluate, save and score; returns what the score is in words."""
     processes.on_rank_zero(lambda: _measure_machine(measured, job.precision))
@@ -215,7 +215,7 @@ def _train(
     )
     trainer.checkpoints = Checkpoints(job.folder / "checkpoints", origin, keep=job.arguments.save_total_limit)
     trainer.resumption = resumption(job.arguments.resume, opening, trainer.checkpoints)
-    trainer.add_callback(SaveOnSignal(save_signal))
+    trainer.add_callback(save_signal)
     dev, resumed = job.data.dev, trainer.resumption
     settings.eval_on_start = job.arguments.eval_on_start and dev is not None and resumed is None
     trainer.train(resume_from_checkpoint=None if resumed is None else str(resumed.checkpoint))
