@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class CudaCounters(Counters):
-    """Peaks of the process, and of torch's allocator on its GPU."""
+    """Peaks of the process, and of torch's allocator on its GPU, which begins anew."""
+
+    def __init__(self) -> None:
+        torch.cuda.init()
+        torch.cuda.reset_peak_memory_stats()
 
     def peaks(self) -> Peaks:
         """The peaks since the last reset."""
@@ -55,15 +59,6 @@ class DeviceReader:
             values["allocated_bytes"] = torch.cuda.memory_allocated()
             values["reserved_bytes"] = torch.cuda.memory_reserved()
         return values
-
-
-def counters() -> Counters:
-    """The peak counters of this process and, on a GPU, of its allocator, which begins anew."""
-    if not torch.cuda.is_available():
-        return Counters()
-    torch.cuda.init()
-    torch.cuda.reset_peak_memory_stats()
-    return CudaCounters()
 
 
 def gpu_name() -> str | None:
@@ -131,12 +126,11 @@ MOST_SHAPES = 256
 """Graphs of one function before torch gives up compiling it; there are two for each pair of lengths."""
 
 
-def compile_model(model: Any, how: str, **options: Any) -> None:
+def compile_model(model: Any, how: str) -> None:
     """Compile a T5's layers in place; names of parameters stay, and so do saved files.
 
     Args:
         how: `off`, `blocks` or `graphs`.
-        options: for `torch.compile`, in place of its own.
     """
     if how == "off":
         return
@@ -145,9 +139,8 @@ def compile_model(model: Any, how: str, **options: Any) -> None:
     torch._dynamo.config.recompile_limit = max(MOST_SHAPES, torch._dynamo.config.recompile_limit)
     stacks = (model.encoder, model.decoder)
     for part in stacks if how == "graphs" else [block for stack in stacks for block in stack.block]:
-        chosen = {"mode": "reduce-overhead"} if how == "graphs" else {}
         # A second compilation for each new length would never end: lengths are symbols from the beginning.
-        part.compile(dynamic=True, **{**chosen, **options})
+        part.compile(dynamic=True, mode="reduce-overhead" if how == "graphs" else None)
 
 
 def check_compiled(how: str, deepspeed: str | None) -> None:

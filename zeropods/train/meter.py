@@ -21,9 +21,9 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure import environment
 from zeropods.measure.heartbeat import HeartbeatWriter
-from zeropods.measure.memory import Phases, Sampler
+from zeropods.measure.memory import Counters, Phases, Sampler
 from zeropods.measure.record import BatchShape, LiveBytes, Loss, RankMeasurement, Statistics
-from zeropods.train.device import DeviceReader, counters, gpu_by_nvml, gpu_name, synchronize
+from zeropods.train.device import CudaCounters, DeviceReader, gpu_by_nvml, gpu_name, synchronize
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -57,7 +57,7 @@ class Meter(TrainerCallback):
         self.folder, self.measured = folder, measured
         self.tokens = TokenCount(joint)
         """Tokens of the present step."""
-        self.phases = Phases(counters(), age_seconds)
+        self.phases = Phases(CudaCounters() if torch.cuda.is_available() else Counters(), age_seconds)
         self.clock = StepClock()
         self._gpu = gpu_by_nvml()
         self._energy = self._gpu.energy_joules() if self._gpu else None
