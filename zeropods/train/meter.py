@@ -289,6 +289,8 @@ PARTITIONS = (
     "fp32_groups_gradients_flat",
 )
 """Where they keep gradients that are reduced."""
+STATES = (*MASTERS, "param_groups", "state")
+"""Where they and torch's keep states, and master weights where there are any."""
 
 
 class LiveBytesRecorder(TrainerCallback):
@@ -329,7 +331,7 @@ class LiveBytesRecorder(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **about: Any) -> None:
         if self._due and self._before is not None:
-            states = _bytes(_states(about["optimizer"]), besides=_parameters(about["model"]))
+            states = _bytes(_held(about["optimizer"], STATES), besides=_parameters(about["model"]))
             self.measured.live_bytes = LiveBytes(
                 parameters=self._before[0], gradients=self._before[1], optimizer=states
             )
@@ -363,31 +365,18 @@ def _gradients(model: nn.Module, optimizer: Any) -> Iterator[Any]:
     for parameter in model.parameters():
         yield parameter.grad
         yield getattr(parameter, "grad_accum", None)
-    for layer in _layers(optimizer):
-        for name in PARTITIONS:
-            yield from _flat(getattr(layer, name, None))
-        for name in MASTERS:
-            yield from (master.grad for master in _flat(getattr(layer, name, None)))
+    yield from _held(optimizer, PARTITIONS)
+    yield from (master.grad for master in _held(optimizer, MASTERS))
 
 
-def _states(optimizer: Any) -> Iterator[Any]:
-    """States, and master weights where there are any."""
-    for layer in _layers(optimizer):
-        for name in MASTERS:
-            yield from _flat(getattr(layer, name, None))
-        for group in getattr(layer, "param_groups", ()):
-            yield from group["params"]
-        for state in getattr(layer, "state", {}).values():
-            yield from _flat(state)
-
-
-def _layers(optimizer: Any) -> list[Any]:
-    """The optimizer and those that it wraps: accelerate's, DeepSpeed's, torch's."""
-    found: list[Any] = []
-    while optimizer is not None and not any(optimizer is known for known in found):
-        found.append(optimizer)
+def _held(optimizer: Any, names: Iterable[str]) -> Iterator[Any]:
+    """Tensors under these names of the optimizer and of those that it wraps: accelerate's, DeepSpeed's, torch's."""
+    seen: list[Any] = []
+    while optimizer is not None and not any(optimizer is known for known in seen):
+        seen.append(optimizer)
+        for name in names:
+            yield from _flat(getattr(optimizer, name, None))
         optimizer = getattr(optimizer, "optimizer", None)
-    return found
 
 
 def _flat(found: Any) -> Iterator[Any]:
