@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from zeropods.data.manifest import FILE, Manifest, read_manifest
 from zeropods.errors import UserError
@@ -386,11 +386,12 @@ def arguments_of(script: str | Path) -> type[RunArguments] | None:
 
 def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
     """Read flags strictly: no abbreviation, no unknown flag; `UserError` names the flag, the value and the remedy."""
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog=kind.script,
         description=kind.description,
         allow_abbrev=False,
         formatter_class=Help,
+        exit_on_error=False,
     )
     hints = get_type_hints(kind)
     for each in fields(kind):
@@ -399,7 +400,10 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         alone: dict[str, Any] = {"nargs": "?", "const": True} if read is bool else {}
         about = {"metavar": METAVARS[read], "help": each.metadata["help"]}
         parser.add_argument(f"--{each.name}", default=each.default, type=_reader(read), **about, **alone)
-    values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
+    try:
+        values, unknown = parser.parse_known_args([_underscored(word) for word in argv])
+    except argparse.ArgumentError as error:
+        raise UserError(str(error).removeprefix("argument ")) from None
     if unknown:
         word = unknown[0].partition("=")[0]
         names = {getattr(other, what): getattr(kind, what) for other in SCRIPTS.values() for what in CALLED_OTHERWISE}
@@ -407,12 +411,6 @@ def parse_flags(kind: type[Flags], argv: Sequence[str]) -> Flags:
         near = get_close_matches(word.removeprefix("--"), names, 1)
         raise UserError(f"{word}: no flag of {kind.script}; {f'--{names[near[0]]}?' if near else '--help lists them'}")
     return kind(**vars(values))
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say it in one line."""
-        raise UserError(message.removeprefix("argument "))
 
 
 def _reader(kind: type) -> Any:
