@@ -69,7 +69,8 @@ def _opened(
     job: TrainingJob, settings: TrainingArguments, argv: list[str], began: float, save_signal: SaveOnSignal
 ) -> None:
     """Open the run folder, and make an attempt unless the run in it is finished."""
-    if job.data.dev is None:
+    # A rank that cannot read the rows tells the others, which would wait for it.
+    if any(processes.on_every_rank(lambda: job.data.dev is None)):
         settings.eval_strategy = IntervalStrategy.NO
     hosts = list(dict.fromkeys(processes.gathered(environment.host())))
 
@@ -108,13 +109,8 @@ def attempt(
         warmup_steps=profiler.get("profile_step", 1) + 1 if profiler.get("enabled") else 1,
     )
     with train_log(job.folder):
-        meter = Meter(
-            job.folder,
-            measured,
-            interval=job.arguments.memory_interval,
-            age_seconds=age_seconds,
-            joint=job.task.joint,
-        )
+        interval, joint = job.arguments.memory_interval, job.task.joint
+        meter = Meter(job.folder, measured, interval=interval, age_seconds=age_seconds, joint=joint)
 
         def write_interrupted(signal_name: str) -> None:
             """Write what was measured so far, for a main thread that cannot."""
