@@ -158,6 +158,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """Raw values by run and by row, and what to know about them."""
+        remarks, differences = self.notes.values()
         return {
             "schema_version": SCHEMA_VERSION,
             "answers": self.answers().to_json(),
@@ -167,9 +168,9 @@ class Summary:
                 for run in group.runs
             ],
             "groups": [group.to_json() for group in self.groups],
-            "differences": list(self.notes.values())[1],
+            "differences": differences,
             "reference": self.reference,
-            "remarks": self.notes[REMARKS],
+            "remarks": remarks,
         }
 
     def to_markdown(self) -> str:
