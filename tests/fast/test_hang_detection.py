@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zeropods.errors import UserError
-from zeropods.launch.hangs import DEFAULT_SECONDS, PATIENT_SECONDS, HangDetector, check_timeouts, culprit
+from zeropods.launch.lost_pods_and_hangs import DEFAULT_SECONDS, PATIENT_SECONDS, HangDetector, check_timeouts, culprit
 from zeropods.measure.heartbeat import Beat, beat_file, write_beat
 
 BARRIER = ("torch/distributed/distributed_c10d.py:4811 barrier", "train.py:9 step")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.made import a_pod, a_rank
 from zeropods.launch.logs import PdshLog
-from zeropods.launch.outcome import (
+from zeropods.launch.lost_pods_and_hangs import (
     FAILED_SECONDS,
     GONE_SECONDS,
     MEASURED_SECONDS,
@@ -20,10 +20,9 @@ from zeropods.launch.outcome import (
     Ending,
     Observation,
     PodState,
-    Ranks,
     judge,
-    verdict_of_ranks,
 )
+from zeropods.launch.outcome import Ranks, verdict_of_ranks
 
 Seen = Callable[[], PodState]
 

@@ -12,7 +12,8 @@ import pytest
 from tests.full.launches import RANK, left
 from tests.made import a_rank
 from tests.small_memory import small_memory, within
-from zeropods.launch.outcome import Ending, Ranks, verdict_of_ranks
+from zeropods.launch.lost_pods_and_hangs import Ending
+from zeropods.launch.outcome import Ranks, verdict_of_ranks
 from zeropods.measure.heartbeat import Beat, write_beat
 from zeropods.measure.memory import HEADER
 from zeropods.pods.processes import oom_kills

@@ -10,7 +10,8 @@ from tests.made import SETTINGS, a_pod, a_rank, a_record, as_record
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, plan_launch
-from zeropods.launch.outcome import Ending, UnopenedError
+from zeropods.launch.lost_pods_and_hangs import Ending
+from zeropods.launch.outcome import UnopenedError
 from zeropods.launch.restart import calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import Record
 from zeropods.pods.cluster import Cluster

@@ -13,7 +13,8 @@ from zeropods.cli import parser
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
-from zeropods.launch.outcome import Ending, UnopenedError
+from zeropods.launch.lost_pods_and_hangs import Ending
+from zeropods.launch.outcome import UnopenedError
 from zeropods.sweep.matrix import Matrix, matrix_of
 from zeropods.sweep.results import Sweep
 from zeropods.sweep.run import Trial, held, refuse_other_runs, run_sweep, standing_row, trials

@@ -15,9 +15,9 @@ from typing import IO
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, remember, runner_argv
 from zeropods.launch.forks import Forked, fork, own_server
-from zeropods.launch.hangs import HangDetector, check_timeouts
 from zeropods.launch.logs import LOG, OF_LAUNCHER, OF_SCRIPT, RunLog, following
-from zeropods.launch.outcome import Ending, Observation, Ranks, UnopenedError, failure, judge, record_run
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, check_timeouts, judge
+from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked

@@ -14,9 +14,9 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch
-from zeropods.launch.hangs import HangDetector
 from zeropods.launch.logs import LOG, RunLog, following
-from zeropods.launch.outcome import Ending, Observation, Ranks, judge, record_run
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, judge
+from zeropods.launch.outcome import Ranks, record_run
 from zeropods.launch.supervisor import Supervision, noted_signals
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
 from zeropods.measure.run_folder import locked

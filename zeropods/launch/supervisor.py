@@ -18,9 +18,9 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
-from zeropods.launch.hangs import HangDetector, check_timeouts
 from zeropods.launch.logs import LOG, PdshLog, following
-from zeropods.launch.outcome import Ending, Observation, PodState, Ranks, UnopenedError, judge, record_run
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, PodState, check_timeouts, judge
+from zeropods.launch.outcome import Ranks, UnopenedError, record_run
 from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked

@@ -1,7 +1,7 @@
 """Heartbeats, the ranks' part of hang detection: that a rank runs, how far it is, and where.
 
-Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.hangs` reads them all. The signal that
-asks a rank for its stacks is answered in `stacks/N.txt`.
+Each rank writes `ranks/N.beat` of the run folder about once a second; `launch.lost_pods_and_hangs` reads them all. The
+signal that asks a rank for its stacks is answered in `stacks/N.txt`.
 """
 
 from __future__ import annotations
