@@ -159,7 +159,7 @@ def test_tables_are_divided_where_there_are_enough_else_questions(tmp_path: Path
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ({"--tables": "none"}, "none: No such file or directory"),
+        ({"--tables": "none"}, "none: no such folder"),
         ({"--tables": "own"}, "own: no .csv file there"),
         ({"--questions": "none.csv"}, "none.csv: No such file or directory"),
         ({"--questions": "own.csv"}, "own.csv: is empty; expected a line question,sql, then a row for each question"),

@@ -170,6 +170,8 @@ def test_a_report_that_is_cut_off_anywhere_is_read_as_far_as_it_goes(cut: int) -
         ("at step 2", "at step two", "the first is line 3, 'Profile Summary at step two:'"),
         ("step latency: ", "fwd latency: ", "the first is line 22, 'fwd latency: 10 ms'"),
         ("'912'}", "912'}", 'the first is line 30, "params - '),
+        ("params      - {", "params      {", 'the first is line 30, "params {'),
+        ("depth 0:", "", "it lacks the part by depth; 3 of its lines cannot be read, the first is line 30"),
         ("100% latency", "100% hours", "lacks a part of the tree; 1 of its lines cannot be read, the first is line 43"),
         ("(q): Linear(64 = ", "(q): Linear(...)", "it lacks a part of the tree; 1 of its lines"),
     ],
@@ -181,6 +183,13 @@ def test_a_line_that_cannot_be_read_is_named_and_the_others_are_read(old: str, n
     report = read("\n".join(lines))
     assert missing in report.missing and "\n" not in report.missing
     assert report.summary["forward_macs"] == 7_680.0 and report.root is not None
+
+
+def test_rows_of_a_depth_whose_heading_is_gone_are_not_those_of_the_one_above() -> None:
+    text = (DATA / "profile-zero1.txt").read_text()
+    whole, cut = read(text), read(text.replace("depth 4:\n", "", 1))
+    assert [each.parameters for each in cut.depths] == [each.parameters for each in whole.depths if each.depth != 4]
+    assert "3 of its lines cannot be read, the first is line 48" in cut.missing
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:

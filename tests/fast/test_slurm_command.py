@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from zeropods.cli import main
+from zeropods.errors import UserError
 from zeropods.launch.command import Launch
-from zeropods.launch.slurm import SlurmJob, Submission, verdict_of
+from zeropods.launch.slurm import SlurmJob, Submission, plan_slurm, verdict_of
 from zeropods.pods.hostfile import Host
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,12 @@ def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for()
     assert argv.index("--nodes=3") > argv.index("--nodes=2")
     assert {"--output=/runs/a 100%%/launch.log", "--job-name=zeropods-a-100-"} <= set(argv)
     assert "--gpus-per-node=0" in replace(SUBMISSION, has_gpus=False).argv
+
+
+@pytest.mark.parametrize("asked", [{"pods": 0}, {"cpus_per_slot": 0}])
+def test_a_job_of_nothing_is_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="expected at least 1 of each"):
+        plan_slurm(ROOT / "textsql_train.py", [], needs_slurm=False, **asked)
 
 
 def test_a_job_begins_without_the_variables_of_the_one_that_submits_it() -> None:

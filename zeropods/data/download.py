@@ -39,6 +39,7 @@ from zeropods.outputs import new_folder
 TIMEOUT_SECONDS = 30
 WAITS_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts at one file."""
+LIMIT_BYTES = 2**30
 CHUNK_BYTES = 2**16
 RECORD = "source.json"
 USER_AGENT = f"Mozilla/5.0 (compatible; zeropods/{__version__})"
@@ -118,6 +119,8 @@ def get(name: str, out: Path | str) -> Download:
     The environment's ZEROPODS_MIRROR is an address under which the files lie as NAME/FILENAME, for example
     `wikisql/data.tar.bz2`; they are checked all the same. A folder that holds anything else is refused.
     """
+    if name not in DATASETS:
+        raise UserError(f"data set {name!r}; expected {', '.join(DATASETS)}")
     start, out, mirror = time.monotonic(), Path(out).resolve(), os.environ.get("ZEROPODS_MIRROR")
     checksums = [{"algorithm": each.algorithm, "value": each.digest} for each in DATASETS[name]]
     record = _complete(name, checksums, out)
@@ -191,10 +194,14 @@ def _received(url: str) -> bytes:
     with urlopen(Request(url, headers={"User-Agent": USER_AGENT}), timeout=TIMEOUT_SECONDS) as response:
         length, name = int(response.headers.get("Content-Length", 0)), url.rpartition("/")[2]
         with tqdm.wrapattr(response, "read", total=length or None, desc=name, disable=None) as body:
-            content = b"".join(iter(lambda: body.read(CHUNK_BYTES), b""))
+            content = bytearray()
+            while chunk := body.read(CHUNK_BYTES):
+                content += chunk
+                if len(content) > LIMIT_BYTES:
+                    raise UserError(f"{url}: more than {LIMIT_BYTES} bytes; check the address")
     if length and len(content) != length:
         raise ConnectionError(f"it ended after {len(content)} of {length} bytes")
-    return content
+    return bytes(content)
 
 
 def _unpacked(source: SourceFile, content: bytes) -> Iterator[tuple[str, bytes]]:

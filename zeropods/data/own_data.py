@@ -369,6 +369,8 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
 
 def _files(folder: Path) -> dict[str, Path]:
     """The CSV files of a folder by their names in lower case, without `.csv`."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; expected one with a CSV file for each table")
     files: dict[str, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv"):
         other = files.setdefault(path.stem.casefold(), path)

@@ -144,7 +144,9 @@ def open_corpus(data: Path | str, dataset_config: str | None, text_field: str) -
         if dataset_config is not None:
             raise UserError(f"dataset_config {dataset_config!r}: {data} is a folder, which has none; leave it out")
         return FolderCorpus(folder, text_field)
-    if folder.is_file() or is_path(str(data)):
+    if folder.is_file():
+        raise UserError(f"{data}: a file; name the folder that holds it")
+    if is_path(str(data)):
         raise UserError(f"{data}: no such folder; expected a folder of text or the id of a data set at the hub")
     return open_hub(str(data), dataset_config, text_field)
 

@@ -115,7 +115,7 @@ def _model(folder: Path, name: str) -> TrainedModel:
         accuracy = score.logical_form_accuracy if score.execution_accuracy is None else score.execution_accuracy
     right = "not scored" if accuracy is None else f"{accuracy:.0%} right on {entry.split}"
     technique = "no ZeRO" if run and run.technique == "none" else run and run.technique
-    prepared = prepared_of(folder) if entry.record else None
+    prepared = prepared_of(folder, entry.config) if entry.config else None
     prepared = prepared if prepared and (prepared / FILE).is_file() else None
     limit = read_manifest(prepared).max_source_tokens if prepared else None
     return TrainedModel(

@@ -15,7 +15,7 @@ from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
 from zeropods.evaluate.score_file import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
 from zeropods.files import has_weights, is_path, read_object, sha256
-from zeropods.measure.record import CONFIG, RECORD, read_json, read_record
+from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
 from zeropods.train.arguments import OWN
 from zeropods.train.checkpoints import newest_first, step_of
 
@@ -93,9 +93,13 @@ def raw_data(run: Path) -> tuple[Path, str]:
     return found
 
 
-def prepared_of(run: Path) -> Path:
-    """The prepared set that a run was trained on: the one that it was given, or that it has made of raw data."""
-    given = Path(read_record(run).dataset.get("path", ""))
+def prepared_of(run: Path, config: RunConfig | None = None) -> Path:
+    """The prepared set that a run was trained on: the one that it was given, or that it has made of raw data.
+
+    Args:
+        config: the run's, where it is known; else its record is read.
+    """
+    given = Path((config or read_record(run)).dataset.get("path", ""))
     return given if (given / FILE).is_file() else run / OWN
 
 
@@ -112,7 +116,7 @@ def raw_data_of(prepared: Path, splits: Sequence[str]) -> tuple[Path, str] | Non
     wanted = {name: digest for name, digest in sources.items() if name.startswith(split)}
     above = Path(prepared).resolve().parents[:LEVELS_UP]
     near = ([folder, *sorted(folder.glob("*")), *sorted(folder.glob("data/*"))] for folder in above)
-    for folder in itertools.chain([Path(manifest.data or prepared)], *near):
+    for folder in itertools.chain([Path(manifest.data or prepared)], itertools.chain.from_iterable(near)):
         # Another user's folder, somewhere near, may not be looked into.
         with contextlib.suppress(PermissionError):
             if all((folder / name).is_file() and sha256(folder / name) == sum_ for name, sum_ in wanted.items()):

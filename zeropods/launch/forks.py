@@ -307,6 +307,7 @@ def main() -> None:
     listening = path.with_name(f"{path.name}.new")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         # Its name appears once it listens. Who asks before all is imported waits, and imports nothing meanwhile.
+        listening.unlink(missing_ok=True)
         listener.bind(str(listening))
         listener.listen()
         listening.rename(path)

@@ -142,6 +142,8 @@ def plan_slurm(
     """
     if time_limit is not None and not TIME.fullmatch(time_limit):
         raise UserError(f"--time-limit {time_limit!r}; expected minutes, hours:minutes:seconds or days-hours")
+    if min(pods, slots, cpus_per_slot) < 1:
+        raise UserError(f"{pods} nodes of {slots} slots and their CPUs; expected at least 1 of each")
     # `slurm/job.sh` chooses rank 0's port from the job's number.
     hosts = tuple(Host(f"node{number}", slots) for number in range(pods))
     launch = command.plan_on(hosts, script, arguments, launcher="slurm")

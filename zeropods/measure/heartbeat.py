@@ -152,7 +152,8 @@ class HeartbeatWriter:
     def _beat(self) -> Beat:
         self._alive += 1
         phase = self._phase()
-        frames = [frame for frame, _ in traceback.walk_stack(sys._current_frames().get(self._main))]
+        main = sys._current_frames().get(self._main)
+        frames = [frame for frame, _ in traceback.walk_stack(main)] if main else []
         return Beat(
             rank=self._rank,
             pid=os.getpid(),

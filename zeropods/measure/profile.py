@@ -320,11 +320,14 @@ def _read_depths(lines: Lines, unread: Lines) -> list[Depth]:
         label, _, figures = line.strip().partition(" - ")
         if heading := DEPTH.fullmatch(line.strip()):
             found.append(Depth(number=number, depth=int(heading[1])))
-        elif found and label.strip() in TOPS:
-            key, unit = TOPS[label.strip()]
+        elif (top_of := next((each for each in TOPS if label.startswith(each)), None)) is not None:
+            key, unit = TOPS[top_of]
             tops = {name: amount(figure, unit) for name, figure in PAIR.findall(figures)}
-            getattr(found[-1], key).update({name: top for name, top in tops.items() if top is not None})
-            if not tops or None in tops.values() or not figures.endswith("}"):
+            # A table that is there already is that of a depth whose heading is gone.
+            is_odd = not found or bool(getattr(found[-1], key))
+            if found and not is_odd:
+                getattr(found[-1], key).update({name: top for name, top in tops.items() if top is not None})
+            if is_odd or not tops or None in tops.values() or not figures.endswith("}"):
                 unread.append((number, line))
     return found
 

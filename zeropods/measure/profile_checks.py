@@ -113,6 +113,9 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
 # Figures of a summary that follow from others of it.
 
 
+BY_FORWARD_TIME = ("forward_backward_flops_per_second", "iteration_seconds", "flops_per_second", "samples_per_second")
+
+
 def contradictions(figures: Figures) -> Figures:
     """What follows by DeepSpeed's own formulas, of those figures that say something else than that."""
     of = {key: nan if value is None else value for key, value in figures.items()}
@@ -153,6 +156,8 @@ def _corrected(report: Report) -> Checked:
         inside = 0.0 if said is None else sum(child.total("latency_seconds") for child in said.children)
         figures["forward_seconds"] = inside or None
         figures["forward_flops_per_second"] = _ratio(figures["forward_flops"], inside)
+        if not inside:
+            figures |= dict.fromkeys(BY_FORWARD_TIME)
     # Without an engine DeepSpeed prints 0 here.
     figures["model_parameters"] = figures["model_parameters"] or None
     rows, times, missing, root = figures["batch_size_per_gpu"], None, 0, None

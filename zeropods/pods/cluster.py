@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import hashlib
 import json
@@ -28,7 +29,7 @@ from zeropods.pods.preflight import Expectation, Preflight, preflight
 from zeropods.pods.processes import deferred
 from zeropods.pods.rendezvous import Pod
 from zeropods.pods.ssh import known_hosts_text, pdsh_ssh_arguments, ssh_config_text
-from zeropods.pods.wire import WireError, ask_all
+from zeropods.pods.wire import WireError, ask_agents, ask_all
 from zeropods.tables import Table
 
 BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
@@ -372,8 +373,9 @@ def release(name: str) -> None:
 def _renew(cluster: Cluster, released: threading.Event) -> None:
     seconds, secret = min(RENEW_SECONDS, cluster.settings.lease_seconds / RENEWALS_PER_LEASE), cluster.secret
     while not released.wait(seconds):
-        # Who uses a pod that is lost finds that out; this only has to go on asking.
-        ask_all(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS)
+        # Who uses a pod that is lost finds that out; this only has to go on asking, also when the main thread has ended
+        # and no other thread can be begun.
+        asyncio.run(ask_agents(cluster.agents, secret, {"do": "renew"}, RENEW_SECONDS))
 
 
 def _down_at_exit(cluster: Cluster, owner: int) -> None:

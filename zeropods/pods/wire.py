@@ -79,12 +79,10 @@ def control_purpose(address: str, control_port: int) -> str:
     return f"control {address}:{control_port}"
 
 
-def ask_all(
+async def ask_agents(
     agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
 ) -> list[Message | WireError]:
     """Ask all agents at once; answers in their order, a `WireError` in the place of one that gave none.
-
-    A thread does it in a loop of its own, since in a notebook the calling thread runs one already.
 
     Args:
         agents: (address, control port) of each.
@@ -97,11 +95,15 @@ def ask_all(
             return WireError(f"{address}:{port}: no answer to {request.get('do')!r}: {error}")
         return WireError(f"{address}:{port}: {answer['error']}") if "error" in answer else answer
 
-    async def ask_each() -> list[Message | WireError]:
-        return await asyncio.gather(*(ask_one(*agent) for agent in agents))
+    return await asyncio.gather(*(ask_one(*agent) for agent in agents))
 
+
+def ask_all(
+    agents: Sequence[tuple[str, int]], secret: bytes, request: Message, seconds: float
+) -> list[Message | WireError]:
+    """`ask_agents` in a thread with a loop of its own, since in a notebook the calling thread runs one already."""
     with ThreadPoolExecutor(1, thread_name_prefix="ask_all") as thread:
-        return thread.submit(lambda: asyncio.run(ask_each())).result()
+        return thread.submit(lambda: asyncio.run(ask_agents(agents, secret, request, seconds))).result()
 
 
 # The server, which pods and their master both are

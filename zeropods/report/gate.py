@@ -135,7 +135,7 @@ def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:
             continue
         for figure in JUDGED:
             had, has, what = getattr(before, figure), getattr(now, figure), figure
-            is_other = figure == "peak_memory_bytes" and now.memory_kind not in (before.memory_kind, None)
+            is_other = figure == "peak_memory_bytes" and now.memory_kind != before.memory_kind
             if is_other:
                 what = f"{figure}, {before.memory_kind} and {now.memory_kind}"
             if had is not None and (has is None or is_other):

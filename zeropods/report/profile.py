@@ -356,8 +356,11 @@ def icicle_plot(root: Module) -> Plot:
     figure, panels = new_axes(INCHES_WIDE, 7.0, rows=2)
     figure.set_layout_engine("constrained", hspace=0.06)
     made = {key: list(boxes(root, key, root.total(key))) for key in TITLES}
-    classes = dict.fromkeys(box.class_name for drawn_boxes in made.values() for box in drawn_boxes)
-    colours = {name: f"C{number}" for number, name in enumerate(list(classes)[:COLOURS])}
+    widths: dict[str, float] = {}
+    for box in (box for drawn_boxes in made.values() for box in drawn_boxes):
+        widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
+    widest = sorted(widths, key=lambda name: widths[name], reverse=True)[:COLOURS]
+    colours = {name: f"C{number}" for number, name in enumerate(widest)}
     said = []
     for axes, (key, drawn_boxes) in zip(panels, made.items(), strict=True):
         _icicle(axes, drawn_boxes, colours)

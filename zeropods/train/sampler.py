@@ -133,7 +133,10 @@ class Prepared:
         """The tokenizer that the set was prepared with."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.folder / "tokenizer")
+        try:
+            return AutoTokenizer.from_pretrained(self.folder / "tokenizer")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.folder}/tokenizer: {error}; prepare the set again") from error
 
 
 def collate(rows: list[Row], multiple: int = 1) -> dict[str, Tensor]:
