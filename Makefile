@@ -31,8 +31,8 @@ gallery: setup ## make pages of the executed notebooks, in build/gallery
 test: setup ## run every test, WORKERS=2 at a time; the slowest are named
 	@$(PYTHON) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
-test-fast: setup ## run the tests that need neither torch nor real data, in under a minute
-	@$(PYTHON) -m pytest tests/fast -m "not real_data"
+test-fast: setup ## run the tests that need neither torch nor real data, WORKERS=2 at a time, in under a minute
+	@$(PYTHON) -m pytest tests/fast -m "not real_data" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 soak: setup ## run the tests that take long: every technique on every number of pods and resumed on every other
 	@ZEROPODS_SOAK=1 $(PYTHON) -m pytest --timeout 14400 -o faulthandler_timeout=0 tests/full/test_same_numbers.py \
