@@ -54,7 +54,7 @@ KEPT_BLOCK = 32 << 20
 """Larger blocks are new memory each time (glibc 2.36, `DEFAULT_MMAP_THRESHOLD_MAX`)."""
 NEW_COPIES = 3
 """Copies of all gradients that ZeRO makes in new memory, FP32: in buckets, for a rank's share, as one flat tensor.
-By their page faults runs make 2.5 to 4.2."""
+By page faults (`ru_minflt` of ranks from step to step) it is 2.5 to 4.2 in most of 14 runs, 1.7 at least."""
 
 
 @dataclass(frozen=True)
