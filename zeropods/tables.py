@@ -29,6 +29,13 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else several}"
 
 
+def digits(value: float) -> str:
+    """A number of at least 0 in the digits that count, three below 1 and four above, without an exponent."""
+    if value < 0.0005:
+        return "0.000" if value else "0"
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:#.{3 if value < 1 else 4}g}".rstrip(".")
+
+
 # A table that people read: in a notebook, on a page, in Markdown.
 
 CELL_STYLE = "text-align: left; white-space: pre-line"
@@ -36,6 +43,8 @@ CELL_STYLE = "text-align: left; white-space: pre-line"
 
 INTERVAL = re.compile(r"\[[\d., ]+\]")
 """Such as `[0.78, 1.02]`: no line ends within it."""
+GLUE = "\N{BRAILLE PATTERN BLANK}"
+"""A blank at which no line of a terminal is wrapped."""
 READABLE = 20
 """Characters of a terminal's line that a wide column has at least."""
 KEYS = 3
@@ -107,11 +116,15 @@ class Table:
             for part in parts:
                 drawing = Drawing(box=box.MARKDOWN)
                 for n in part:
-                    drawing.add_column(Text(textwrap.fill(self.header[n], max(words[n], cells[n], 1))), overflow="fold")
+                    natural = max(words[n], cells[n], 1)
+                    heading = Text(textwrap.fill(self.header[n], natural))
+                    drawing.add_column(heading, overflow="fold", no_wrap=natural == least[n])
                 for row in self.rows:
-                    drawing.add_row(*(Text(row[n]) for n in part))
+                    drawing.add_row(
+                        *(Text(INTERVAL.sub(lambda found: found[0].replace(" ", GLUE), row[n])) for n in part)
+                    )
                 console.print(drawing)
-        lines = "".join(f"{line.rstrip()}\n" for line in said.get().strip("\n ").splitlines())
+        lines = "".join(f"{line.rstrip()}\n" for line in said.get().replace(GLUE, " ").strip("\n ").splitlines())
         return re.sub(r"\n{3,}", "\n\n", lines)
 
     def _html_row(self, row: Sequence[str]) -> str:

@@ -34,8 +34,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Summary:
 
 def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> None:
     fits, techniques, time, accuracy = compared.answers().texts
-    assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1 GiB resident. ")
-    assert "2 MiB (D zero3_offload x3) to 8 MiB (A none x1 and B ddp x3) per process." in fits
+    assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1.000 GiB resident. ")
+    assert "2.000 MiB (D zero3_offload x3) to 8.000 MiB (A none x1 and B ddp x3) per process." in fits
     assert fits.endswith("Not compared with these: E none x1.")
     assert techniques.startswith("Fastest is B ddp x3, with 2.00 [1.")
     assert "times the samples/s of A none x1. It cannot be told apart from C zero1 x3. " in techniques
@@ -59,7 +59,7 @@ def test_the_first_tables_have_rows_that_are_compared_then_those_that_stand_alon
 
 def test_the_first_picture_has_a_point_and_a_legend_for_each_row_that_is_compared(compared: Summary) -> None:
     picture = compared.plots["speed_memory"].svg
-    assert picture.startswith("<svg ") and "<title>D zero3_offload x3: 48.01 samples/s, 2 MiB</title>" in picture
+    assert picture.startswith("<svg ") and "<title>D zero3_offload x3: 48.01 samples/s, 2.000 MiB</title>" in picture
     assert picture.count("zero3_offload x3") >= 2 and "E none x1" not in picture
 
 

@@ -131,8 +131,8 @@ def test_people_read_a_table(tmp_path: Path) -> None:
     assert sweep.table().header == ("cell", "repeats ok", "samples/s", "result")
     left_out = "left out: none is one process; on several pods ddp is the baseline"
     assert sweep.table().rows == (
-        (NONE, "2 of 2", "40", "ok"),
-        (ZERO1, "1 of 2", "40", "oom: it broke; ok"),
+        (NONE, "2 of 2", "40.00", "ok"),
+        (ZERO1, "1 of 2", "40.00", "oom: it broke; ok"),
         ("well-none-2-pods-schema", "", "", left_out),
     )
     assert a_sweep(tmp_path).table().rows[0][1:] == ("0 of 2", "n/a", "not run yet")

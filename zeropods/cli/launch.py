@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.files import given_path
-from zeropods.tables import said_above, whole
+from zeropods.tables import digits, said_above, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -146,7 +146,7 @@ def readable(result: Result) -> str:
     if "score" in result:
         known = {name: result["score"].get(key) for key, name in MEASURES.items()}
         scored = next((f"{name} {value:.3f}" for name, value in known.items() if value is not None), "")
-    shown = {key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in values.items()}
+    shown = {key: digits(value) if isinstance(value, float) else str(value) for key, value in values.items()}
     last, folder = f"run folder: {result['folder']}", Path(result["folder"])
     if result["status"] == "ok":
         is_other = arguments_of(Path(result["argv"][0]).name) is None

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from zeropods import files
 from zeropods.errors import UserError
-from zeropods.tables import counted
+from zeropods.tables import counted, digits
 from zeropods.techniques import technique_text
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ def closing_line(folder: Path, record: Record, scored: str = "", *, ends_here: b
     if scored:
         said.append(scored)
     if record.samples_per_second is not None:
-        said.append(f"{record.samples_per_second:,.4g} samples/s")
+        said.append(f"{digits(record.samples_per_second)} samples/s")
     following = f"predict --model {run} --score"
     if scored or record.task == "lm":
         following = f"summary {run} --out {shlex.quote(f'{folder}-summary')}"

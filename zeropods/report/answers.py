@@ -10,7 +10,7 @@ from html import escape
 from zeropods.report.figures import DEVICE_USED, Values
 from zeropods.report.groups import ratio_interval
 from zeropods.report.rows import inference_text
-from zeropods.tables import GIB, MIB, counted, markdown_text
+from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 
 QUESTIONS = ("Does it fit?", "Which technique?", "How long, and at what cost?", "Is the model still good?")
 LINES = "white-space: pre-line"
@@ -222,7 +222,7 @@ class Subject:
 
     def _time(self, row: Values) -> str:
         whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
-        cost = "" if row["cost"] is None else f", which costs {row['cost']:,.4g}"
+        cost = "" if row["cost"] is None else f", which costs {digits(row['cost'])}"
         steps = counted(round(row["steps"]), "step")
         return f"{row['label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
 
@@ -279,7 +279,7 @@ def _alike(rows: Sequence[Values], key: str, choose: Callable[..., float]) -> li
 def _span(rows: Sequence[Values], key: str, unit: int, name: str) -> str:
     """The least and the most of a size, and whose they are."""
     least, most = (_alike(rows, key, choose) for choose in (min, max))
-    low, high = (f"{choose(row[key] for row in rows) / unit:,.3g} {name}" for choose in (min, max))
+    low, high = (f"{digits(choose(row[key] for row in rows) / unit)} {name}" for choose in (min, max))
     if low == high or any(row in most for row in least):
         return low if low == high else f"{low.removesuffix(f' {name}')} to {high}"
     return f"{low} ({_names(least)}) to {high} ({_names(most)})"

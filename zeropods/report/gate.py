@@ -173,4 +173,6 @@ def _limit(figure: str, before: GateRow, now: GateRow) -> float:
 def _shown(value: float | str | None) -> str:
     if value is None:
         return "gone"
-    return f"{value:,.4g}" if isinstance(value, int | float) else value
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"

@@ -33,6 +33,7 @@ from zeropods.tables import GIB, Table, progress
 # A prepared data set as tables and plots: what 01 shows.
 
 COLUMNS = {"source": "input_ids", "target": "labels"}
+MOST_BINS = 100
 
 
 def split_table(manifest: Manifest) -> Table:
@@ -49,7 +50,12 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
     figure, axes = new_axes(9, 3.2, columns=len(COLUMNS))
     for one, (side, column) in zip(axes, COLUMNS.items(), strict=True):
         lengths = token_lengths(prepared, split, column)
-        one.hist(lengths, bins=min(60, int(np.ptp(lengths)) + 1), color="C0")
+        # As many whole numbers in each bin: a bin of 1.2 would hold one of them, or two.
+        step = math.ceil((np.ptp(lengths) + 1) / MOST_BINS)
+        one.hist(
+            lengths, bins=[first - 0.5 for first in range(lengths.min(), lengths.max() + step + 1, step)], color="C0"
+        )
+        one.yaxis.set_major_formatter("{x:,g}")
         one.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
     return Plot(figure, f"histograms of source and target tokens of {split}")
 

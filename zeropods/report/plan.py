@@ -12,7 +12,7 @@ from zeropods.plan.calibrated import STATES
 from zeropods.plan.estimate import Estimate, Plan, Published, Request, beside, plan, request_for
 from zeropods.plan.machines import GIGA
 from zeropods.plan.memory import PARTS
-from zeropods.tables import GIB, Table, counted, wrapped
+from zeropods.tables import GIB, Table, counted, digits, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +30,8 @@ CPU_LEGEND = (
     "Memory is resident, of one process: context is what it has before its model. Of runs of the kind, "
     "80% lie within [ ]; all of it has to fit."
 )
+FAR = 5
+"""Times the longest bar."""
 LEGEND = "Memory is of one GPU: context is what CUDA itself takes; host is main memory of a pod, for all its processes."
 
 
@@ -92,7 +94,7 @@ class PlanReport:
         where = "one process on one pod" if best.technique.is_alone else pods
         several = self.plan.request.machines.pods > 1 and any(each.technique.is_alone for each in made)
         alone = "\nThe row none is one process on one pod, whatever --pods says." if several else ""
-        speed = f"{rate(best.samples_per_second)} samples/s"
+        speed = f"{digits(best.samples_per_second)} samples/s"
         said = f"Recommended: technique {name(best)}, the fastest of those that fit: {speed} on {where}."
         return f"{wrapped(said)}{alone}\n"
 
@@ -125,11 +127,17 @@ class PlanReport:
 
     @property
     def memory(self) -> Plot:
-        """Memory of one GPU by part and technique, in GiB; a line where the GPU ends."""
+        """Memory of one GPU by part and technique, in GiB; a line where the GPU ends, unless that is far away."""
         size = self.plan.request.gpu_memory_bytes / GIB
         parts = [each.memory.parts() for each in self.plan.estimates]
         values = {part: [each[part] / GIB for each in parts] for part in PARTS}
-        plot, axes = self._bars(values, "memory", "GiB of one GPU", "planned memory of one GPU")
+        unit = f"GiB of one GPU, which has {size:g}"
+        plot, axes = self._bars(values, "memory", unit, "planned memory of one GPU")
+        longest = axes.get_xlim()[1]
+        if size > FAR * longest:
+            # With the line in it the bars could not be told apart.
+            return plot
+        axes.set_xlim(right=max(longest, 1.05 * size))
         axes.axvline(size, color="black", linestyle="--", linewidth=1)
         axes.annotate(f"the GPU: {size:g} GiB", (size, 1.0), (-4, 2), ha="right", xycoords=("data", "axes fraction"),
                       textcoords="offset points", fontsize="small")  # fmt: skip
@@ -176,11 +184,11 @@ def _line(estimate: Estimate) -> dict[str, str]:
     line |= {"host (GiB)": gib(estimate.host_bytes)} if estimate.memory.host_terms else {}
     line |= {
         "largest batch (rows)": f"{estimate.largest_batch_size:,}" if estimate.largest_batch_size else "none",
-        "step (s)": _with_interval(estimate.time.seconds, estimate.intervals.get("time"), rate),
-        "samples/s": rate(estimate.samples_per_second),
+        "step (s)": _with_interval(estimate.time.seconds, estimate.intervals.get("time"), digits),
+        "samples/s": digits(estimate.samples_per_second),
     }
-    line |= {"tokens/s": rate(estimate.tokens_per_second)} if labels else {}
-    line |= {} if estimate.total_seconds is None else {"training (h)": rate(estimate.total_seconds / 3600)}
+    line |= {"tokens/s": digits(estimate.tokens_per_second)} if labels else {}
+    line |= {} if estimate.total_seconds is None else {"training (h)": digits(estimate.total_seconds / 3600)}
     for heading, value in (("cost of 1 M samples", estimate.cost_per_million_samples), ("cost", estimate.cost)):
         line |= {} if value is None else {heading: f"{value:.2f}"}
     return line
@@ -197,8 +205,8 @@ def _published(row: Published) -> dict[str, str]:
         "pods": str(row.pods),
         "published (GiB)": low if low == high else f"{low}-{high}",
         "planned (GiB)": f"{row.planned()[0] / GIB:.1f}",
-        "published step (s)": "" if row.step_seconds is None else rate(row.step_seconds),
-        "planned step (s)": rate(row.planned()[1]),
+        "published step (s)": "" if row.step_seconds is None else digits(row.step_seconds),
+        "planned step (s)": digits(row.planned()[1]),
     }
 
 
@@ -212,14 +220,7 @@ def name(estimate: Estimate) -> str:
 def gib(size: float) -> str:
     """Bytes in GiB, as people read them."""
     shown = size / GIB
-    return f"{shown:,.2f}" if shown >= 1 else rate(shown)
-
-
-def rate(value: float) -> str:
-    """A rate in digits that count, without an exponent."""
-    if 0 < value < 0.0005:
-        return "0.000"
-    return f"{value:,.0f}" if value >= 1_000 else f"{value:.{3 if value < 1 else 4}g}"
+    return f"{shown:,.2f}" if shown >= 1 else digits(shown)
 
 
 # Plans of a causal model at several lengths: what grows with the length, and what with its square.
@@ -292,7 +293,7 @@ def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
         "activations (GiB)": gib(parts["activations"]),
         "total (GiB)": gib(parts["total"]),
         "fits": "yes" if estimate.fits else "no",
-        "tokens/s": rate(estimate.tokens_per_second),
+        "tokens/s": digits(estimate.tokens_per_second),
     }
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.measure.record import Loss, Record
 from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
 from zeropods.report.figures import DEVICE_USED, Values
-from zeropods.tables import GIB, MIB
+from zeropods.tables import GIB, MIB, digits
 from zeropods.techniques import NAMES
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ BESIDE = ((7, 4), (7, -12), (-7, 4), (-7, -12), (0, 9), (0, -17), (18, 4), (-18,
 """Where the letters of a marker may stand, in points from its middle; the first place that is free is taken."""
 LONG = 10
 """Times the smallest: from there on a scale is logarithmic."""
+CROWDED = 100
+"""The same, from where on a scale along the width has only the powers of ten."""
 HOVER = "hover "
 """Beginning of the name of what says more when the pointer is over it."""
 
@@ -130,6 +132,7 @@ def stacked_bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
+    axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
     return drawn_parts
 
@@ -201,9 +204,9 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
         markers = [MARKERS[pods.index(line["pods"]) % len(MARKERS)] for line in shown]
         points = [(line["measured_bytes"] / unit, line["samples_per_second"]) for line in shown]
         tops = [(line["samples_per_second_interval"] or [0])[-1] for line in shown]
+        handles = [_point(axes, *each, name) for each in zip(shown, points, markers, strict=True)]
         _room(axes, "x", [size for size, _ in points])
         _room(axes, "y", [rate for _, rate in points], max(tops))
-        handles = [_point(axes, *each, name) for each in zip(shown, points, markers, strict=True)]
         _legend(figure, handles=handles)
         _letters(axes, [line["row"] for line in shown], points)
     else:
@@ -222,7 +225,7 @@ def _point(axes: Axes, line: Values, point: tuple[float, float], marker: str, un
         size, rate, marker, color=color, markersize=MARKER - 2, markeredgecolor="white", zorder=3,
         label=_literal(line["label"]),
     )  # fmt: skip
-    drawn_point.set_gid(f"{HOVER}{line['label']}: {rate:,.4g} samples/s, {size:,.4g} {unit}")
+    drawn_point.set_gid(f"{HOVER}{line['label']}: {digits(rate)} samples/s, {digits(size)} {unit}")
     return drawn_point
 
 
@@ -272,7 +275,9 @@ def _logarithmic(axes: Axes, which: str) -> None:
 
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    least, most = axis.get_data_interval()
+    is_crowded = which == "x" and most > CROWDED * least
+    axis.set_major_locator(LogLocator(subs=(1,) if is_crowded else (1, 2, 5)))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_formatter(NullFormatter())
 
@@ -281,20 +286,27 @@ def _logarithmic(axes: Axes, which: str) -> None:
 
 
 def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
-    """Training and validation loss of each run by optimizer step, on a logarithmic scale; of at most eight runs.
+    """Training and validation loss of each run by optimizer step, on a logarithmic scale; of at most eight curves.
+
+    Runs whose losses are equal but for rounding share a curve: drawn one upon the other only the last would be seen.
 
     Args:
         records: what the runs are called, and their records.
     """
-    found = [(_literal(name), of) for name, of in records if of is not None and (of.losses or of.eval_losses)]
-    curves = found[:SHOWN_CURVES]
-    figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * len(curves))
-    for number, (name, record) in enumerate(curves):
+    alike: dict[tuple[Any, ...], tuple[list[str], Record]] = {}
+    for name, of in records:
+        if of is not None and (of.losses or of.eval_losses):
+            losses = tuple((point.step, f"{point.loss:.2g}") for point in (*of.losses, *of.eval_losses))
+            alike.setdefault(losses, ([], of))[0].append(_literal(name))
+    curves = list(alike.values())[:SHOWN_CURVES]
+    figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * sum(len(names) for names, _ in curves))
+    for number, (names, record) in enumerate(curves):
         _curve(axes, record.losses, color=f"C{number}", linewidth=1, alpha=0.6)
         _curve(axes, record.eval_losses, color=f"C{number}", linewidth=2, marker="o", markersize=4, linestyle="--")
-        axes.plot([], [], color=f"C{number}", label=name)
+        axes.plot([], [], color=f"C{number}", label="\n= ".join(names))
     axes.set(xlabel="optimizer step", ylabel="loss per label token (nats)")
-    _title(axes, f"Loss: lines training, dots validation{_of_all(len(curves), len(found))}")
+    _title(axes, f"Loss: lines training, dots validation{_of_all(len(curves), len(alike), 'curves')}")
+    axes.xaxis.set_major_formatter("{x:,g}")
     if curves:
         lasts = [max(point.step for point in (*of.losses, *of.eval_losses)) for _, of in curves]
         _logarithmic(axes, "y")
@@ -304,7 +316,8 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
         _legend(figure)
     else:
         _nothing(axes, "no run has a loss yet")
-    return Plot(figure, f"training and validation loss by step of {_listed([name.strip() for name, _ in curves])}")
+    shown = _listed([" = ".join(names) for names, _ in curves])
+    return Plot(figure, f"training and validation loss by step of {shown}")
 
 
 def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
@@ -332,7 +345,7 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
             span = [[max(0.0, rate - low)], [high - rate]]
             axes.errorbar(rate, place, xerr=span, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
         end = max(high, *repeats, rate)
-        axes.annotate(f"{rate:.4g}", (end, place), xytext=(4, 0), textcoords="offset points", va="center")
+        axes.annotate(digits(rate), (end, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.set_xlabel("samples/s; dots: repeats; lines: 95 % interval")
     _title(axes, f"Training throughput, all ranks together{_of_all(len(timed), len(found))}")
     axes.invert_yaxis()
@@ -359,6 +372,7 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     bars_beside(axes[1], labels, series, MIB)
     axes[1].set_xlabel(f"MiB {kind or ''}")
     _title(axes[1], "Plan and measurement")
+    _legend(figure, handles=axes[1].containers)
     return Plot(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
 
 
@@ -398,15 +412,13 @@ def bars_beside(
         places = [i + (number - (len(series) - 1) / 2) * height for i in range(len(values))]
         sizes = [0.0 if value is None else value / unit for value in values]
         bars = axes.barh(places, sizes, height=0.9 * height, label=name, color=f"C{first_color + number}")
-        axes.bar_label(bars, labels=["" if not size else f"{size:.3g}" for size in sizes], padding=3, fontsize="small")
+        axes.bar_label(bars, labels=[digits(size) if size else "" for size in sizes], padding=3, fontsize="small")
     axes.set_yticks(range(len(labels)), labels)
-    axes.margins(x=0.4 if len(series) > 1 else 0.15, y=0.02)
+    axes.margins(x=0.15, y=0.02)
     axes.locator_params(axis="x", nbins=5)
     axes.invert_yaxis()
     if not any(value for values in series.values() for value in values):
         _nothing(axes, "not measured")
-    elif len(series) > 1:
-        axes.legend(fontsize="small", loc="lower right")
 
 
 # Memory and use over time, as each rank's sampler wrote them: `memory/N.csv` of a run folder.
@@ -462,7 +474,7 @@ def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:
             _shade(axes, seconds, list(samples["phase"]))
         axes.plot(seconds, samples[column] / unit, linewidth=1.2, color=f"C{rank % 10}")
     axes.set_title(_literal(timeline.label), fontsize="small")
-    axes.locator_params(nbins=4)
+    axes.locator_params(nbins=5)
     axes.tick_params(labelsize="small")
 
 
@@ -479,6 +491,8 @@ def _phase_legend(figure: Figure, ranks: int) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    patches = [Patch(facecolor=color, edgecolor="0.8", label=phase) for phase, color in PHASE_COLORS.items()]
+    patches = [
+        Patch(facecolor=color, edgecolor="0.8", label=phase.replace("_", " ")) for phase, color in PHASE_COLORS.items()
+    ]
     lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(min(ranks, SHOWN_RANKS))]
     _legend(figure, 5, [*patches, *lines])

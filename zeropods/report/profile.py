@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Figures, Module
 from zeropods.measure.profile_checks import Checked, by_class, check, shares
 from zeropods.report.plots import Plot, bars_beside, new_axes, stacked_bars
-from zeropods.tables import Table, wrapped
+from zeropods.tables import Table, digits, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -221,6 +222,7 @@ class ReportPair:
         left.set_title("One iteration", loc="left")
         _class_bars(right, pair)
         right.set_title("Forward pass by class of module", loc="left")
+        figure.legend(handles=right.containers, loc="outside lower right", frameon=False, fontsize=9)
         return Plot(figure, "; ".join(report.shares_text(name) for name, report in pair.items()))
 
     def _names(self) -> tuple[str, str]:
@@ -254,7 +256,7 @@ def written(value: float | None, unit: str) -> str:
 
 def _in(unit: float, value: float | None) -> str:
     """A figure of a column whose heading names the unit."""
-    return "" if value is None else f"{value / unit:,.4f}".rstrip("0").rstrip(".")
+    return "" if value is None else digits(value / unit)
 
 
 def _percent(value: float | None) -> str:
@@ -266,6 +268,8 @@ def _percent(value: float | None) -> str:
 PARTS = ("forward", "backward", "step")
 INCHES_WIDE = 10.0
 CLASSES_COMPARED = 6
+NAME_LETTERS = 22
+"""Of a line of a report's name."""
 LABELLED = 0.1
 """Share of a plot's width from which on a part carries its label."""
 
@@ -276,9 +280,10 @@ def _milliseconds(figures: Figures, part: str) -> float:
 
 def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport]) -> None:
     """Forward, backward and step of each report as one bar in milliseconds, with their shares of that report."""
+    names = [textwrap.fill(name, NAME_LETTERS) for name in reports]
     times = {part: [_milliseconds(each.checked.figures, part) for each in reports.values()] for part in PARTS}
     wholes = [sum(each) for each in zip(*times.values(), strict=True)]
-    for bars, widths in zip(stacked_bars(axes, list(reports), times), times.values(), strict=True):
+    for bars, widths in zip(stacked_bars(axes, names, times), times.values(), strict=True):
         labels = [
             f"{100 * width / whole:.0f} %" if width > LABELLED * max(wholes) else ""
             for width, whole in zip(widths, wholes, strict=True)
@@ -307,10 +312,11 @@ def _class_bars(axes: Axes, pair: dict[str, ProfileReport]) -> None:
 
 OTHER, FAINT = "0.8", 0.65
 """The colour of all other classes, and how much of a colour is seen behind black letters."""
-COLOURS = 10
+COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")
+"""Of the widest classes; C7 is grey too."""
 LETTER_INCHES = 0.075
 """Width of a letter of a label."""
-TITLES = {"macs": "MACs of the forward pass", "latency_seconds": "forward latency"}
+TITLES = {"macs": "MACs of the forward pass", "latency_seconds": "Latency of the forward pass"}
 NARROWEST = 0.001
 """Share of the whole below which nothing is drawn."""
 
@@ -359,8 +365,8 @@ def icicle_plot(root: Module) -> Plot:
     widths: dict[str, float] = {}
     for box in (box for drawn_boxes in made.values() for box in drawn_boxes):
         widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
-    widest = sorted(widths, key=lambda name: widths[name], reverse=True)[:COLOURS]
-    colours = {name: f"C{number}" for number, name in enumerate(widest)}
+    widest = sorted(widths, key=lambda name: widths[name], reverse=True)
+    colours = dict(zip(widest, COLOURS, strict=False))
     said = []
     for axes, (key, drawn_boxes) in zip(panels, made.items(), strict=True):
         _icicle(axes, drawn_boxes, colours)

@@ -13,7 +13,7 @@ from zeropods.plan.machines import GIGA
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.figures import Values
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
-from zeropods.tables import GIB, MIB, Table
+from zeropods.tables import GIB, MIB, Table, digits
 
 NOT_MEASURED = "n/a"
 MARK = "*"
@@ -244,18 +244,19 @@ COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
 THREE, FOUR = "{:.3f}".format, "{:.4f}".format
 LABEL = Column("label", "row")
 RESULTS = (
-    Column("model_id", "model"),
-    Column("technique_text", "technique"),
-    Column("pods", "pods"),
     Column("samples_per_second", "throughput", "samples/s", ONE),
     Column("speed_up", "speed-up", text=_speed_text),
     Column("pod_state_bytes", "states of each pod", "MiB", lambda sizes: _pods(sizes, mib)),
     Column("inference_result", "inference result", text=inference_text),
     Column("duration_seconds", "duration", "s", ONE),
-    Column("pod_activation_bytes", "activations, planned", "MiB", mib),
     Column("pod_memory_bytes", "memory of each pod", "GiB", _pods),
     Column("status", "status"),
+    Column("pod_activation_bytes", "activations, planned", "MiB", mib),
+    Column("model_id", "model"),
+    Column("technique_text", "technique"),
+    Column("pods", "pods"),
 )
+"""First what a technique costs and gives; what its label says too stands last, where a narrow terminal breaks."""
 SETTINGS = (
     Column("name", "run"),
     Column("task", "task"),
@@ -272,7 +273,7 @@ SPEED = (
     Column("tokens_per_second", "real tokens/s", "", COUNT),
     Column("padding_share", "padding", "%", _percent),
     Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
-    *_plan_columns("step", "seconds", "s", "{:.3g}".format),
+    *_plan_columns("step", "seconds", "s", digits),
     Column("start_seconds", "start", "s", ONE),
     Column("save_seconds", "saving", "s", TWO),
     Column("goodput", "goodput", "%", _percent),
@@ -317,8 +318,8 @@ LOSSES = (
 )
 COST = (
     Column("energy_joules", "energy", "J", COUNT),
-    Column("energy_kwh", "energy", "kWh", "{:.3g}".format),
-    Column("cost", "cost", "at the price given", "{:,.4g}".format),
+    Column("energy_kwh", "energy", "kWh", digits),
+    Column("cost", "cost", "at the price given", digits),
 )
 SECTIONS = {
     "Speed": SPEED,

@@ -14,7 +14,7 @@ from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.calibrated import STATES, planned
 from zeropods.report.entry import read_entry
 from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
-from zeropods.report.plots import Plot, loss_plot, new_axes, stacked_bars
+from zeropods.report.plots import Plot, legend_beside, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
 from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table
 from zeropods.tables import MIB, Table
@@ -177,10 +177,10 @@ def state_plot(runs: Sequence[Run]) -> Plot:
     states = [_states(run.record) for run in runs]
     stacked_bars(axes, labels, {part: [(each.get(part) or 0) / MIB for each in states] for part in STATES})
     expected = [(each["planned"] or math.nan) / MIB for each in states]
-    places = range(len(runs))
-    axes.plot(expected, places, linestyle="none", marker="|", markersize=24, color="black", label="by arithmetic")
+    tops, bottoms = ([place + half for place in range(len(runs))] for half in (-0.4, 0.4))
+    axes.vlines(expected, tops, bottoms, color="black", label="by arithmetic")
     axes.set(xlabel="MiB in each process", title="What ZeRO divides: the states of one model")
-    axes.legend(loc="lower right")
+    legend_beside(axes)
     return Plot(figure, "bars of parameters, gradients and optimizer states per process, by technique")
 
 

@@ -16,8 +16,8 @@ from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, reque
 from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
 from zeropods.plan.memory import LOADING, PARTS, Term, total
 from zeropods.plan.workload import MASTER, MOMENTS, Workload
-from zeropods.report.plan import TIMES, gib, rate
-from zeropods.tables import GIB, Table, counted
+from zeropods.report.plan import TIMES, gib
+from zeropods.tables import GIB, Table, counted, digits
 from zeropods.techniques import TECHNIQUES
 
 MOST_PODS = 1 << 14
@@ -126,7 +126,7 @@ def changes(old: Estimate, new: Estimate) -> str:
     said = [] if new.technique == old.technique else [new.technique.name]
     for what, unit, figure in figures:
         if not math.isclose(figure(old), figure(new), rel_tol=0.005):
-            said.append(f"{what} {rate(figure(old))} to {rate(figure(new))} {unit}")
+            said.append(f"{what} {digits(figure(old))} to {digits(figure(new))} {unit}")
     return ("; ".join(said) or "no change") + ("" if new.fits else "; does not fit")
 
 
@@ -351,7 +351,7 @@ def life_table(phases: tuple[LifePhase, ...]) -> Table:
         {
             "phase": each.phase,
             "host of a pod (GiB)": gib(each.host_bytes),
-            "seconds": "" if each.seconds is None else rate(each.seconds),
+            "seconds": "" if each.seconds is None else digits(each.seconds),
             "disk (GiB)": gib(each.disk_bytes) if each.disk_bytes else "",
             "from": each.formula,
         }

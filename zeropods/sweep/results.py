@@ -23,7 +23,7 @@ from zeropods.measure.record import Record
 from zeropods.programs import end_with_parent
 from zeropods.report.entry import score_lines
 from zeropods.sweep.matrix import Matrix
-from zeropods.tables import Table, progress
+from zeropods.tables import Table, digits, progress
 
 FILE = "sweep.json"
 SCHEMA_VERSION = 1
@@ -114,7 +114,7 @@ class Sweep:
         return (
             name,
             f"{len(well)} of {len(rows)}",
-            f"{fmean(rates):.4g}" if rates else "n/a",
+            digits(fmean(rates)) if rates else "n/a",
             *([right] if self.matrix.questions else []),
             "; ".join(dict.fromkeys(map(_result, rows))),
         )

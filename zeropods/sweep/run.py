@@ -30,7 +30,7 @@ from zeropods.pods.hostfile import Host
 from zeropods.pods.processes import ending_in_order
 from zeropods.sweep.matrix import EACH, EFFECTIVE, ROWS, SAMPLE, Cell, Matrix, write_matrix
 from zeropods.sweep.results import FILE, Row, Sweep, answer_runs, earlier_seconds
-from zeropods.tables import progress, said_above
+from zeropods.tables import digits, progress, said_above
 from zeropods.techniques import technique_named
 from zeropods.train.arguments import MAX_SEQ_LENGTH, CausalArguments, TextToSQLArguments, arguments_of
 
@@ -106,7 +106,7 @@ def _run(sweep: Sweep, planned: list[Trial], pods: SweepPods, argv: Argv) -> Non
                 sweep.keep(replace(trial.row, status="interrupted", reason="ended with the sweep"))
                 raise
             sweep.keep(row)
-            rate = "" if row.samples_per_second is None else f", {row.samples_per_second:.4g} samples/s"
+            rate = "" if row.samples_per_second is None else f", {digits(row.samples_per_second)} samples/s"
             reason = "" if row.reason is None else f": {row.reason}"
             said = f"{row.status} after {row.seconds or 0.0:.0f} s{rate}{reason}"
             said_above(f"run {number} of {len(waiting)}: {trial.name} {said}")
