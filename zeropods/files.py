@@ -66,10 +66,8 @@ def given_path(text: str) -> Path:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is none that a hub may have, such as `gpt2` or `organisation/name`, but of a place here."""
-    first, slash, _ = name.partition("/")
-    has_no_such_form = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None
-    return has_no_such_form or bool(slash and Path(first).is_dir())
+    """Whether a name is none that a hub may have, such as `gpt2` or `organisation/name`, whatever folders there are."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name) is None
 
 
 def check_utf8(text: str, flag: str) -> None:

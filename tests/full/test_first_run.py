@@ -82,7 +82,7 @@ def test_a_t5_is_asked_for_no_data_of_another_task(
 def test_a_t5_has_no_perplexity(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = said(capsys, "perplexity", trained, "--data", "data", "--split", "test")
     assert line == f"zeropods: {trained}: its model is a t5; expected a causal one, such as gpt2"
-    for name in ("tests/none", "./none"):
+    for name in ("runs/of/none", "./none"):
         line = said(capsys, "perplexity", name, "--data", "data", "--split", "test")
         assert line == f"zeropods: {name}: no such folder; expected a run or model folder, or a hub id"
 
