@@ -10,9 +10,10 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.wikisql import SPLITS, Example, read_split
 from zeropods.evaluate.generate import Generation, QueryAnswerer, predict
-from zeropods.evaluate.score import interval, score
-from zeropods.evaluate.score_file import QueryScore
+from zeropods.evaluate.score import score
+from zeropods.evaluate.score_json import QueryScore
 from zeropods.launch.notebook import train
+from zeropods.measure.intervals import score_interval
 from zeropods.sql.query import execute
 from zeropods.workshop import EMBEDDED, TINY, TRAINING
 
@@ -53,7 +54,7 @@ def _fresh(work: Path, name: str) -> Figure:
     answers = QueryAnswerer.load(work / "run").answer(examples, Generation())
     pairs = zip(answers, examples, strict=True)
     right = [a.query is not None and execute(a.query, e.table) == execute(e.query, e.table) for a, e in pairs]
-    return Figure(name=name, value=fmean(right), unit="", interval=interval(right))
+    return Figure(name=name, value=fmean(right), unit="", interval=score_interval(right))
 
 
 def _words(example: Example) -> str:

@@ -24,7 +24,7 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, guarded
-from zeropods.evaluate.score_file import LM, TEXT2SQL
+from zeropods.evaluate.score_json import LM, TEXT2SQL
 from zeropods.launch.notebook import launch
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster, workers_of

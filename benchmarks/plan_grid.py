@@ -27,7 +27,6 @@ from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, guarded
 from zeropods.launch.notebook import train_series
-from zeropods.launch.probe import probe
 from zeropods.measure.calibration import (
     SHIPPED,
     Calibration,
@@ -40,9 +39,10 @@ from zeropods.measure.calibration import (
 from zeropods.measure.record import read_record
 from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively
-from zeropods.report.figures import figures as values_of
+from zeropods.report.formulas import figures as values_of
 from zeropods.techniques import technique_named
 from zeropods.train.causal import causal_config, random_causal
+from zeropods.train.probe import probe
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.reliability.chain import INTERVAL, PODS, STEP_TIMEOUT, STEPS
 from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.trial import LEFT_SECONDS, VERIFIED_STEPS
-from zeropods.launch.supervisor import LEASE_SECONDS
+from zeropods.pods.leases import RUN_SECONDS
 from zeropods.tables import Table, counted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ REMARKS = f"""\
 * by itself: by `--restarts`, on a spare pod in place of a lost one; else the same command was called again
 * steps lost, to find, to resume, goodput: median, and worst
 * to find (asked for: {FIND_SECONDS}): until the supervisor, a pod or a rank knew. A killed supervisor is found when the
-  run's lease of {LEASE_SECONDS:.0f} s has run out, ranks that hang by `--step-timeout {STEP_TIMEOUT}`
+  run's lease of {RUN_SECONDS:.0f} s has run out, ranks that hang by `--step-timeout {STEP_TIMEOUT}`
 * to resume (asked for: {RESUME_SECONDS}): from then, or from the second call, to the end of the first step
 * goodput: of a run broken once (`--alone`), share of its wall time in steps that count, starts included
 * left over: processes of the broken attempt, and of a killed pod, still there {LEFT_SECONDS:.0f} s later

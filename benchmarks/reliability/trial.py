@@ -24,7 +24,7 @@ from zeropods.launch.notebook import worker_of
 from zeropods.measure.record import read_json
 from zeropods.pods.processes import Process, descendants
 from zeropods.report.entry import read_entry
-from zeropods.report.figures import figures
+from zeropods.report.formulas import figures
 
 VERIFIED_STEPS = 5
 """After each restart so many steps are compared before the next fault."""

@@ -20,7 +20,7 @@ from tests.full.demo_page import ROOT
 from tests.full.forks import train_ranks
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
-from zeropods.report.figures import figures
+from zeropods.report.formulas import figures
 from zeropods.sweep.run import LOCK, trials
 from zeropods.workshop import STATES_EXAMPLES, Workshop
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests import made
 from tests.made import a_failed_record, a_rank, as_record
+from zeropods.measure.intervals import t_interval
 from zeropods.measure.record import PHASES, Record
 from zeropods.plan.models import known_config
-from zeropods.report.figures import DERIVED, FIGURES, figures
-from zeropods.report.groups import t_interval
+from zeropods.report.formulas import DERIVED, FIGURES, figures
 from zeropods.tables import GIB
 
 SHAPE = known_config("t5-tiny")

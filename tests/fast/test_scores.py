@@ -18,11 +18,11 @@ from zeropods.evaluate.score import (
     Prediction,
     custom_metric,
     custom_scores,
-    interval,
     read_predictions,
     write_predictions,
 )
-from zeropods.evaluate.score_file import Score, read_score, text_score
+from zeropods.evaluate.score_json import Score, read_score, text_score
+from zeropods.measure.intervals import score_interval
 from zeropods.sql.query import Condition, Query
 
 QUERY = Query(1, 3, (Condition(0, 0, "Ann"),))
@@ -162,13 +162,13 @@ def test_perplexity_is_the_exponential_of_the_mean_loss_where_that_is_one(tmp_pa
     ],
 )
 def test_the_interval_is_the_hand_computed_one(values: list[float], expected: tuple[float, float] | None) -> None:
-    assert interval(values) == (expected and pytest.approx(expected, abs=5e-6))
+    assert score_interval(values) == (expected and pytest.approx(expected, abs=5e-6))
 
 
 def test_the_interval_of_a_mean_agrees_with_the_drawn_bootstrap() -> None:
     values = np.repeat([0.0, 0.4, 0.5, 1.0], [50, 20, 30, 100])
     drawn = bootstrap((values,), np.mean, method="percentile", rng=0).confidence_interval
-    assert interval(values.tolist()) == pytest.approx((drawn.low, drawn.high), abs=0.005)
+    assert score_interval(values.tolist()) == pytest.approx((drawn.low, drawn.high), abs=0.005)
 
 
 @pytest.fixture

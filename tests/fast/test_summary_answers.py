@@ -9,8 +9,8 @@ import pytest
 
 from tests.made import a_failed_record, a_rank, a_record, a_run, a_score, write_run
 from zeropods.cli import main
+from zeropods.measure.intervals import ratio_interval
 from zeropods.plan.models import known_config
-from zeropods.report.groups import ratio_interval
 from zeropods.report.summary import Summary, read_runs
 from zeropods.techniques import DSCONFIG
 

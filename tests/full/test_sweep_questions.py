@@ -9,7 +9,7 @@ import yaml
 
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import score_of
+from zeropods.evaluate.score_json import score_of
 from zeropods.measure.record import read_record
 from zeropods.pods.cluster import Cluster
 from zeropods.report.summary import read_runs

@@ -130,9 +130,9 @@ def _fit(arguments: argparse.Namespace) -> Result:
 def run_probe(arguments: argparse.Namespace) -> Result:
     """Probe, and keep what was found."""
     from zeropods.files import home
-    from zeropods.launch.probe import probe
     from zeropods.measure.calibration import MACHINE
     from zeropods.pods.cluster import find, names
+    from zeropods.train.probe import probe
 
     cluster = None
     if not arguments.alone and (arguments.pods or names()):

@@ -29,7 +29,7 @@ from zeropods.data.wikisql import (
 )
 from zeropods.errors import UserError
 from zeropods.evaluate.models import model_config, model_folder, prepared_of, raw_data_of, task_of
-from zeropods.evaluate.score_file import TEXT2SQL, QueryScore
+from zeropods.evaluate.score_json import TEXT2SQL, QueryScore
 from zeropods.files import validated_lines
 from zeropods.measure.record import CONFIG
 from zeropods.report.entry import find_runs, read_entry

@@ -33,7 +33,7 @@ from zeropods.data.wikisql import PROMPTS, Example, read_split, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.models import SavedModel, is_t5, load_model, model_config, model_folder, task_of, trained_length
 from zeropods.evaluate.score import Prediction, check_place, write_predictions
-from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, TextScore, text_score
+from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, TextScore, text_score
 from zeropods.sql.grammar import GrammarState, QueryAutomaton, Vocabulary
 from zeropods.sql.query import Query, format_query, parse_query
 from zeropods.train.sampler import load_split

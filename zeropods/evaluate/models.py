@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.data.manifest import FILE, read_manifest
 from zeropods.data.wikisql import PROMPTS
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
+from zeropods.evaluate.score_json import LM, SCORES, SQUAD, TEXT2SQL, UNSEEN_SPLITS
 from zeropods.files import has_weights, is_path, read_object, sha256
 from zeropods.measure.record import CONFIG, RECORD, RunConfig, read_json, read_record
 from zeropods.train.arguments import OWN

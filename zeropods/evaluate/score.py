@@ -18,8 +18,9 @@ from pydantic import Field
 from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.wikisql import Example, read_split, read_tables
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import Interval, QueryScore, SquadScore
+from zeropods.evaluate.score_json import Interval, QueryScore, SquadScore
 from zeropods.files import validated_lines, write_text
+from zeropods.measure.intervals import score_interval
 from zeropods.sql.query import AGGREGATES, Query, format_query
 from zeropods.tables import counted
 
@@ -33,7 +34,6 @@ Answered = tuple[str, Sequence[str]]
 Graded = dict[str, list[Any]]
 """Lists by the names of a metric, one value per prediction; None where it could not be measured."""
 METRICS = Path(__file__).parent / "metric"
-RESAMPLES, SEED = 9_999, 42
 
 
 def score(
@@ -166,7 +166,7 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
         execution_accuracy=fmean(executed) if executed else None,
         executable=len(executed),
         unparseable=sum(chosen["unparseable"]),
-        intervals={name: interval(chosen[name]) for name in shares},
+        intervals={name: score_interval(chosen[name]) for name in shares},
         rouge={name: fmean(values) for name, values in chosen.items() if name.startswith("rouge")} or None,
     )
 
@@ -183,7 +183,7 @@ def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequ
         examples=len(pairs),
         exact_match=fmean(graded["exact_match"]),
         f1=fmean(graded["f1"]),
-        intervals={**{name: interval(values) for name, values in graded.items()}, **intervals},
+        intervals={**{name: score_interval(values) for name, values in graded.items()}, **intervals},
         own_metrics=means,
     )
 
@@ -271,32 +271,7 @@ def custom_scores(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"--metric: two functions are called {twice}; rename one")
     values = {metric.name: metric.values(answered, indices) for metric in metrics}
-    return {name: fmean(v) for name, v in values.items()}, {name: interval(v) for name, v in values.items()}
-
-
-def interval(values: Sequence[float]) -> Interval | None:
-    """The 95 % interval of a mean of scores, the same each time.
-
-    Of zeros and ones it is Wilson's interval (1927). Of other scores it has the ends of the percentile bootstrap: how
-    often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values; with the
-    few values that F1 takes, ten thousand resamples of ten thousand scores need a moment.
-
-    Returns:
-        Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no spread to resample.
-    """
-    import numpy as np
-    from scipy.stats import binomtest
-
-    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
-    number = len(values)
-    if number and {0.0, 1.0}.issuperset(distinct):
-        low, high = binomtest(int(sum(values)), number).proportion_ci(method="wilson")
-    elif len(distinct) > 1:
-        drawn = np.random.default_rng(SEED).multinomial(number, counts / number, size=RESAMPLES)
-        low, high = np.quantile(drawn @ distinct / number, (0.025, 0.975))
-    else:
-        return None
-    return float(low), float(high)
+    return {name: fmean(v) for name, v in values.items()}, {name: score_interval(v) for name, v in values.items()}
 
 
 # Prediction files: one JSON object per line, each naming its example.

@@ -94,6 +94,17 @@ def judge(state: Observation) -> Ending | None:
     return _lost(state) or _launcher_ended(state) or state.hang or _late(state)
 
 
+def judge_unanswered(verdict: Ending, unanswered: Mapping[str, str]) -> Ending:
+    """The verdict once the run is ended; `unanswered` says why, by the name of each pod whose agent gave no answer.
+
+    Where the launcher ended badly and an agent is gone, its pod is lost: it has ended, or was brought down.
+    """
+    if verdict.status is not None or verdict.reason is None or not unanswered:
+        return verdict
+    pod, why = next(iter(unanswered.items()))
+    return Ending("pod_lost", f"{pod} has ended: {why}", pod)
+
+
 def _lost(state: Observation) -> Ending | None:
     """A pod that has been silent for too long, or that has ended the run already."""
     for seen in sorted(state.pods, key=lambda seen: -seen.silent_seconds):

@@ -19,12 +19,21 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.logs import LOG, PdshLog, following
-from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, PodState, check_timeouts, judge
+from zeropods.launch.lost_pods_and_hangs import (
+    Ending,
+    HangDetector,
+    Observation,
+    PodState,
+    check_timeouts,
+    judge,
+    judge_unanswered,
+)
 from zeropods.launch.outcome import Ranks, UnopenedError, record_run
 from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
+from zeropods.pods.leases import RUN_SECONDS
 from zeropods.pods.processes import ENDING, RUN, Process, descendants, end, ending_in_order, handled, processes_with
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import bound_argv, child_environment
@@ -43,8 +52,6 @@ LOST_GRACE_SECONDS = 4.0
 """The same where a pod was lost: the others wait for it and seldom hear a signal."""
 LEAVE_SECONDS = 5.0
 """How long pdsh may take to end after the last rank."""
-LEASE_SECONDS = 10.0
-"""A pod ends the run's processes when its supervisor was silent for so long."""
 RENEW_SECONDS = 1.5
 ANSWER_SECONDS, OPEN_SECONDS = 3.0, 5.0
 STOP_SECONDS = 15.0
@@ -186,10 +193,7 @@ class Attempt:
             finally:
                 unanswered = self._stop(process, verdict)
                 log.read(ended=True)
-        if verdict.status is None and verdict.reason is not None and unanswered:
-            # The launcher ended badly and an agent is gone: its pod has ended, or was brought down.
-            pod, why = next(iter(unanswered.items()))
-            verdict = Ending("pod_lost", f"{pod} has ended: {why}", pod)
+        verdict = judge_unanswered(verdict, unanswered)
         killed, restarts = self._lease.pods_out_of_memory(), self._planned.restarts
         try:
             return record_run(self._ranks, verdict, log, out_of_memory=killed, restarts=restarts), found
@@ -283,7 +287,7 @@ class RunLease:
         self._closed = threading.Event()
 
     def __enter__(self) -> RunLease:
-        silent = self._ask("renew", OPEN_SECONDS, seconds=LEASE_SECONDS, forks=self._forks)
+        silent = self._ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
         if silent:
             told = "; ".join(f"{name}: {why}" for name, why in silent.items())
             raise UserError(f"{told}: no agent answers; bring the pods down and up again")
@@ -317,7 +321,7 @@ class RunLease:
 
     def _keep(self) -> None:
         while not self._closed.wait(RENEW_SECONDS):
-            self._ask("renew", ANSWER_SECONDS, seconds=LEASE_SECONDS)
+            self._ask("renew", ANSWER_SECONDS, seconds=RUN_SECONDS)
 
     def _ask(self, do: str, answer_seconds: float, **more: object) -> dict[str, str]:
         """Ask the agents, and keep what they say and when; returns why by the name of each pod that gives no answer."""

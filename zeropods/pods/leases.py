@@ -15,11 +15,16 @@ from psutil import Process
 from zeropods.pods.processes import RUN, ask_for_stacks, child_pids, descendants, end, oom_kills, variable
 
 KERNEL, IDLE = "kernel", "idle"
-"""A cluster's lease is prolonged by its master's renewals only, or by any use."""
+LEASES = {KERNEL: 25.0, IDLE: 7200.0}
+"""Seconds of a cluster's lease. `kernel`: the cluster ends so long after the process that started it, whose renewals
+alone prolong it, and is gone 30 seconds after; `idle`: so long after its last use."""
 HAS_ENDED = "has ended"
 """In what a supervisor is told that renews a run after its end."""
 CHECK_SECONDS = 1.0
 LATE_SECONDS = 0.5
+RUN_SECONDS = 9.0
+"""The lease of a run: a pod ends its processes when its supervisor was silent for so long; longer than a supervisor
+waits for a silent pod."""
 STRANGER_SECONDS = 10.0
 """The lease of a run that nobody has opened yet: its first renewal can come after its first process."""
 GRACE_SECONDS = 2.0

@@ -33,15 +33,13 @@ from zeropods.pods.cluster import (
     write_files,
 )
 from zeropods.pods.hostfile import Host, own_gpus, read_hostfile
+from zeropods.pods.leases import LEASES
 from zeropods.pods.processes import deferred, ending_in_order
 from zeropods.pods.rendezvous import Pod, Rendezvous
 from zeropods.pods.ssh import make_key, pdsh_ssh_arguments
 from zeropods.programs import LISTENED, PROGRAMS, required_programs
 from zeropods.tables import progress
 
-LEASES = {"kernel": 25.0, "idle": 7200.0}
-"""`kernel`: the cluster ends so long after the process that started it, and is gone 30 seconds after; `idle`: so long
-after its last use."""
 OTHER_SSH_PORTS = 7
 LIST_SECONDS = 1.0
 """Time between two questions to the backend."""

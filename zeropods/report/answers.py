@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from zeropods.report.figures import DEVICE_USED, Values
-from zeropods.report.groups import ratio_interval
+from zeropods.measure.intervals import ratio_interval
+from zeropods.report.formulas import DEVICE_USED, Values
 from zeropods.report.rows import inference_text
 from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 

@@ -15,10 +15,10 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL, QueryScore, Score, score_of
+from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, QueryScore, Score, score_of
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, LOCK, RECORD, Record, RunConfig, read_config, read_record
 from zeropods.programs import is_held
-from zeropods.report.figures import Values
+from zeropods.report.formulas import Values
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import mean, stdev, variance
 from typing import Any
 
-from zeropods.evaluate.score_file import TEXT2SQL
+from zeropods.evaluate.score_json import TEXT2SQL
+from zeropods.measure.intervals import ratio_interval, t_interval
 from zeropods.report.entry import Entry, accuracy
-from zeropods.report.figures import MatmulPeak, Values, figures, matmul_key, of_repeats
+from zeropods.report.formulas import MatmulPeak, Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
     BUCKETS,
     PREFIX,
@@ -29,9 +28,6 @@ from zeropods.report.settings import (
 )
 from zeropods.techniques import NAMES
 
-CONFIDENCE = 0.95
-LEAST_REPEATS = 3
-"""Of fewer, the spread says next to nothing: they have no interval."""
 DISTURBED = 0.8
 """Share of the best matrix multiplication of the same hardware below which something ran beside a run's own."""
 FACTS = (
@@ -219,44 +215,6 @@ def letters() -> Iterator[str]:
     for length in itertools.count(1):
         for of in itertools.product(string.ascii_uppercase, repeat=length):
             yield "".join(of)
-
-
-def t_interval(values: Sequence[float]) -> list[float] | None:
-    """95 % interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
-
-    For rates, which are never below 0: neither is the interval.
-
-    Returns:
-        Its ends; None for fewer than three values, of whose spread next to nothing is known.
-    """
-    if len(values) < LEAST_REPEATS:
-        return None
-    half = _quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return [max(0.0, mean(values) - half), mean(values) + half]
-
-
-def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> list[float] | None:
-    """95 % interval of the ratio of two means: relative variances added (delta method), degrees of freedom by Welch.
-
-    Returns:
-        Its ends; None where one of them has fewer than three values.
-    """
-    if min(len(ones), len(others)) < LEAST_REPEATS:
-        return None
-    parts = [(variance(values) / len(values) / mean(values) ** 2, len(values) - 1) for values in (ones, others)]
-    whole, ratio = sum(part for part, _ in parts), mean(ones) / mean(others)
-    if whole == 0:
-        return [ratio, ratio]
-    half = ratio * math.sqrt(whole) * _quantile(whole**2 / sum(part**2 / freedom for part, freedom in parts))
-    return [max(0.0, ratio - half), ratio + half]
-
-
-def _quantile(freedom: float) -> float:
-    """Of Student's t, for a two-sided interval."""
-    # Not scipy.stats, whose import takes a second.
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def _facts(entry: Entry) -> Values:

@@ -17,8 +17,9 @@ from zeropods.data.squad import read_squad, squad_prompt
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
 from zeropods.errors import UserError
-from zeropods.evaluate.score import Prediction, interval, load_metric, read_predictions, right_queries
-from zeropods.evaluate.score_file import UNSEEN_SPLITS, Score, TextScore, read_score
+from zeropods.evaluate.score import Prediction, load_metric, read_predictions, right_queries
+from zeropods.evaluate.score_json import UNSEEN_SPLITS, Score, TextScore, read_score
+from zeropods.measure.intervals import score_interval
 from zeropods.measure.record import read_record
 from zeropods.plan.facts import shape_named
 from zeropods.plan.models import known_names
@@ -260,7 +261,7 @@ def paired_table(runs: Sequence[Path], data: Path, split: str) -> Table:
         both = found.keys() & first.keys()
         gained, lost = sum(found[i] > first[i] for i in both), sum(found[i] < first[i] for i in both)
         chance = binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-        low, high = interval(list(found.values())) or (math.nan, math.nan)
+        low, high = score_interval(list(found.values())) or (math.nan, math.nan)
         lines.append(
             {
                 "run": run,

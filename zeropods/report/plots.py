@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropods.measure.record import Loss, Record
 from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
-from zeropods.report.figures import DEVICE_USED, Values
+from zeropods.report.formulas import DEVICE_USED, Values
 from zeropods.tables import GIB, MIB, digits
 from zeropods.techniques import NAMES
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zeropods.evaluate.score_file import LM, SQUAD, TEXT2SQL
+from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
 from zeropods.measure.record import PHASES, RunConfig
 from zeropods.plan.calibrated import WHAT
 from zeropods.plan.machines import GIGA
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
-from zeropods.report.figures import Values
+from zeropods.report.formulas import Values
 from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.tables import GIB, MIB, Table, digits
 

@@ -13,7 +13,7 @@ from zeropods.errors import UserError
 from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.calibrated import STATES, planned
 from zeropods.report.entry import read_entry
-from zeropods.report.figures import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
+from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import Plot, legend_beside, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
 from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zeropods.measure.record import Record, RunConfig
-from zeropods.report.figures import machines
+from zeropods.report.formulas import machines
 
 Settings = dict[str, Any]
 """What is compared, by name."""

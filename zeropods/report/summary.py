@@ -18,7 +18,7 @@ from zeropods.outputs import writing
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
 from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
-from zeropods.report.figures import Values, is_resumed
+from zeropods.report.formulas import Values, is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
 from zeropods.report.groups import Group, copies, differences, disturbed_peaks, group_runs
 from zeropods.report.plots import (

@@ -24,7 +24,7 @@ from pydantic import (
 
 from zeropods import files, techniques
 from zeropods.errors import UserError
-from zeropods.evaluate.score_file import LM
+from zeropods.evaluate.score_json import LM
 from zeropods.plan.models import tiny_name
 from zeropods.train.arguments import SCRIPTS, TextToSQLArguments, arguments_of, batch_on
 

@@ -18,7 +18,7 @@ from zeropods import files
 from zeropods.data.manifest import read_manifest
 from zeropods.errors import UserError
 from zeropods.evaluate.models import prepared_of, raw_data
-from zeropods.evaluate.score_file import TextScore, score_of
+from zeropods.evaluate.score_json import TextScore, score_of
 from zeropods.measure.record import Record
 from zeropods.programs import end_with_parent
 from zeropods.report.entry import score_lines

@@ -17,7 +17,7 @@ from zeropods.data.prepare import Preparation, prepare
 from zeropods.data.sample import write_sample
 from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError, told_differences
-from zeropods.evaluate.score_file import TEXT2SQL
+from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import folder_locked, is_path
 from zeropods.launch import command
 from zeropods.launch.command import Launch, find_script, flag_values, runner_argv, train_arguments

@@ -203,7 +203,7 @@ def _check_prompt(prompt: str, data: Prepared, positions: int | None) -> None:
 
 def _write_scores(folder: Path, sums: dict[str, tuple[float, int] | None]) -> str:
     """Write the score of each split; returns the last one's perplexity in words."""
-    from zeropods.evaluate.score_file import text_score
+    from zeropods.evaluate.score_json import text_score
 
     said = ""
     for split, found in sums.items():

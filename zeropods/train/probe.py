@@ -1,28 +1,38 @@
-"""One rank of `zeropods probe`: what its machine reaches, measured alone, and its collectives with the others.
+"""`zeropods probe`: a process on each pod, or some of this machine; what its machine reaches, and their collectives.
 
     RANK=0 WORLD_SIZE=3 MASTER_ADDR=... MASTER_PORT=... python -m zeropods.train.probe
 
-Rank 0 prints what was measured, as a JSON document, last.
+is one of these processes. Rank 0 prints what was measured, as a JSON document, last.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
-from zeropods.launch.forks import import_for_ranks
+from zeropods.errors import UserError
+from zeropods.launch.command import PROJECT, exported_variables
 from zeropods.measure import environment
-from zeropods.measure.calibration import MachineProbe
+from zeropods.measure.calibration import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.measure.memory import resident_bytes
-from zeropods.train.device import fastest_seconds, gpu_name, matmul_rates, multiplies_bf16, python_seconds, synchronize
+from zeropods.pods.cluster import Cluster
+from zeropods.pods.hostfile import own_gpus
+from zeropods.pods.preflight import TIMED_OUT, Expectation, preflight, run_all
+from zeropods.pods.ssh import ssh_argv
+from zeropods.programs import free_port
 
+MOST_SECONDS = 40.0
+LOCAL = 2
+"""Processes of this machine, where no pods are up: on more there is less of it for each."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS = 0.5
 """Time for one figure, after a round that warms up."""
 PARAMETERS = 4_000_000
@@ -32,9 +42,74 @@ LARGE, SMALL = 1 << 24, 1
 PINNED_BYTES = 1 << 28
 
 
+def probe(cluster: Cluster | None = None) -> MachineProbe:
+    """Probe the machines of a cluster's pods, a process on each, or this one.
+
+    Raises:
+        UserError: it took too long, a process failed, or pods of this machine are more than its GPUs.
+    """
+    gpus = _gpus()
+    hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * min(LOCAL, len(gpus) or LOCAL)
+    # As in training: threads that spin would take the cores from one another.
+    variables = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), cluster.environment if cluster else {})}
+    own: list[dict[str, str]] = [{} for _ in hosts]
+    if cluster is None or cluster.shared_machine:
+        if 0 < len(gpus) < len(hosts):
+            remedy = "zeropods probe --alone measures it without them"
+            raise UserError(f"probe: {len(hosts)} pods for {len(gpus)} GPUs of one machine; {remedy}")
+        own = [{VISIBLE: gpus[number] if gpus else ""} for number in range(len(hosts))]
+    port = free_port()
+    commands = [_rank(number, hosts, port, {**variables, **own[number]}) for number in range(len(hosts))]
+    if cluster:
+        names, expected = [pod.name for pod in cluster.pods], Expectation.of_this_machine(PROJECT, master_port=port)
+        preflight(cluster.hosts, expected, names=names, ssh_config=cluster.ssh_config).require()
+        shells = zip(hosts, commands, strict=True)
+        commands = [
+            ssh_argv(cluster.ssh_config, host, ["sh", "-c", f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(argv)}"])
+            for host, argv in shells
+        ]
+    ends = run_all(commands, MOST_SECONDS)
+    bad = [number for number, end in enumerate(ends) if end.returncode != 0]
+    # Those that did not end may have waited for one that did.
+    failed = min(bad, key=lambda number: ends[number].returncode == TIMED_OUT, default=None)
+    if failed is not None:
+        end, place = ends[failed], f"probe: process {failed} on {hosts[failed]}"
+        if end.returncode == TIMED_OUT:
+            raise UserError(f"{place}: no end within {MOST_SECONDS:.0f} s; {PROBE_AGAIN} when less else runs there")
+        last = (end.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise UserError(f"{place}: ended with status {end.returncode}: {last:.200}; see zeropods pods check")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "probe.json"
+        path.write_text(ends[0].stdout.strip().splitlines()[-1], encoding="utf-8")
+        return read_probe(path)
+
+
+def _gpus() -> list[str]:
+    """GPUs of this machine that this process may use, as CUDA names them."""
+    count = own_gpus()
+    named = os.environ.get(VISIBLE, ",".join(map(str, range(count))))
+    return list(filter(None, named.split(",")))[:count]
+
+
+def _rank(number: int, hosts: Sequence[str], port: int, variables: Mapping[str, str]) -> list[str]:
+    """The command of one rank."""
+    group = {"RANK": number, "WORLD_SIZE": len(hosts), "MASTER_ADDR": hosts[0], "MASTER_PORT": port, **variables}
+    # On a pod it outlives the ssh that began it, and would wait for the other ranks.
+    limit = ["timeout", "-k", "5", f"{MOST_SECONDS + 1:.0f}"]
+    settings = [f"{name}={value}" for name, value in group.items()]
+    return [*limit, "env", *settings, sys.executable, "-m", "zeropods.train.probe"]
+
+
+# One rank.
+
+
 def measure() -> MachineProbe | None:
     """What rank 0 found out; None on the others."""
+    import torch
+    import torch.distributed as dist
+
     # What imports transformers comes after a rank's own imports, which leave out a part of it.
+    from zeropods.train.device import gpu_name
     from zeropods.train.processes import gathered, rank, world_size
 
     bare = _of_a_fork(resident_bytes)
@@ -62,7 +137,10 @@ def measure() -> MachineProbe | None:
 
 def _alone() -> dict[str, object]:
     """What rank 0 measures while the others wait."""
+    import torch
+
     from zeropods.plan.machines import ADAM_BYTES
+    from zeropods.train.device import fastest_seconds, matmul_rates, multiplies_bf16, python_seconds
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     precisions = ["fp32", *(["bf16"] if multiplies_bf16() else []), *(["fp16"] if device == "cuda" else [])]
@@ -89,6 +167,11 @@ def _alone() -> dict[str, object]:
 
 def _reduced_seconds(size: int) -> float:
     """Seconds of an all-reduce; every rank makes as many."""
+    import torch
+    import torch.distributed as dist
+
+    from zeropods.train.device import synchronize
+
     tensor = torch.ones(size, device="cuda" if torch.cuda.is_available() else "cpu")
     rounds = 4 if size > SMALL else 200
     dist.all_reduce(tensor)
@@ -102,6 +185,8 @@ def _reduced_seconds(size: int) -> float:
 
 def _of_a_fork(read: Callable[[], int]) -> int:
     """What a fork of this process reads of itself: ranks without a GPU are forks (`launch.forks`)."""
+    import torch
+
     if torch.cuda.is_available():
         return read()
     reading, writing = os.pipe()
@@ -115,6 +200,8 @@ def _of_a_fork(read: Callable[[], int]) -> int:
 
 def main() -> None:
     """Import what a rank imports; measure, print, leave."""
+    from zeropods.launch.forks import import_for_ranks
+
     import_for_ranks()
     from zeropods.train.processes import leave
 

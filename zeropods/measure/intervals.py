@@ -1,0 +1,75 @@
+"""Intervals of 95 % beside what is measured: of a mean of scores, of a mean of repeats, of a ratio of two means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev, variance
+
+CONFIDENCE = 0.95
+LEAST_REPEATS = 3
+"""Of fewer, the spread says next to nothing: they have no interval."""
+RESAMPLES, SEED = 9_999, 42
+
+
+def score_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of a mean of scores, the same each time.
+
+    Of zeros and ones it is Wilson's interval (1927). Of other scores it has the ends of the percentile bootstrap: how
+    often each distinct value occurs in a resample is multinomial, so the counts are drawn and not the values; with the
+    few values that F1 takes, ten thousand resamples of ten thousand scores need a moment.
+
+    Returns:
+        Its ends; None for no scores, and for equal ones that are neither 0 nor 1, which have no spread to resample.
+    """
+    import numpy as np
+    from scipy.stats import binomtest
+
+    distinct, counts = np.unique(np.asarray(values, dtype=float), return_counts=True)
+    number = len(values)
+    if number and {0.0, 1.0}.issuperset(distinct):
+        low, high = binomtest(int(sum(values)), number).proportion_ci(CONFIDENCE, "wilson")
+    elif len(distinct) > 1:
+        drawn = np.random.default_rng(SEED).multinomial(number, counts / number, size=RESAMPLES)
+        low, high = np.quantile(drawn @ distinct / number, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    else:
+        return None
+    return float(low), float(high)
+
+
+def t_interval(values: Sequence[float]) -> list[float] | None:
+    """95 % interval of the mean by Student's t: mean +- t(0.975, n - 1) x standard deviation / sqrt(n).
+
+    For rates, which are never below 0: neither is the interval.
+
+    Returns:
+        Its ends; None for fewer than three values, of whose spread next to nothing is known.
+    """
+    if len(values) < LEAST_REPEATS:
+        return None
+    half = _quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return [max(0.0, mean(values) - half), mean(values) + half]
+
+
+def ratio_interval(ones: Sequence[float], others: Sequence[float]) -> list[float] | None:
+    """95 % interval of the ratio of two means: relative variances added (delta method), degrees of freedom by Welch.
+
+    Returns:
+        Its ends; None where one of them has fewer than three values.
+    """
+    if min(len(ones), len(others)) < LEAST_REPEATS:
+        return None
+    parts = [(variance(values) / len(values) / mean(values) ** 2, len(values) - 1) for values in (ones, others)]
+    whole, ratio = sum(part for part, _ in parts), mean(ones) / mean(others)
+    if whole == 0:
+        return [ratio, ratio]
+    half = ratio * math.sqrt(whole) * _quantile(whole**2 / sum(part**2 / freedom for part, freedom in parts))
+    return [max(0.0, ratio - half), ratio + half]
+
+
+def _quantile(freedom: float) -> float:
+    """Of Student's t, for a two-sided interval."""
+    # Not scipy.stats, whose import takes a second.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
