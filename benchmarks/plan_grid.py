@@ -33,11 +33,14 @@ from zeropods.measure.calibration import (
     MachineProbe,
     Sample,
     fitted,
+    judge,
+    measured_step,
+    probe_for,
     read_calibration,
     read_probe,
+    sample_of,
 )
 from zeropods.measure.record import read_record
-from zeropods.plan.calibrated import judge, measured_step, probe_for, sample_of
 from zeropods.programs import wait_passively
 from zeropods.report.formulas import figures as values_of
 from zeropods.techniques import technique_named

@@ -160,7 +160,7 @@ class Bench:
 
 
 def _of_record(record: Record, folder: Path, batch: int, warm: int) -> dict[str, Any]:
-    from zeropods.plan.calibrated import planned
+    from zeropods.measure.calibration import planned
 
     rank = record.ranks[0] if record.ranks else RankMeasurement(rank=0, host="")
     each = folder / "steps" / "0.npy"

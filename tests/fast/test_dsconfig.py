@@ -10,7 +10,7 @@ import pytest
 from tests.fast.test_plan_memory import recorded
 from tests.made import a_record, as_record
 from zeropods.errors import UserError
-from zeropods.plan.calibrated import planned
+from zeropods.measure.calibration import planned
 from zeropods.techniques import TECHNIQUES, offloads_optimizer, technique_of, technique_text
 from zeropods.train.arguments import CausalArguments, TextToSQLArguments
 from zeropods.train.deepspeed import check_config, read_config

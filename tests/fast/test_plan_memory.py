@@ -9,7 +9,7 @@ import pytest
 
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
 from tests.made import a_rank, a_record, as_record
-from zeropods.plan.calibrated import planned
+from zeropods.measure.calibration import planned
 from zeropods.plan.estimate import request_for
 from zeropods.plan.facts import shape_named
 from zeropods.plan.memory import PlannedMemory, plan_memory

@@ -8,8 +8,7 @@ import pytest
 
 from tests.made import a_rank, a_record, as_record, write_run
 from zeropods.cli import main
-from zeropods.measure.calibration import MachineProbe
-from zeropods.plan.calibrated import probe_for
+from zeropods.measure.calibration import MachineProbe, probe_for
 from zeropods.plan.models import known_config
 from zeropods.tables import GIB
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from tests.fast.test_plan_shapes import LLAMA_WORK, T5_WORK
-from zeropods.plan.estimate import Published, published
 from zeropods.plan.machines import GIGA, Machines, step_time, traffic
 from zeropods.plan.workload import Workload, ZeroSettings
-from zeropods.report.plan import plan_report
+from zeropods.report.plan import Published, plan_report, published
 from zeropods.techniques import technique_named
 
 P = 224

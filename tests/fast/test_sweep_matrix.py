@@ -10,7 +10,7 @@ import pytest
 from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.command import flag_values
-from zeropods.plan.estimate import published
+from zeropods.report.plan import published
 from zeropods.sweep.matrix import ROWS, Matrix, at_tiny_scale, matrix_of, read_matrix, write_matrix
 from zeropods.sweep.run import order_of, trials
 from zeropods.techniques import NAMES

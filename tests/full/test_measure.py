@@ -9,8 +9,8 @@ import torch
 
 from tests.full.conftest import ROOT, TINY, run_several
 from tests.full.test_tensorboard import scalars
+from zeropods.measure.calibration import planned
 from zeropods.measure.record import PHASES, RankMeasurement, read_record
-from zeropods.plan.calibrated import planned
 from zeropods.plan.models import known_config
 from zeropods.train.device import matmul_rates
 from zeropods.train.meter import Mark, Meter, StepClock, Tokens

@@ -16,8 +16,7 @@ from zeropods.tables import GIB, not_negative, number, whole, wrapped
 if TYPE_CHECKING:
     from zeropods.cli import Result
     from zeropods.measure.calibration import MachineProbe
-    from zeropods.plan.calibrated import Calibrated
-    from zeropods.plan.estimate import Estimate, Request
+    from zeropods.plan.estimate import Calibrated, Estimate, Request
 
 SECONDS_PER_HOUR = 3_600
 OF_GPUS = ("gpu", "gpu_memory", "flops", "bandwidth", "latency", "pcie_bandwidth", "peer_bandwidth")
@@ -83,7 +82,8 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
     """Runs that the plan's errors are known by, the machine's rates, and in words where both are from."""
     from zeropods.files import home
     from zeropods.measure.calibration import CALIBRATION, kept_calibration, kept_probe, read_probe
-    from zeropods.plan.calibrated import CPU, Calibrated
+    from zeropods.plan.cpu import CPU
+    from zeropods.plan.estimate import Calibrated
     from zeropods.plan.machines import Machines, words
 
     folder = home()
@@ -114,8 +114,7 @@ def _by(arguments: argparse.Namespace) -> tuple[Calibrated | None, MachineProbe 
 def _fit(arguments: argparse.Namespace) -> Result:
     """Learn from runs, and keep it."""
     from zeropods.files import home
-    from zeropods.measure.calibration import CALIBRATION, SHIPPED, read_calibration, read_probe
-    from zeropods.plan.calibrated import fit_runs
+    from zeropods.measure.calibration import CALIBRATION, SHIPPED, fit_runs, read_calibration, read_probe
     from zeropods.report.entry import find_runs
 
     path = home() / CALIBRATION

@@ -1,18 +1,32 @@
-"""What plans of a machine are made of: what `zeropods probe` found out about it, and how far plans were from runs."""
+"""What plans of a machine are made of: what `zeropods probe` found out about it, and how far plans were from runs.
+
+Without a GPU there is no other plan than by runs; with one they say how far off arithmetic is.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import median, quantiles
+from typing import NamedTuple
 
 from zeropods import files
 from zeropods.errors import UserError
 from zeropods.measure.environment import hardware
-from zeropods.measure.record import STRICT
+from zeropods.measure.record import RECORD, STRICT, Record, read_record
+from zeropods.plan.cpu import CPU, resident_parts, step_parts
+from zeropods.plan.facts import shape_recorded
+from zeropods.plan.machines import Machines, is_before_ampere, step_time
+from zeropods.plan.memory import CONTEXT_BYTES, PlannedMemory, plan_memory, total
+from zeropods.plan.workload import Workload, ZeroSettings, read_zero_settings
+from zeropods.techniques import keys_beyond, technique_named
 
+USED = "device_used_bytes"
 MACHINE = "machine.json"
 """In the folder of all clusters."""
 PROBE_AGAIN = "run zeropods probe again"
@@ -276,3 +290,208 @@ def _residual(samples: Sequence[Sample], left_out: int) -> Residual:
         planned = math.fsum(a * b for a, b in zip(_factors(others, quantity), one.parts[quantity], strict=True))
         found[quantity] = (one.measured[quantity] or 0.0) / planned if planned else None
     return Residual(technique=one.technique, device=one.device, family=one.family, **found)
+
+
+# A recorded run: what is planned of it, and what it measured.
+
+
+def planned(record: Record) -> PlannedMemory | None:
+    """Memory of one process of a recorded run, by its largest batch, its shape and its DeepSpeed configuration.
+
+    None where it cannot be planned. Without a GPU nothing is counted for CUDA.
+    """
+    work = recorded_work(record)
+    context = CONTEXT_BYTES if any(rank.gpu for rank in record.ranks) else 0
+    return None if work is None else plan_memory(work, context)
+
+
+@lru_cache(maxsize=1)
+def recorded_work(record: Record) -> Workload | None:
+    """The largest batch of a recorded run, and how it was divided.
+
+    None where that cannot be planned: another technique than `TECHNIQUES` (`custom`), a precision or a shape that is
+    not known here, a configuration whose sizes are no numbers, a model that cannot be traced, or no rank that
+    measured a batch.
+    """
+    measured = [(rank, rank.largest_batch) for rank in record.ranks if rank.shape and rank.largest_batch]
+    # Older records give NVMe offload and ZeRO++ the name of the technique that they come from.
+    if not measured or keys_beyond(record.deepspeed or {}):
+        return None
+    rank, batch = max(measured, key=lambda each: each[1].rows * (each[1].source_tokens + each[1].target_tokens))
+    shape = shape_recorded(json.dumps(rank.shape))
+    if shape is None or record.precision not in shape.precisions:
+        return None
+    tokens, labels = batch.source_tokens, batch.target_tokens
+    if shape.joint:
+        # Labels of the largest batch were not counted: they are taken to be as frequent in it as in all batches.
+        of_all = rank.target_tokens / rank.source_tokens if rank.source_tokens else 1.0
+        labels = max(1, round(of_all * tokens))
+    if min(batch.rows, tokens, labels) < 1:
+        return None
+    attention, dropout = (record.identity.get(name) for name in ("attn_implementation", "dropout"))
+    try:
+        work = Workload(
+            shape=shape,
+            rows=batch.rows,
+            tokens=tokens,
+            labels=labels,
+            precision=record.precision,
+            checkpointing=record.gradient_checkpointing,
+            own_rates=bool(record.identity.get("scaled_rates")) and not shape.joint,
+            technique=technique_named(record.technique),
+            ranks=record.world_size,
+            zero=read_zero_settings(record.deepspeed) if record.deepspeed else ZeroSettings(),
+            passes=record.gradient_accumulation_steps,
+            attention=attention if attention in shape.attentions else shape.attentions[0],
+            before_ampere=is_before_ampere(rank.gpu or ""),
+            dropout=dropout > 0 if isinstance(dropout, int | float) else None,
+        )
+        work.saved()
+    except UserError:
+        return None
+    return work
+
+
+def sample_of(record: Record, probe: MachineProbe) -> Sample | None:
+    """A finished run, to be fitted or judged; None for one that cannot be planned.
+
+    Args:
+        probe: that of its machine, for a run without a GPU.
+    """
+    largest = recorded_work(record)
+    if largest is None or record.status != "ok":
+        return None
+    gpu, mean = record.ranks[0].gpu, mean_workload(record, largest)
+    if gpu is None:
+        hosts = len({rank.machine for rank in record.ranks})
+        machines = Machines(pods=record.world_size, hosts=hosts, threads=record.identity.get("threads") or None)
+        memory = tuple(map(total, resident_parts(largest)))
+        time = step_parts(mean, machines, probe)
+    else:
+        machines = Machines(pods=record.pods, slots=record.slots, gpu=gpu)
+        memory = (plan_memory(largest).device_bytes,)
+        time = (step_time(mean, machines).seconds,)
+    return Sample(
+        technique=largest.technique.name,
+        device=gpu or CPU,
+        family=largest.shape.family,
+        parts={"memory": memory, "time": time},
+        measured={"memory": measured_memory(record), "time": measured_step(record)},
+    )
+
+
+def measured_memory(record: Record) -> float | None:
+    """Peak of what a GPU had in use, of the fullest; without a GPU of resident memory, of the rank that needed most,
+    above what it had when its process had loaded libraries."""
+    if record.ranks[0].gpu is not None:
+        return max((rank.sampled[USED].peak for rank in record.ranks if USED in rank.sampled), default=None)
+    sampled = [(rank.peak_resident_bytes, rank.sampled.get("resident_bytes")) for rank in record.ranks]
+    above = [peak - found.minimum for peak, found in sampled if peak is not None and found is not None]
+    return max(above) if above and len(above) == len(sampled) else None
+
+
+def measured_step(record: Record) -> float | None:
+    """Median seconds of a step after warm-up, of the slowest rank."""
+    medians = [rank.step_seconds.median for rank in record.ranks if rank.step_seconds and rank.step_seconds.median]
+    return max(medians) if medians and len(medians) == len(record.ranks) else None
+
+
+def mean_workload(record: Record, largest: Workload) -> Workload:
+    """The mean batch of a run, by its tokens with padding."""
+    batches = sum(rank.steps for rank in record.ranks) * record.gradient_accumulation_steps
+    padded = sum(rank.padded_tokens for rank in record.ranks) / max(1, batches * largest.rows)
+    whole = largest.tokens + (largest.labels if not largest.shape.joint else 0)
+    tokens, labels = (max(1, round(padded / whole * each)) for each in (largest.tokens, largest.labels))
+    return replace(largest, tokens=tokens, labels=labels) if padded else largest
+
+
+# The plan of a finished run beside what it measured: peak memory and the time of a step.
+
+
+class Judged(NamedTuple):
+    """One quantity of one run: bytes of memory, or seconds of a step."""
+
+    planned: float
+    low: float | None
+    high: float | None
+    """The interval's ends; None where too few runs of the kind are known."""
+    measured: float
+
+
+KEYS = {"memory": ("plan_peak", "bytes"), "time": ("plan_step", "seconds")}
+WHAT = Judged._fields
+"""How the figures are called: `plan_peak_planned_bytes`."""
+PLAN_KEYS = tuple(f"{name}_{what}_{unit}" for name, unit in KEYS.values() for what in WHAT)
+
+
+def plan_figures(record: Record) -> dict[str, float | None]:
+    """What a plan says of a run's peak memory and step, between which values runs of its kind lie, what it measured."""
+    calibration, probe = kept(files.home())
+    sample = sample_of(record, probe_for(record, probe or calibration.machine))
+    found: dict[str, float | None] = dict.fromkeys(PLAN_KEYS)
+    for quantity, (name, unit) in KEYS.items():
+        measured = None if sample is None else sample.measured[quantity]
+        if sample is not None and measured is not None:
+            one = judge(sample, quantity, measured, calibration)
+            found |= {f"{name}_{what}_{unit}": value for what, value in zip(WHAT, one, strict=True)}
+    return found
+
+
+def judge(sample: Sample, quantity: str, measured: float, calibration: Calibration) -> Judged:
+    """A sample by a calibration that it may not be part of."""
+    parts = sample.parts[quantity]
+    by_runs = calibration.planned(sample.device, quantity, parts)
+    low, high = calibration.interval(sample.device, sample.technique, sample.family, quantity) or (None, None)
+    planned = by_runs if sample.device == CPU else sum(parts)
+    return Judged(planned, low and low * by_runs, high and high * by_runs, measured)
+
+
+def probe_for(record: Record, probe: MachineProbe) -> MachineProbe:
+    """A probe as it is of the machine of a run: where that is another one, with the rates that the run measured."""
+    first = record.rank_0
+    if probe.is_of(record.hardware) or first is None or first.matmul_flops_per_second is None:
+        return probe
+    rate, precision = first.matmul_flops_per_second, record.precision
+    # A record of before does not tell what one core does.
+    is_known = precision in probe.matmul_flops_per_second
+    alone = probe.flops(precision, 1) / probe.flops(precision) if is_known else 1.0
+    return replace(
+        probe,
+        hardware=record.hardware,
+        matmul_flops_per_second={precision: {"run": rate}},
+        one_core_flops_per_second={precision: first.one_core_flops_per_second or alone * rate},
+        python_seconds=first.python_seconds or probe.python_seconds,
+    )
+
+
+def fit_runs(folders: Iterable[Path], named: str, machine: MachineProbe | None) -> Calibration:
+    """Fit to the finished runs among these run folders.
+
+    Args:
+        machine: that of the runs without a GPU; the kept one if not given.
+
+    Raises:
+        UserError: too few runs of which a plan can be made.
+    """
+    records = [read_record(folder) for folder in folders if (folder / RECORD).is_file()]
+    calibration, kept_here = kept(files.home())
+    probe = machine or kept_here or calibration.machine
+    samples = [sample for record in records if (sample := sample_of(record, probe_for(record, probe)))]
+    return fitted(samples, f"{len(samples)} runs of {named}", probe)
+
+
+def kept(folder: Path) -> tuple[Calibration, MachineProbe | None]:
+    """What is known of runs, and of this machine if it has no GPU; each file is read once, unless it changes."""
+    paths = (folder / CALIBRATION, folder / MACHINE)
+    return _kept(folder, tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in paths))
+
+
+@lru_cache(maxsize=1)
+def _kept(folder: Path, changed: tuple[int, ...]) -> tuple[Calibration, MachineProbe | None]:
+    # A file that cannot be read, or of an earlier version, stops no summary and no new fit; `zeropods plan` names it.
+    calibration, probe = read_calibration(SHIPPED), None
+    with suppress(UserError):
+        calibration = kept_calibration(folder)
+    with suppress(UserError):
+        probe = kept_probe(folder)
+    return calibration, None if probe and probe.gpus else probe

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
+from zeropods.plan.cpu import CPU, STEPPED, resident_parts, step_parts
 from zeropods.plan.facts import shape_for
-from zeropods.plan.machines import GIGA, Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
-from zeropods.plan.memory import PlannedMemory, plan_memory
+from zeropods.plan.machines import Machines, StepTime, is_before_ampere, known_gpus, memory_bytes, step_time
+from zeropods.plan.memory import PlannedMemory, Term, plan_memory
 from zeropods.plan.workload import ATTENTIONS, Shape, Workload, ZeroSettings
 from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, technique_named
 
 if TYPE_CHECKING:
-    from zeropods.plan.calibrated import Calibrated
+    from zeropods.measure.calibration import Calibration, MachineProbe
 
 BOTH, ALL = "both", "all"
 MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
@@ -368,6 +367,56 @@ def largest(fits: Callable[[int], bool]) -> int | None:
     return low + bisect_left(range(low + 1, high), True, key=lambda number: not fits(number)) or None
 
 
+# Plans by what runs have shown; without a GPU there is no other.
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Plans of one device by what runs have shown, and their error."""
+
+    calibration: Calibration
+    device: str
+    """`cpu`, or a GPU's name, whose plans are arithmetic still: runs say only how far off they are."""
+    probe: MachineProbe
+
+    def memory(self, work: Workload) -> PlannedMemory:
+        """Of one process; without a GPU resident memory: the plan's terms, and what comes to them by the runs."""
+        if self.device != CPU:
+            return plan_memory(work)
+        bare = Term("interpreter and libraries", self.probe.process_bytes, "measured", "context")
+        terms = (
+            replace(term, bytes=round(factor * term.bytes), formula=f"{factor:.3g} by runs x {term.formula}")
+            for factor, part in zip(self.calibration.factors[CPU]["memory"], resident_parts(work), strict=True)
+            for term in part
+        )
+        return replace(plan_memory(work, 0), terms=(*terms, bare), host_terms=())
+
+    def time(self, work: Workload, machines: Machines) -> StepTime:
+        """Of a step; without a GPU nothing hides behind anything: all of it takes the same cores."""
+        if self.device != CPU:
+            return step_time(work, machines)
+        factors, parts = self.calibration.factors[CPU]["time"], step_parts(work, machines, self.probe)
+        seconds = [factor * part for factor, part in zip(factors, parts, strict=True)]
+        network = sum(seconds[STEPPED + 2 :])
+        return StepTime(
+            compute_seconds=sum(seconds[:STEPPED]),
+            communication_seconds=network,
+            exposed_communication_seconds=network,
+            offload_seconds=0.0,
+            processor_seconds=sum(seconds[STEPPED : STEPPED + 2]),
+        )
+
+    def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
+        """Where runs lie of which so much `memory` or `time` is planned; None where it is not known.
+
+        By runs of the same technique, device and family; of wider kinds where too few of that are known.
+        """
+        span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
+        bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
+        above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
+        return span and (bare + span[0] * above, bare + span[1] * above)
+
+
 # How often to save a checkpoint on machines that fail now and then.
 
 
@@ -390,90 +439,3 @@ def saving_plan(mtbf_seconds: float, save_seconds: float) -> tuple[float, float]
         interval = math.sqrt(2 * save_seconds * mtbf_seconds) * (1 + math.sqrt(part) / 3 + part / 9) - save_seconds
     whole = interval + save_seconds
     return interval, max(0.0, interval / whole * (1 - whole / 2 / mtbf_seconds))
-
-
-# The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
-
-PUBLISHED = Path(__file__).with_name("published.csv")
-WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
-"""Optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
-TOLERANCE = 0.10
-"""Share of the published memory, which is read off a screenshot."""
-ROWS, TOKENS = 32, 96
-"""Rows of a process; tokens of source and of target."""
-STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
-STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
-"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Published:
-    """A row of the published table; None where it says nothing."""
-
-    model: str
-    technique: str
-    pods: int
-    train_seconds: float | None
-    samples_per_second: float | None
-    gigabytes_a_pod_low: float
-    """As `nvidia-smi` showed it: CUDA's own memory and the allocator's cache included."""
-    gigabytes_a_pod_high: float
-    gradient_checkpointing: bool
-    effective_batch_size: int
-    confounders: str
-    """What makes it hard to compare, in words."""
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Duration over optimizer steps, evaluation and saving included."""
-        return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
-
-    def planned(self) -> tuple[int, float]:
-        """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
-        request = request_for(
-            self.model,
-            machines=Machines(pods=self.pods),
-            techniques=(self.technique,),
-            zero=STAGE_3 if self.technique.startswith("zero3") else STAGE_1,
-            gradient_checkpointing=self.gradient_checkpointing,
-            batch_size=ROWS,
-            source_length=TOKENS,
-            target_length=TOKENS,
-        )
-        (found,) = plan(request).estimates
-        return found.memory.device_bytes, found.time.seconds
-
-    def to_json(self) -> dict[str, object]:
-        """The row, what is planned, and how the memory differs, and why."""
-        device_bytes, seconds = self.planned()
-        return asdict(self) | {
-            "planned_gigabytes": device_bytes / GIGA,
-            "published_step_seconds": self.step_seconds,
-            "planned_step_seconds": seconds,
-            "remark": self._remark(device_bytes / GIGA),
-        }
-
-    def _remark(self, planned: float) -> str:
-        low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
-        if planned < (1 - TOLERANCE) * low:
-            more = f"{GIGA * (low - planned) / GIB:.1f} GiB more were published"
-            return f"{more}: the allocator's cache, which nvidia-smi counts as used"
-        if planned > (1 + TOLERANCE) * high:
-            return f"{GIGA * (planned - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
-        return f"within {TOLERANCE:.0%}"
-
-
-def published() -> list[Published]:
-    """All rows."""
-    from pydantic import TypeAdapter
-
-    with PUBLISHED.open(encoding="utf-8", newline="") as file:
-        values = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
-    return TypeAdapter(list[Published]).validate_python(values)
-
-
-def beside(made: Plan) -> list[Published]:
-    """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
-    model = made.request.model.rsplit("/", 1)[-1]
-    keys = {(model, estimate.technique.name, estimate.pods) for estimate in made.estimates}
-    return [row for row in published() if (row.model, row.technique, row.pods) in keys]

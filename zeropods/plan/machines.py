@@ -88,7 +88,7 @@ def _peak(gpu: str) -> Peak | None:
 
 ACHIEVED = {"fp32": 10.35 / 19.5, "bf16": 0.4, "fp16": 0.4}
 """Share of a published peak that training reaches. FP32: of an A100's 19.5 TFLOP/s what, with `BANDWIDTH`, makes the
-largest of the four errors of the published step times (`plan.estimate`) small, 8 %; evaluation and saving are in
+largest of the four errors of the published step times (`report.plan`) small, 8 %; evaluation and saving are in
 them. BF16 and FP16: 0.3 to 0.5 is what published trainings of such sizes report."""
 BANDWIDTH = 0.86 * GIGA
 """Bytes per second through a pod's link, each way, fitted with it: collectives' part of a network of 10 Gbit/s."""

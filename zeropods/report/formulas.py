@@ -11,8 +11,8 @@ from operator import attrgetter
 from statistics import mean, median
 from typing import Any
 
+from zeropods.measure.calibration import PLAN_KEYS, plan_figures, planned
 from zeropods.measure.record import PHASES, Record, Statistics, real_tokens
-from zeropods.plan.calibrated import PLAN_KEYS, plan_figures, planned
 from zeropods.plan.facts import shape_recorded
 from zeropods.plan.machines import published_flops
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.plan.calibrated import STATES
-from zeropods.plan.estimate import Estimate, Plan, Published, Request, beside, plan, request_for
-from zeropods.plan.machines import GIGA
+from zeropods.plan.cpu import STATES
+from zeropods.plan.estimate import Estimate, Plan, Request, plan, request_for
+from zeropods.plan.machines import GIGA, Machines
 from zeropods.plan.memory import PARTS
+from zeropods.plan.workload import ZeroSettings
 from zeropods.tables import GIB, Table, counted, digits, wrapped
 
 if TYPE_CHECKING:
@@ -304,3 +307,90 @@ def _finished(axes: Axes, title: str, text: str) -> Plot:
     figure: Any = axes.get_figure()
     figure.suptitle(title)
     return Plot(figure, text)
+
+
+# The published runs that this project's original reports: A100-40GB pods, batch 32, FP32, 3 epochs of WikiSQL.
+
+PUBLISHED = Path(__file__).with_name("published.csv")
+WIKISQL_STEPS = {1: 5_286, 2: 2_643, 3: 1_764}
+"""Optimizer steps by pods: 3 x ceil(56,355 / (32 x pods))."""
+TOLERANCE = 0.10
+"""Share of the published memory, which is read off a screenshot."""
+ROWS, TOKENS = 32, 96
+"""Rows of a process; tokens of source and of target."""
+STAGE_1 = ZeroSettings(reduce_elements=500_000_000, overlap=False, contiguous=False, multi_rank_all_reduce=False)
+STAGE_3 = ZeroSettings(live_elements=1_000_000_000, overlap=False)
+"""What the published configurations and DeepSpeed's defaults of then were, as far as they are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A row of the published table; None where it says nothing."""
+
+    model: str
+    technique: str
+    pods: int
+    train_seconds: float | None
+    samples_per_second: float | None
+    gigabytes_a_pod_low: float
+    """As `nvidia-smi` showed it: CUDA's own memory and the allocator's cache included."""
+    gigabytes_a_pod_high: float
+    gradient_checkpointing: bool
+    effective_batch_size: int
+    confounders: str
+    """What makes it hard to compare, in words."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Duration over optimizer steps, evaluation and saving included."""
+        return None if self.train_seconds is None else self.train_seconds / WIKISQL_STEPS[self.pods]
+
+    def planned(self) -> tuple[int, float]:
+        """Bytes of a GPU and seconds of a step for its settings: 32 rows of 96 + 96 tokens in FP32."""
+        request = request_for(
+            self.model,
+            machines=Machines(pods=self.pods),
+            techniques=(self.technique,),
+            zero=STAGE_3 if self.technique.startswith("zero3") else STAGE_1,
+            gradient_checkpointing=self.gradient_checkpointing,
+            batch_size=ROWS,
+            source_length=TOKENS,
+            target_length=TOKENS,
+        )
+        (found,) = plan(request).estimates
+        return found.memory.device_bytes, found.time.seconds
+
+    def to_json(self) -> dict[str, object]:
+        """The row, what is planned, and how the memory differs, and why."""
+        device_bytes, seconds = self.planned()
+        return asdict(self) | {
+            "planned_gigabytes": device_bytes / GIGA,
+            "published_step_seconds": self.step_seconds,
+            "planned_step_seconds": seconds,
+            "remark": self._remark(device_bytes / GIGA),
+        }
+
+    def _remark(self, planned: float) -> str:
+        low, high = self.gigabytes_a_pod_low, self.gigabytes_a_pod_high
+        if planned < (1 - TOLERANCE) * low:
+            more = f"{GIGA * (low - planned) / GIB:.1f} GiB more were published"
+            return f"{more}: the allocator's cache, which nvidia-smi counts as used"
+        if planned > (1 + TOLERANCE) * high:
+            return f"{GIGA * (planned - high) / GIB:.1f} GiB fewer were published: this plan is too high there"
+        return f"within {TOLERANCE:.0%}"
+
+
+def published() -> list[Published]:
+    """All rows."""
+    from pydantic import TypeAdapter
+
+    with PUBLISHED.open(encoding="utf-8", newline="") as file:
+        values = [{name: text or None for name, text in line.items()} for line in csv.DictReader(file)]
+    return TypeAdapter(list[Published]).validate_python(values)
+
+
+def beside(made: Plan) -> list[Published]:
+    """Published runs of the model, technique and pods of a plan; none for a model that none was published of."""
+    model = made.request.model.rsplit("/", 1)[-1]
+    keys = {(model, estimate.technique.name, estimate.pods) for estimate in made.estimates}
+    return [row for row in published() if (row.model, row.technique, row.pods) in keys]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
+from zeropods.measure.calibration import WHAT
 from zeropods.measure.record import PHASES, RunConfig
-from zeropods.plan.calibrated import WHAT
 from zeropods.plan.machines import GIGA
 from zeropods.report.entry import OWN, ROUGE, Entry, accuracy_lines
 from zeropods.report.formulas import Values

@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import mean
 
 from zeropods.errors import UserError
+from zeropods.measure.calibration import planned
 from zeropods.measure.record import Record, read_json, read_record
-from zeropods.plan.calibrated import STATES, planned
+from zeropods.plan.cpu import STATES
 from zeropods.report.entry import read_entry
 from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import Plot, legend_beside, loss_plot, new_axes, stacked_bars

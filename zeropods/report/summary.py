@@ -39,7 +39,7 @@ TITLE = "Runs side by side"
 REMARKS = "Notes on the runs:"
 DIFFER = "Rows differ in more than technique and pods. No ratio is drawn between rows that do:"
 ALLOWED = "Rows differ in more than technique and pods. Ratios between rows that do were asked for, and carry a *:"
-REFERENCE = Path(__file__).parents[1] / "plan" / "published.csv"
+REFERENCE = Path(__file__).with_name("published.csv")
 REFERENCE_TITLE = "Published elsewhere: A100-40GB pods, 3 epochs of WikiSQL"
 REFERENCE_NOTE = (
     "Measured by others on other hardware; memory was read off screenshots of nvidia-smi. "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zeropods.errors import UserError
-from zeropods.plan.calibrated import CPU
+from zeropods.plan.cpu import CPU
 from zeropods.plan.estimate import Estimate, Plan, Request, largest, plan, request_for
 from zeropods.plan.machines import GIGA, TERA, Machines, memory_bytes, peaks
 from zeropods.plan.memory import LOADING, PARTS, Term, total
