@@ -25,9 +25,10 @@ UNIT = 100 * MIB
 STEPPED = 5
 """Place of the optimizer's part of a step; before it are those of arithmetic and Python, after it memory's and the
 network's."""
-TENSOR_OPERATIONS, HOOKS = 50, 6
-"""Small operations that are one unit of what a tensor costs in a step; how many units ZeRO-3 takes, which gathers it
-and gives it back. Units are near what runs show, since a factor is held near 1."""
+TENSOR_OPERATIONS, HOOKS = 50, 3
+"""Small operations that are one unit of what a tensor costs in a step; how many units ZeRO-3's hooks take, and its
+gathering as many more: one process alone gathers nothing (DeepSpeed 0.19.8, partition_parameters.py,
+`_no_gather_coalesced`). Units are near what runs show, since a factor is held near 1."""
 CLIPPING_BYTES = 12
 """Bytes per parameter to clip gradients: they are read, then read and written, FP32."""
 KEPT_BLOCK = 32 << 20
@@ -92,7 +93,7 @@ def step_parts(work: Workload, machines: Machines, probe: MachineProbe) -> tuple
         arithmetic * (not has_encoder),
         tensors,
         once * (technique.stage > 0 or ranks > 1),
-        HOOKS * tensors * (technique.stage == 3),
+        HOOKS * (1 + (ranks > 1)) * tensors * (technique.stage == 3),
         (ADAM_BYTES + CLIPPING_BYTES) * own * sharing / probe.bandwidth_of(busy),
         new_bytes(work) * waits / probe.new_memory_bandwidth,
         volume,
