@@ -12,9 +12,9 @@ import pytest
 from benchmarks.plan_grid import AXES, GridCell, GridRun, grid, judged
 from tests.full.launches import until
 from zeropods.cli import main
-from zeropods.launch import probe
 from zeropods.measure.calibration import Sample, read_probe
 from zeropods.pods.cluster import Cluster
+from zeropods.train import probe
 
 
 def pairs(cell: GridCell) -> set[tuple[object, ...]]:
