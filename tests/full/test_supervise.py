@@ -17,7 +17,7 @@ from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
 LEFT_SECONDS = 15
-ASIDE_SECONDS = 8.2
+ASIDE_SECONDS = 7.2
 """For so long a pod is not asked: longer than one may be silent, shorter than the lease of a run."""
 INTERRUPTED = {
     "SIGINT": (signal.SIGINT, ()),

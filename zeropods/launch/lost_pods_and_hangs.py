@@ -23,7 +23,7 @@ from zeropods.pods.leases import HAS_ENDED
 if TYPE_CHECKING:
     from zeropods.pods.rendezvous import Pod
 
-SILENT_SECONDS = 8.0
+SILENT_SECONDS = 7.0
 """A pod that has not answered for so long counts as lost."""
 GONE_SECONDS = 3.0
 """A pod without ssh that does not answer for so long is lost; longer than between two answers."""
