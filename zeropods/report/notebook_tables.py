@@ -114,9 +114,9 @@ def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
     return np.diff(table[column].combine_chunks().offsets.to_numpy())
 
 
-def _statistics(side: TokenStatistics) -> dict[str, float]:
+def _statistics(side: TokenStatistics) -> dict[str, object]:
     return {
-        "mean tokens": side.mean,
+        "mean tokens": f"{side.mean:.1f}",
         "median": side.p50,
         "99 %": side.p99,
         "longest": side.max,

@@ -157,7 +157,7 @@ class PlanReport:
         from zeropods.report.plots import new_axes, stacked_bars
 
         names = list(map(name, self.plan.estimates))
-        _, (axes,) = new_axes(8, 1.6 + 0.36 * len(names))
+        _, (axes,) = new_axes(8, 2.2 + 0.36 * len(names))
         stacked_bars(axes, names, values)
         axes.set_xlabel(unit)
         title = f"{self.plan.request.model}: planned {what}"
@@ -182,7 +182,6 @@ def _line(estimate: Estimate) -> dict[str, str]:
         checkpointing = "yes" if labels["gradient_checkpointing"] else "no"
         line |= {"attention": labels["attention"], "checkpointing": checkpointing}
     line["fits"] = "yes" if estimate.fits else "no"
-    line |= {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
     line |= {"total (GiB)": _with_interval(parts["total"], estimate.intervals.get("memory"), gib)}
     line |= {"host (GiB)": gib(estimate.host_bytes)} if estimate.memory.host_terms else {}
     line |= {
@@ -194,7 +193,8 @@ def _line(estimate: Estimate) -> dict[str, str]:
     line |= {} if estimate.total_seconds is None else {"training (h)": digits(estimate.total_seconds / 3600)}
     for heading, value in (("cost of 1 M samples", estimate.cost_per_million_samples), ("cost", estimate.cost)):
         line |= {} if value is None else {heading: f"{value:.2f}"}
-    return line
+    # Last, where a narrow terminal breaks: what the total is made of.
+    return line | {f"{part} (GiB)": gib(parts[part]) for part in PARTS}
 
 
 def _with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
@@ -250,7 +250,7 @@ class LengthPlans:
         """Memory of one GPU over the length: a line for each technique and way of training, alike ones together."""
         from zeropods.report.plots import new_axes
 
-        _, (axes,) = new_axes(8, 4.2)
+        _, (axes,) = new_axes(8, 5.0)
         lengths = list(self.estimates)
         curves: dict[tuple[float, ...], list[str]] = {}
         for way in zip(*self.estimates.values(), strict=True):
@@ -264,7 +264,8 @@ class LengthPlans:
             f"the GPU: {size:g} GiB", (lengths[0], size), (0, 3), textcoords="offset points", fontsize="small"
         )
         axes.set(xlabel="tokens per row", ylabel="GiB of one GPU", yscale="log", xticks=lengths)
-        axes.yaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter("{x:,g}")
         text = f"planned memory of one GPU at {', '.join(map(str, lengths))} tokens"
         return _finished(axes, f"{self.request.model}: planned memory by length", text)
 
@@ -301,10 +302,10 @@ def _at_length(length: int, estimate: Estimate) -> dict[str, Any]:
 
 
 def _finished(axes: Axes, title: str, text: str) -> Plot:
-    from zeropods.report.plots import Plot, legend_beside
+    from zeropods.report.plots import Plot, legend_below
 
-    legend_beside(axes)
     figure: Any = axes.get_figure()
+    legend_below(figure)
     figure.suptitle(title)
     return Plot(figure, text)
 

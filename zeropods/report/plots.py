@@ -119,11 +119,6 @@ def technique_color(technique: str) -> str:
     return COLORS[NAMES.index(technique)] if technique in NAMES else "0.6"
 
 
-def legend_beside(axes: Axes) -> None:
-    """A legend at the right, over no curve."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small", frameon=False)
-
-
 def stacked_bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[float]]) -> list[BarContainer]:
     """A bar for each name, the first one on top: its parts one behind the other, each with a colour of its own."""
     drawn_parts, ends = [], [0.0] * len(names)
@@ -137,8 +132,8 @@ def stacked_bars(axes: Axes, names: Sequence[str], parts: Mapping[str, Sequence[
     return drawn_parts
 
 
-def _legend(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) -> None:
-    """A legend below all axes, over no curve; of everything that has a label where no handles are given."""
+def legend_below(figure: Figure, columns: int = 2, handles: Sequence[Any] = ()) -> None:
+    """A legend below all axes, over no curve and no bar; of everything that has a label where no handles are given."""
     given = {"handles": handles} if handles else {}
     figure.legend(loc="outside lower center", ncols=columns, fontsize="small", frameon=False, **given)
 
@@ -175,6 +170,11 @@ def _main_kind(lines: Sequence[Values], key: str) -> str | None:
     return max(kinds, key=kinds.__getitem__, default=None)
 
 
+def _unit(kind: str | None) -> tuple[int, str]:
+    """In which sizes of such a plan are drawn: bytes of it, and its name."""
+    return (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
+
+
 def _of_kind(lines: Sequence[Values], key: str) -> list[Values]:
     """The rows of the main kind, and nothing in the places of the others."""
     kind = _main_kind(lines, key)
@@ -196,7 +196,7 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     shown = found[:SHOWN_ROWS]
     figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * len(shown))
     kind, pods = _main_kind(timed, "planned_kind"), sorted({line["pods"] for line in shown})
-    unit, name = (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
+    unit, name = _unit(kind)
     what = "of GPU memory in use" if kind == DEVICE_USED else "of parameters, gradients, optimizer states"
     axes.set(xlabel=f"{name} {what}, per process", ylabel="samples/s; lines: 95 % interval")
     _title(axes, f"Speed against memory: up and left is better{_of_all(len(shown), len(found))}")
@@ -207,7 +207,7 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
         handles = [_point(axes, *each, name) for each in zip(shown, points, markers, strict=True)]
         _room(axes, "x", [size for size, _ in points])
         _room(axes, "y", [rate for _, rate in points], max(tops))
-        _legend(figure, handles=handles)
+        legend_below(figure, handles=handles)
         _letters(axes, [line["row"] for line in shown], points)
     else:
         _nothing(axes, "no run has both its speed and its memory measured")
@@ -313,7 +313,7 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
         if max(lasts) > LONG * min(lasts) > 0:
             # The longest run would leave the shortest no room.
             _logarithmic(axes, "x")
-        _legend(figure)
+        legend_below(figure)
     else:
         _nothing(axes, "no run has a loss yet")
     shown = _listed([" = ".join(names) for names, _ in curves])
@@ -346,10 +346,10 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
             axes.errorbar(rate, place, xerr=span, fmt="none", capsize=3, elinewidth=1, ecolor="0.2")
         end = max(high, *repeats, rate)
         axes.annotate(digits(rate), (end, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_xlabel("samples/s; dots: repeats; lines: 95 % interval")
+    axes.set_xlabel("samples/s\ndots: repeats; lines: 95 % interval", fontsize="small")
     _title(axes, f"Training throughput, all ranks together{_of_all(len(timed), len(found))}")
     axes.invert_yaxis()
-    axes.margins(x=0.15, y=0.02)
+    axes.margins(x=0.2, y=0.02)
     axes.set_xlim(left=0)
     if not timed:
         _nothing(axes, "no run was timed yet")
@@ -369,10 +369,11 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     _title(axes[0], f"Peak of the fullest pod{_of_all(len(shown), len(found))}")
     kind, planned = _main_kind(shown, "planned_kind"), _of_kind(shown, "planned_kind")
     series = {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}
-    bars_beside(axes[1], labels, series, MIB)
-    axes[1].set_xlabel(f"MiB {kind or ''}")
+    unit, name = _unit(kind)
+    bars_beside(axes[1], labels, series, unit)
+    axes[1].set_xlabel(f"{name} {kind or ''}")
     _title(axes[1], "Plan and measurement")
-    _legend(figure, handles=axes[1].containers)
+    legend_below(figure, handles=axes[1].containers)
     return Plot(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
 
 
@@ -397,7 +398,7 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
     if curves:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))
-        _legend(figure, 3)
+        legend_below(figure)
     else:
         _nothing(axes, "no two rows differ in nothing but technique and pods")
     return Plot(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
@@ -495,4 +496,4 @@ def _phase_legend(figure: Figure, ranks: int) -> None:
         Patch(facecolor=color, edgecolor="0.8", label=phase.replace("_", " ")) for phase, color in PHASE_COLORS.items()
     ]
     lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(min(ranks, SHOWN_RANKS))]
-    _legend(figure, 5, [*patches, *lines])
+    legend_below(figure, 5, [*patches, *lines])

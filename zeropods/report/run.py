@@ -15,7 +15,7 @@ from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.cpu import STATES
 from zeropods.report.entry import read_entry
 from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
-from zeropods.report.plots import Plot, legend_beside, loss_plot, new_axes, stacked_bars
+from zeropods.report.plots import Plot, legend_below, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
 from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table
 from zeropods.tables import MIB, Table
@@ -98,7 +98,7 @@ def technique_table(runs: Sequence[Run]) -> Table:
         Column("memory_kind", "kind of memory"),
         Column("states", "states", "MiB", mib),
         *LOSSES,
-        Column("loss_difference", "loss difference", "", "{:.1e}".format),
+        Column("loss_difference", "loss difference", "", lambda share: f"{share:.1e}" if share else "0"),
         STATUS,
     )
     lines, first = [_values(run) for run in runs], runs[0].record
@@ -173,7 +173,7 @@ def state_table(runs: Sequence[Run]) -> Table:
 
 def state_plot(runs: Sequence[Run]) -> Plot:
     """The same as bars, a part of each colour; a black line is where arithmetic puts the sum."""
-    figure, (axes,) = new_axes(8, 0.6 * len(runs) + 1.4)
+    figure, (axes,) = new_axes(8, 0.6 * len(runs) + 1.6)
     labels = [f"{run.record.technique}, {run.record.world_size} x" for run in runs]
     states = [_states(run.record) for run in runs]
     stacked_bars(axes, labels, {part: [(each.get(part) or 0) / MIB for each in states] for part in STATES})
@@ -181,7 +181,7 @@ def state_plot(runs: Sequence[Run]) -> Plot:
     tops, bottoms = ([place + half for place in range(len(runs))] for half in (-0.4, 0.4))
     axes.vlines(expected, tops, bottoms, color="black", label="by arithmetic")
     axes.set(xlabel="MiB in each process", title="What ZeRO divides: the states of one model")
-    legend_beside(axes)
+    legend_below(figure, 4)
     return Plot(figure, "bars of parameters, gradients and optimizer states per process, by technique")
 
 
