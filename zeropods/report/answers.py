@@ -9,6 +9,7 @@ from html import escape
 
 from zeropods.measure.intervals import ratio_interval
 from zeropods.report.formulas import DEVICE_USED, Values
+from zeropods.report.groups import base_order
 from zeropods.report.rows import inference_text
 from zeropods.tables import GIB, MIB, counted, digits, markdown_text
 
@@ -232,7 +233,7 @@ class Subject:
         scored = [row for row in rows if _is_done(row) and row["inference_result"] is not None]
         if not scored:
             return "No score can be shown; zeropods predict and zeropods score make one."
-        base = min(scored, key=lambda row: (row["world_size"], row["technique"] != "none"))
+        base = min(scored, key=base_order)
         told = [f"{base['label']} reaches {inference_text(base)}."]
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
         others = [row for row in same if row is not base]

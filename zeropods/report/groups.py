@@ -337,8 +337,13 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
         if peers == [group] and allow_differences:
             peers = by_work[_work(group)]
         if len(peers) > 1:
-            base = min(peers, key=lambda peer: (peer.values["world_size"], peer.values["technique"] != "none"))
+            base = min(peers, key=lambda peer: base_order(peer.values))
             group.values.update(_against(group, base))
+
+
+def base_order(row: Values) -> tuple[int, bool]:
+    """The first of rows in this order is the base of the others: fewest processes, `none` before other techniques."""
+    return row["world_size"], row["technique"] != "none"
 
 
 def _against(group: Group, base: Group) -> Values:
