@@ -16,13 +16,13 @@ from zeropods.measure.intervals import ratio_interval, t_interval
 from zeropods.report.entry import Entry, accuracy
 from zeropods.report.formulas import MatmulPeak, Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
-    BUCKETS,
     PREFIX,
     Settings,
     arrangement,
     as_key,
     is_of,
     is_profiled,
+    required,
     settings,
     unequal,
 )
@@ -146,7 +146,7 @@ def group_runs(
         key = str(number) if is_alone else as_key(compared, arrangement(entry.config))
         peak = peaks.get(matmul_key(entry.record)) if entry.record else None
         if key not in found:
-            alike.setdefault(_required(compared), []).append(key)
+            alike.setdefault(required(compared), []).append(key)
         run = SummaryRun(entry, figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak))
         found.setdefault(key, []).append(run)
     blocks = [[tuple(found[key]) for key in keys] for keys in alike.values()]
@@ -320,19 +320,19 @@ def _weight(rows: Sequence[Group]) -> tuple[bool, int]:
 
 
 def _is_comparable(one: Group, other: Group) -> bool:
-    return _required(one.settings) == _required(other.settings) and not unequal(one.settings, other.settings)
+    return required(one.settings) == required(other.settings) and not unequal(one.settings, other.settings)
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
     """Add to each row's values what it is against the row with the fewest processes, `none` before others."""
     well = [group for group in groups if any(run.entry.status == "ok" for run in group.runs)]
     timed = [group for group in well if group.values["samples_per_second"]]
-    by_settings, by_work = _by_key(timed, lambda group: _required(group.settings)), _by_key(timed, _work)
+    by_settings, by_work = _by_key(timed, lambda group: required(group.settings)), _by_key(timed, _work)
     for group in groups:
         group.values.update(NOT_SCALED)
     for group in timed:
         peers = [
-            other for other in by_settings[_required(group.settings)] if not unequal(group.settings, other.settings)
+            other for other in by_settings[required(group.settings)] if not unequal(group.settings, other.settings)
         ]
         if peers == [group] and allow_differences:
             peers = by_work[_work(group)]
@@ -357,12 +357,6 @@ def _against(group: Group, base: Group) -> Values:
         "scaling_efficiency": speed_up * other["world_size"] / row["world_size"],
         "differs_in": unequal(base.settings, group.settings),
     }
-
-
-def _required(compared: Settings) -> str:
-    """Equal where rows may be comparable: what every run has."""
-    always = {name: value for name, value in compared.items() if not name.startswith((PREFIX, *BUCKETS))}
-    return as_key(always)
 
 
 def _work(group: Group) -> str:

@@ -1,4 +1,7 @@
-"""What must be equal for the figures of two runs to be compared: everything but technique, pods and seed."""
+"""What must be equal for the figures of two runs to be compared: everything but technique, pods and seed.
+
+`report.groups` draws a ratio between rows where `required` is equal and nothing is `unequal`.
+"""
 
 from __future__ import annotations
 
@@ -89,6 +92,11 @@ def is_of(name: str, of_run: Settings) -> bool:
     if name.startswith(ONLY_WITH) or name == INSTRUCTIONS:
         return False
     return name not in BUCKETS and (not name.startswith(PREFIX) or f"{PREFIX}optimizer.type" in of_run)
+
+
+def required(compared: Settings) -> str:
+    """Equal where rows may be comparable: the settings that every run has."""
+    return as_key({name: value for name, value in compared.items() if is_of(name, {})})
 
 
 def as_key(*parts: Settings) -> str:
