@@ -232,7 +232,8 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         total=total,
         delay=0 if at_once and total != 0 else MOMENT_SECONDS,
         mininterval=0.5,
-        ncols=100,
+        # A terminal has its own width.
+        ncols=100 if in_notebook else None,
         file=sys.stderr,
         # A notebook knows no line above the last: a bar within another takes its place.
         position=0 if in_notebook else None,

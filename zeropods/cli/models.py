@@ -19,7 +19,7 @@ from zeropods.errors import UserError
 from zeropods.export import DTYPES
 from zeropods.files import given_path
 from zeropods.outputs import out_file, out_folder
-from zeropods.tables import counted, progress, whole
+from zeropods.tables import Table, counted, progress, whole
 
 if TYPE_CHECKING:
     from zeropods.cli import Result
@@ -152,18 +152,31 @@ def predict_text(result: Result) -> str:
 
 
 def score_text(score: Result) -> str:
-    """A score in a sentence, and one for each group of tables and kind of query: measures with their 95 % intervals."""
-    measures = {name.removesuffix("_accuracy"): score[name] for name in MEASURES if score.get(name) is not None}
-    spans = {name.removesuffix("_accuracy"): span for name, span in score.get("intervals", {}).items() if span}
-    measures |= {**(score.get("rouge") or {}), **score.get("own_metrics", {})}
-    interval = {name: " [{:.3f}, {:.3f}]".format(*spans.get(name, ())) for name in measures if name in spans}
-    said = [f"{name.replace('_', ' ')} {value:,.3f}{interval.get(name, '')}" for name, value in measures.items()]
-    if score.get("unparseable"):
-        said.append(f"no query in {score['unparseable']:,}")
+    """A score in a sentence, and a table of each group of tables and kind of query."""
+    whole_score = _measured(score)
     number = f"{score['tokens']:,} tokens" if "tokens" in score else counted(score["examples"], "answer")
-    parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}.items()
-    groups = [f"{name.replace('_', ' ')}: {score_text(group)}" for name, group in parts if group]
-    return "\n".join([f"{number}: {', '.join(said)}", *groups])
+    sentence = f"{number}: {', '.join(f'{name} {text}' for name, text in whole_score.items())}"
+    parts = {**(score.get("groups") or {}), **(score.get("kinds") or {})}
+    lines = [
+        {"of": name.replace("_", " "), "answers": f"{part['examples']:,}"}
+        | {measure: _measured(part).get(measure, "-") for measure in whole_score}
+        for name, part in parts.items()
+        if part
+    ]
+    return f"{sentence}\n\n{Table.of(lines)}".rstrip() if lines else sentence
+
+
+def _measured(score: Result) -> dict[str, str]:
+    """The measures of a score by their names, with their 95 % intervals."""
+    measures = {name: score[name] for name in MEASURES if score.get(name) is not None}
+    measures |= {**(score.get("rouge") or {}), **score.get("own_metrics", {})}
+    spans = score.get("intervals", {})
+    ends = {name: " [{:.3f}, {:.3f}]".format(*spans[name]) for name in measures if spans.get(name)}
+    shown = {
+        name.removesuffix("_accuracy").replace("_", " "): f"{value:,.3f}{ends.get(name, '')}"
+        for name, value in measures.items()
+    }
+    return shown | ({"no query in": f"{score['unparseable']:,}"} if score.get("unparseable") else {})
 
 
 def _perplexity(arguments: argparse.Namespace) -> Result:
