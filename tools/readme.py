@@ -19,7 +19,7 @@ from zeropods.tables import Table
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = "Results"
 """Section of the demo's summary that the README shows."""
-COLUMNS = ("row", "throughput (samples/s)", "speed-up", "states of each pod (MiB)", "inference result")
+COLUMNS = ("row", "throughput (samples/s)", "speed-up", "states of each pod (MiB)", "inference result", "duration (s)")
 """Its columns there, so that the table fits a page; `results/demo/summary.md` has all."""
 
 

@@ -25,7 +25,7 @@ from zeropods.plan.facts import shape_named
 from zeropods.plan.models import known_names
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.entry import score_lines
-from zeropods.report.plots import Plot, new_axes
+from zeropods.report.plots import WIDE, Plot, new_axes
 from zeropods.report.rows import accuracy_columns
 from zeropods.report.run import Run
 from zeropods.sql.query import Execution, Query, cells_text, execute
@@ -48,7 +48,7 @@ def split_table(manifest: Manifest) -> Table:
 
 def length_histograms(prepared: Path, split: str = "train") -> Plot:
     """How many rows have how many source and target tokens."""
-    figure, axes = new_axes(9, 3.2, columns=len(COLUMNS))
+    figure, axes = new_axes(WIDE, 2.6, columns=len(COLUMNS))
     for one, (side, column) in zip(axes, COLUMNS.items(), strict=True):
         lengths = token_lengths(prepared, split, column)
         # As many whole numbers in each bin: a bin of 1.2 would hold one of them, or two.

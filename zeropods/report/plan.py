@@ -154,10 +154,10 @@ class PlanReport:
 
     def _bars(self, values: dict[str, list[float]], what: str, unit: str, text: str) -> tuple[Plot, Axes]:
         """A bar for each technique, stacked."""
-        from zeropods.report.plots import new_axes, stacked_bars
+        from zeropods.report.plots import WIDE, new_axes, stacked_bars
 
         names = list(map(name, self.plan.estimates))
-        _, (axes,) = new_axes(8, 2.2 + 0.36 * len(names))
+        _, (axes,) = new_axes(WIDE, 2.2 + 0.32 * len(names))
         stacked_bars(axes, names, values)
         axes.set_xlabel(unit)
         title = f"{self.plan.request.model}: planned {what}"
@@ -248,9 +248,9 @@ class LengthPlans:
     @property
     def plot(self) -> Plot:
         """Memory of one GPU over the length: a line for each technique and way of training, alike ones together."""
-        from zeropods.report.plots import new_axes
+        from zeropods.report.plots import WIDE, new_axes
 
-        _, (axes,) = new_axes(8, 5.0)
+        _, (axes,) = new_axes(WIDE, 5.0)
         lengths = list(self.estimates)
         curves: dict[tuple[float, ...], list[str]] = {}
         for way in zip(*self.estimates.values(), strict=True):

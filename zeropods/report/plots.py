@@ -35,6 +35,8 @@ SHOWN_WIDTH = 720
 """Width of a plot in a notebook, in CSS pixels."""
 WIDTH = 4.8
 """Inches of a summary's plot: at 420 pixels its words are still 10 pixels high."""
+WIDE = 6.4
+"""The same of one that only a notebook shows."""
 SHOWN_LETTERS = 34
 """Of a run's name."""
 SHOWN_CURVES = 8

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Figures, Module
 from zeropods.measure.profile_checks import Checked, by_class, check, shares
-from zeropods.report.plots import Plot, bars_beside, new_axes, stacked_bars
+from zeropods.report.plots import WIDE, Plot, bars_beside, new_axes, stacked_bars
 from zeropods.tables import Table, digits, wrapped
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class ProfileReport:
 
     def shares(self) -> Plot:
         """Shares of forward, backward and the optimizer's step in one iteration."""
-        figure, (axes,) = new_axes(INCHES_WIDE, 1.8)
-        _iteration_bars(figure, axes, {"": self})
+        figure, (axes,) = new_axes(WIDE, 1.8)
+        _iteration_bars(figure, axes, {"": self}, len(PARTS))
         axes.set_title("One iteration: forward, backward, optimizer's step", loc="left")
         return Plot(figure, self.shares_text(self.name))
 
@@ -216,14 +216,15 @@ class ReportPair:
 
     def plot(self) -> Plot:
         """Seconds of forward, backward and step, and the forward seconds that each class of module takes itself."""
-        pair = dict(zip(self._names(), (self.first, self.second), strict=True))
-        figure, (left, right) = new_axes(INCHES_WIDE, 3.8, columns=2)
-        _iteration_bars(figure, left, pair)
-        left.set_title("One iteration", loc="left")
-        _class_bars(right, pair)
-        right.set_title("Forward pass by class of module", loc="left")
-        figure.legend(handles=right.containers, loc="outside lower right", frameon=False, fontsize=9)
-        return Plot(figure, "; ".join(report.shares_text(name) for name, report in pair.items()))
+        reports = dict(zip(self._names(), (self.first, self.second), strict=True))
+        pair = {textwrap.fill(name, NAME_LETTERS): report for name, report in reports.items()}
+        figure, (top, bottom) = new_axes(WIDE, 5.4, rows=2)
+        _iteration_bars(figure, top, pair, 1)
+        top.set_title("One iteration", loc="left")
+        _class_bars(bottom, pair)
+        bottom.set_title("Forward pass by class of module", loc="left")
+        figure.legend(handles=bottom.containers, loc="outside lower right", ncols=2, frameon=False, fontsize=9)
+        return Plot(figure, "; ".join(report.shares_text(name) for name, report in reports.items()))
 
     def _names(self) -> tuple[str, str]:
         names = self.first.name, self.second.name
@@ -278,19 +279,18 @@ def _milliseconds(figures: Figures, part: str) -> float:
     return 1e3 * (figures[f"{part}_seconds"] or 0.0)
 
 
-def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport]) -> None:
+def _iteration_bars(figure: Figure, axes: Axes, reports: dict[str, ProfileReport], columns: int) -> None:
     """Forward, backward and step of each report as one bar in milliseconds, with their shares of that report."""
-    names = [textwrap.fill(name, NAME_LETTERS) for name in reports]
     times = {part: [_milliseconds(each.checked.figures, part) for each in reports.values()] for part in PARTS}
     wholes = [sum(each) for each in zip(*times.values(), strict=True)]
-    for bars, widths in zip(stacked_bars(axes, names, times), times.values(), strict=True):
+    for bars, widths in zip(stacked_bars(axes, list(reports), times), times.values(), strict=True):
         labels = [
             f"{100 * width / whole:.0f} %" if width > LABELLED * max(wholes) else ""
             for width, whole in zip(widths, wholes, strict=True)
         ]
         axes.bar_label(bars, labels, label_type="center", color="white", fontsize=9)
     axes.set_xlabel("ms")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=columns, frameon=False, fontsize=9)
 
 
 def _class_bars(axes: Axes, pair: dict[str, ProfileReport]) -> None:
@@ -303,7 +303,7 @@ def _class_bars(axes: Axes, pair: dict[str, ProfileReport]) -> None:
     together = {name: sum(each.get(name, 0.0) for each in times.values()) for name in set().union(*times.values())}
     names = sorted(together, key=lambda name: (-together[name], name))[:CLASSES_COMPARED]
     series = {label: [each.get(name) for name in names] for label, each in times.items()}
-    # The first three colours are those of the iteration's parts beside it.
+    # The first three colours are those of the iteration's parts above it.
     bars_beside(axes, names, series, 1e-3, first_color=3)
     axes.set_xlabel("ms, without the modules inside")
 

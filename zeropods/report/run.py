@@ -15,7 +15,7 @@ from zeropods.measure.record import Record, read_json, read_record
 from zeropods.plan.cpu import STATES
 from zeropods.report.entry import read_entry
 from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
-from zeropods.report.plots import Plot, legend_below, loss_plot, new_axes, stacked_bars
+from zeropods.report.plots import WIDE, Plot, legend_below, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
 from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table
 from zeropods.tables import MIB, Table
@@ -173,7 +173,7 @@ def state_table(runs: Sequence[Run]) -> Table:
 
 def state_plot(runs: Sequence[Run]) -> Plot:
     """The same as bars, a part of each colour; a black line is where arithmetic puts the sum."""
-    figure, (axes,) = new_axes(8, 0.6 * len(runs) + 1.6)
+    figure, (axes,) = new_axes(WIDE, 0.5 * len(runs) + 1.6)
     labels = [f"{run.record.technique}, {run.record.world_size} x" for run in runs]
     states = [_states(run.record) for run in runs]
     stacked_bars(axes, labels, {part: [(each.get(part) or 0) / MIB for each in states] for part in STATES})
