@@ -1,6 +1,6 @@
 """Whether what the plan says to fit does fit: pods whose memory a cgroup limits to what the plan asks for.
 
-python -m benchmarks.plan_fits     # as root, with cgroups of version 1; goes on where it was interrupted
+python -m benchmarks.plan_in_cgroups     # as root, with cgroups of version 1; goes on where it was interrupted
 
 Of each setting the largest planned batch is run, and one of a third more rows, which must not run.
 """
@@ -161,9 +161,9 @@ def status(cell: Cell, rows: int, limit: int, work: Path) -> str:
 
 def main() -> None:
     """Run the trials, and print what came of each."""
-    parser = argparse.ArgumentParser(prog="benchmarks.plan_fits", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--work", type=Path, default=Path("runs/plan-fits"), help="where the runs are")
-    parser.add_argument("--out", type=Path, default=Path("results/plan_fits.json"))
+    parser = argparse.ArgumentParser(prog="benchmarks.plan_in_cgroups", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--work", type=Path, default=Path("runs/plan-in-cgroups"), help="where the runs are")
+    parser.add_argument("--out", type=Path, default=Path("results/plan_in_cgroups.json"))
     arguments = parser.parse_args()
     wait_passively()
     work, trials = arguments.work.resolve(), list[Trial]()
