@@ -51,6 +51,8 @@ def test_a_model_of_which_a_byte_was_changed_is_refused(
     if name == "model.safetensors":
         (copy / "model" / "SHA256SUMS").unlink()
         assert main(["export", "run", "--out", "meant"]) == 0
+    else:
+        assert changed in said(capsys, "prepare", *data, "--tokenizer", "run/model", "--limit", 2, "--out", "set")
 
 
 def test_another_prompt_than_the_models_is_refused_unless_forced(

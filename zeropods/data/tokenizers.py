@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
-from zeropods.files import first_line, read_object
+from zeropods.files import check_digests, first_line, read_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,6 +62,7 @@ def load_tokenizer(
     if path.is_file():
         tokenizer = _from_sentencepiece(path)
     elif path.is_dir():
+        check_digests(path, weights=False)
         tokenizer = _from_folder(path)
     else:
         tokenizer = _from_hub(source, instead)
