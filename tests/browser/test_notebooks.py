@@ -37,7 +37,7 @@ NOTEBOOKS = {
     "03_train_pods": ({"address", "value", "began (UTC)", "states (MiB)", "speed-up"}, 2),
     "04_read_profiler": ({"value"}, 3),
     "05_inference": ({"question", "execution", "p"}, 0),
-    "06_summary": ({"duration (s)", "throughput (samples/s)", "executable"}, 5),
+    "06_summary": ({"duration (s)", "throughput (samples/s)", "executable"}, 6),
 }
 """What each shows: some headings of its tables, and how many plots."""
 BAR = re.compile(r"\w+: +(\d+%\||\d+ \w+ \[)")
