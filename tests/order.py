@@ -6,17 +6,16 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 DEAREST = (
-    "browser/test_notebooks", "full/test_causal_notebooks", "full/test_fault_notebook", "full/test_supervise",
-    "full/test_train", "full/test_same_numbers", "full/test_other_ranks", "full/test_agent", "full/test_sweep",
-    "full/test_notebooks", "full/test_hangs", "full/test_restarts", "full/test_deepspeed_launcher",
-    "full/test_checkpoint_training", "full/test_cluster", "full/test_sbatch_files", "full/test_slurm",
-    "full/test_sweep_questions", "full/test_bench_gpu", "full/test_forks", "full/test_killed_kernel",
+    "browser/test_notebooks", "full/test_notebooks", "full/test_supervise", "full/test_train",
+    "full/test_same_numbers", "full/test_agent", "full/test_sweep", "full/test_hangs",
+    "full/test_checkpoint_training", "full/test_deepspeed", "full/test_local_runs", "full/test_cluster",
+    "full/test_sbatch_files", "full/test_slurm", "full/test_bench_gpu", "full/test_forks",
 )  # fmt: skip
 """Files that take longest: whoever got one of them last would be waited for."""
 
 INTERFACES = (
     "browser/test_notebooks", "browser/test_lab", "browser/test_curves", "full/test_demo_page", "full/test_gallery",
-    "full/test_cut_network", "full/test_own_hosts",
+    "full/test_own_hosts",
 )  # fmt: skip
 """Files that drive chromium, and those that make network interfaces: whenever one comes or goes, it drops requests."""
 

@@ -1,13 +1,21 @@
-"""One notebook in JupyterLab, used with mouse and eyes: opened, run from the menu, read, saved, closed."""
+"""JupyterLab as `make lab` starts it; a notebook in it, opened, run from the menu, read, saved and closed by mouse."""
 
 import json
+import re
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page
 
+from tests.full.demo_page import ROOT, Served, start
+
+CONFIG = ROOT / "tools" / "jupyterlab" / "config.py"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+/lab\S*\?token=\w+")
 RUN_SECONDS = 600
 SAVE_SECONDS = 30
 NARROW = 480
@@ -24,6 +32,24 @@ CUT = f"""() => [...document.querySelectorAll('{SHOWN} .jp-OutputArea-output')].
     const own = getComputedStyle(output).overflowX
     return output.scrollWidth > output.clientWidth + 1 && own !== 'auto' && own !== 'scroll'
 }}).map(output => output.textContent.slice(0, 80))"""
+
+
+@contextmanager
+def lab(folder: Path, **settings: str) -> Iterator[Served]:
+    """A JupyterLab on a port of its own; nothing of it is left.
+
+    Args:
+        settings: what its environment, and so that of its kernels, says beside this process's.
+    """
+    shutil.copytree(ROOT / "notebooks", folder / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    own = {f"JUPYTER_{name}_DIR": str(folder / f".jupyter-{name.lower()}") for name in ("CONFIG", "DATA", "RUNTIME")}
+    command = ["-m", "jupyterlab", "--config", CONFIG, "--no-browser", "--port", "0", f"--ServerApp.root_dir={folder}"]
+    own |= {"ZEROPODS_HOME": str(folder / "home"), **settings}
+    served = start(command, folder / "terminal", said=ADDRESS, **own)
+    try:
+        yield served
+    finally:
+        served.end()
 
 
 @dataclass

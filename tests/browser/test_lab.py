@@ -7,8 +7,7 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Browser, Page
 
-from tests.browser.lab import lab
-from tests.browser.notebook import PROMPTS, Seen, accept, await_end, look, menu, open_lab, open_notebook
+from tests.browser.notebook import PROMPTS, Seen, accept, await_end, lab, look, menu, open_lab, open_notebook
 from tests.full.clusters import processes_of
 from tests.full.launches import until
 

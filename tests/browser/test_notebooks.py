@@ -12,8 +12,7 @@ import pytest
 from nbstripout import strip_output
 from playwright.sync_api import Browser
 
-from tests.browser.lab import lab
-from tests.browser.notebook import Seen, close, is_done, open_lab, open_notebook, run_all
+from tests.browser.notebook import Seen, close, is_done, lab, open_lab, open_notebook, run_all
 from tests.full.clusters import processes_naming
 from tests.full.demo import LIMIT_SECONDS, executed, outputs
 from tests.full.demo_page import ROOT

@@ -82,13 +82,3 @@ def start(
     process.kill()
     process.wait()
     raise AssertionError(log.read_text()[-4000:])
-
-
-def refused(application: Path, *arguments: object, **environment: str) -> str:
-    """What an application of CML says where it cannot start."""
-    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
-    command = [sys.executable, str(application), *map(str, arguments)]
-    whole = {**kept, **environment}
-    done = subprocess.run(command, env=whole, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 1
-    return done.stderr

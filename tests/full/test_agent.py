@@ -13,42 +13,28 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.full.launches import ROOT, until
+from tests.full.launches import RANK, ROOT, train, until
 from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.pods.agent import ORDERS
 from zeropods.pods.cluster import KEY, Cluster, workers_of
-from zeropods.pods.processes import PROC, Process, descendants, find_process, is_alive, send
+from zeropods.pods.processes import PROC, Process, descendants, is_alive, send
 from zeropods.pods.ssh import Sshd, make_key, ssh_argv
 from zeropods.pods.wire import ask_all
 from zeropods.programs import free_port
 
 WAIT_SECONDS = 30.0
 SECRET = secrets.token_hex(32)
-RANK = """\
-import os, pathlib, signal, sys, time
-def asked(*_):
-    pathlib.Path(sys.argv[1] + ".asked").write_text("yes")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, asked)
-pathlib.Path(sys.argv[1] + ".new").write_text(str(os.getpid()))
-os.rename(sys.argv[1] + ".new", sys.argv[1])
-time.sleep(600)
-"""
 
 
-@pytest.fixture
-def rank(tmp_path: Path) -> Callable[[str], str]:
-    """Makes the command line of a process that writes its number into a file, and notes when it is asked to end."""
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    return lambda file: f"{sys.executable} {script} {tmp_path / file}"
+def rank(folder: Path) -> str:
+    """The command line of a rank of a run folder, which says there who it is, and when it is asked to end."""
+    return f"env PYTHONPATH={ROOT} {sys.executable} {RANK} --outputdir {folder} --seconds 600"
 
 
 def up(**how: Any) -> Cluster:
@@ -87,14 +73,6 @@ def session(cluster: Cluster, command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(shell(cluster, command), stdin=nothing, stdout=nothing, stderr=nothing)
 
 
-def process_in(file: Path) -> Process:
-    """The process that has written its number into a file, once it has."""
-    until(lambda: file.is_file() and file.read_text().strip())
-    process = find_process(int(file.read_text()))
-    assert process is not None, "it has ended already"
-    return process
-
-
 def test_a_pod_answers_the_cluster_s_key_only_and_keeps_those_of_cml_to_itself(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,10 +92,10 @@ def test_a_pod_answers_the_cluster_s_key_only_and_keeps_those_of_cml_to_itself(
     assert done.returncode == 255 and "Permission denied" in done.stderr
 
 
-def test_an_idle_lease_is_held_by_a_session(home: Path, rank: Callable[[str], str], tmp_path: Path) -> None:
+def test_an_idle_lease_is_held_by_a_session(home: Path, tmp_path: Path) -> None:
     cluster = up(lease_seconds=5.0)
-    worker, held = warden(cluster), session(cluster, f"{rank('session')}; true")
-    process_in(tmp_path / "session")
+    worker, held = warden(cluster), session(cluster, f"{rank(tmp_path / 'session')}; true")
+    train(tmp_path / "session", 1)
     time.sleep(3.0)
     held.kill()
     held.wait(WAIT_SECONDS)
@@ -137,21 +115,19 @@ def test_an_idle_lease_is_held_by_a_session(home: Path, rank: Callable[[str], st
         ("", 0, "ended: it was asked to\n"),
     ],
 )
-def test_nothing_is_left_however_a_pod_ends(
-    home: Path, rank: Callable[[str], str], tmp_path: Path, victim: str, signum: int, told: str
-) -> None:
-    cluster = up()
+def test_nothing_is_left_however_a_pod_ends(home: Path, tmp_path: Path, victim: str, signum: int, told: str) -> None:
+    cluster, near, away = up(), tmp_path / "near", tmp_path / "away"
     ask(cluster, do="renew", run="r", seconds=20.0)
-    detached = f"(setsid nohup {rank('r.away')} </dev/null >/dev/null 2>&1 &)"
-    session(cluster, f"export ZEROPODS_RUN=r; {detached}; {rank('r')}; true")
-    process_in(tmp_path / "r")
-    process_in(tmp_path / "r.away")
+    detached = f"(setsid nohup {rank(away)} </dev/null >/dev/null 2>&1 &)"
+    session(cluster, f"export ZEROPODS_RUN=r; {detached}; {rank(near)}; true")
+    for folder in (near, away):
+        train(folder, 1)
     worker = warden(cluster)
     (agent,) = worker.children()
     sshd = next(child for child in agent.children() if child.name() == "sshd")
     # sshd writes its title over its arguments: they may end in blanks or in zeros.
     title = (PROC / str(sshd.pid) / "cmdline").read_bytes().decode()
-    (folder,) = re.findall(r"-f\W(\S+)/sshd_config", title)
+    (place,) = re.findall(r"-f\W(\S+)/sshd_config", title)
     family = [worker, *descendants(worker.pid)]
     if victim in ("agent", "sshd"):
         send(agent if victim == "agent" else sshd, signum)
@@ -163,9 +139,9 @@ def test_nothing_is_left_however_a_pod_ends(
         assert ask(cluster, do="end") == {"ending": True}
     worker.wait(WAIT_SECONDS)
     until(lambda: not any(map(is_alive, family)))
-    assert not Path(folder).exists() and told in said(cluster)
+    assert not Path(place).exists() and told in said(cluster)
     # Whatever was there was asked first, unless nobody was left to do so.
-    assert (tmp_path / "r.asked").exists() == ("agent" not in victim)
+    assert (near / "ranks" / "0.json").exists() == ("agent" not in victim)
 
 
 # What cannot begin

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.full.conftest import ROOT
 from zeropods.errors import UserError
 from zeropods.train.device import check_compiled
 from zeropods.train.sampler import collate
-from zeropods.train.text2sql import random_t5, whole_masks
+from zeropods.train.text2sql import T5ForTextToSQL, random_t5, whole_masks
 
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
 SHORT = ("--device", "cpu", "--steps", "3", "--gpu-memory", "0.1", "--tokenizer", "t5-tiny")
@@ -87,12 +88,6 @@ def test_cells_are_compared_with_the_control_and_the_best_batch_was_planned(call
     assert len(record["tries"]) <= 2
 
 
-def test_padding_to_a_multiple_leaves_the_loss(tiny_batch: list) -> None:
-    model = random_t5_tiny()
-    few, many = (model(**collate(tiny_batch, multiple=multiple)).loss for multiple in (1, 8))
-    assert float(few) == pytest.approx(float(many), rel=1e-5)
-
-
 def test_masks_made_beforehand_are_those_of_transformers(tiny_batch: list) -> None:
     model, batch = random_t5_tiny(), collate(tiny_batch)
     ids = model._shift_right(batch["labels"])
@@ -104,9 +99,13 @@ def test_masks_made_beforehand_are_those_of_transformers(tiny_batch: list) -> No
     torch.testing.assert_close(decoded.last_hidden_state, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_loss_over_all_positions_is_the_same_loss(tiny_batch: list) -> None:
+@pytest.mark.parametrize(("multiple", "loss"), [(8, T5ForTextToSQL.forward), (1, whole_logits)])
+def test_padding_to_a_multiple_and_logits_of_all_positions_leave_the_loss(
+    multiple: int, loss: Callable[..., Any], tiny_batch: list
+) -> None:
     model, batch = random_t5_tiny(), collate(tiny_batch)
-    assert float(whole_logits(model, **batch).loss) == pytest.approx(float(model(**batch).loss), rel=1e-5)
+    other = loss(model, **collate(tiny_batch, multiple)).loss
+    assert float(other) == pytest.approx(float(model(**batch).loss), rel=1e-5)
 
 
 def test_each_ablated_cell_takes_away_what_is_known() -> None:

@@ -1,10 +1,11 @@
-"""The scripts of `cml/`, run as CML runs them: statement by statement in a kernel, in the project's folder."""
+"""The scripts of `cml/`: tasks as CML runs them, statement by statement in a kernel; an application's begin and end."""
 
 import ast
 import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,10 +20,12 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tests.full.clusters import listens
 from tests.full.launches import ROOT, until
 from zeropods.programs import free_port
 
 SECONDS = 120.0
+TENSORBOARD = ROOT / "cml" / "run_tensorboard.py"
 DIST_INFO = {
     "METADATA": "Metadata-Version: 2.1\nName: madeup\nVersion: 1.0\n",
     "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -178,3 +181,38 @@ def test_an_application_is_served_until_its_kernel_is_interrupted(project: Path)
         kernel.send_signal(signal.SIGINT)
         _, error = running.result(SECONDS)
     assert error.startswith("KeyboardInterrupt") and not is_served(port)
+
+
+def refused(application: Path, *arguments: object, **environment: str) -> str:
+    """What an application of CML says where it cannot start."""
+    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
+    command = [sys.executable, str(application), *map(str, arguments)]
+    whole = {**kept, **environment}
+    done = subprocess.run(command, env=whole, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_a_killed_application_leaves_nothing(trained: Path) -> None:
+    """What it shows, and its end by Ctrl-C, are looked at in the browser."""
+    port = free_port("127.0.0.1")
+    command = [sys.executable, str(TENSORBOARD), "--runs", str(trained.parent), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as application:
+        try:
+            until(lambda: listens("127.0.0.1", port), SECONDS)
+        finally:
+            application.kill()
+    until(lambda: not listens("127.0.0.1", port), 10)
+
+
+def test_it_says_in_one_line_why_it_cannot_start_and_so_does_the_demo(tmp_path: Path) -> None:
+    for application in (TENSORBOARD, TENSORBOARD.with_name("run_demo.py")):
+        said = "no port: CDSW_APP_PORT is not set, as it is in a CML application; give --port"
+        assert refused(application) == f"zeropods: {said}\n"
+    assert "no such folder" in refused(TENSORBOARD, "--runs", tmp_path / "none", "--port", free_port("127.0.0.1"))
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        number = busy.getsockname()[1]
+        busy_line = f"zeropods: port {number}: Address already in use; give another with --port\n"
+        assert refused(TENSORBOARD, CDSW_APP_PORT=str(number)) == busy_line

@@ -22,7 +22,6 @@ from tests.full.demo_page import SECONDS, Served, start, untrained_runs
 from tests.full.forks import train_ranks
 from tests.pages import blocks
 from zeropods.cli import main
-from zeropods.errors import UserError
 from zeropods.programs import free_port
 
 ATTACK = "<img src=x onerror=document.title='stolen'><script>document.title='stolen'</script> how many?"
@@ -273,14 +272,3 @@ def test_a_signal_ends_it_well_and_frees_the_port(
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", served.port))
     assert "Traceback" not in served.log.read_text()[before:]
-
-
-def test_a_damaged_model_is_a_line(runs: Path, tmp_path: Path) -> None:
-    from zeropods.demo.answering import loaded, trained_models
-
-    shutil.copytree(runs / "first", tmp_path / "broken")
-    damage(tmp_path / "broken")
-    with pytest.raises(
-        UserError, match=r"broken/model: cannot be loaded \(.*\); expected a run, a model folder or a hub id"
-    ):
-        loaded(*trained_models([tmp_path / "broken"]))

@@ -141,14 +141,6 @@ def test_what_cannot_be_exported_is_refused_in_one_line(divided: Path, trained: 
     assert refusal(trained / "model", out).startswith(f"{trained / 'model' / 'config.json'}: not that of a run")
 
 
-def test_a_finished_model_that_was_changed_is_not_exported_as_the_run_s(divided: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(divided / "zero3", tmp_path / "run"))
-    changed = {name: tensor + 1 for name, tensor in weights(run / "model").items()}
-    save_file(changed, run / "model" / "model.safetensors", metadata={"format": "pt"})
-    assert "model.safetensors: its bytes have changed" in refusal(run, tmp_path / "out")
-    assert export(run, tmp_path / "one", checkpoint=2).checkpoint == 2
-
-
 def test_numbers_that_float16_cannot_hold_are_refused(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     large = {name: tensor * 1e6 for name, tensor in weights(run / "model").items()}

@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -61,21 +59,6 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
 
 
-def test_who_says_nothing_or_nonsense_ends_no_fork_of_others(server: Path, script: Path) -> None:
-    endless = forked(server, script, 600)
-    assert fork(server, [str(script), "0"], child_environment() | {"MUCH": "x" * 300_000}) is None
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
-        silent.connect(str(server))
-        for said in (b"{", b"[]", b'{"environment": 3}'):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-                other.connect(str(server))
-                other.send(said)
-        # Those before it were heard by then: the server takes connections in order.
-        assert forked(server, script, 0).wait(60) == 7 and endless.poll() is None
-    endless.send_signal(signal.SIGTERM)
-    endless.wait(60)
-
-
 def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_its_own(
     server: Path, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,23 +111,14 @@ def test_without_a_server_nothing_is_forked(script: Path, tmp_path: Path) -> Non
     assert fork(tmp_path / "none", [str(script), "0"], child_environment()) is None
 
 
-CLUSTER = ("--name", "forking")
-
-
-@pytest.fixture
-def two_pods(shared_home: Path) -> Iterator[None]:
-    assert zeropods("pods", "up", "--count", 2, *CLUSTER).returncode == 0
-    yield
-    zeropods("pods", "down", *CLUSTER)
-
-
 def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
-    two_pods: None, prepared: Path, tmp_path: Path
+    home: Path, prepared: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
+    assert zeropods("pods", "up", "--count", 2).returncode == 0
     flags = [*TINY, "--dataset_path", prepared, "--outputdir", folder, "--eval_steps", 0, "--max_steps", 100_000]
     launch = subprocess.Popen(
-        command("launch", *CLUSTER, "--", "textsql_train.py", *flags, "--deepspeed", "dsconfig/zero1.json"), cwd=ROOT
+        command("launch", "--", "textsql_train.py", *flags, "--deepspeed", "dsconfig/zero1.json"), cwd=ROOT
     )
     until(lambda: [beat.step > 1 for beat in read_beats(folder).values()] == [True, True], 120)
     ranks = [psutil.Process(beat.pid) for beat in read_beats(folder).values()]
@@ -154,11 +128,11 @@ def test_ranks_on_pods_are_forks_that_end_with_their_run_and_their_pod(
     launch.wait(60)
     until(lambda: not any(rank.is_running() for rank in ranks), 30)
     again = subprocess.run(
-        command("launch", *CLUSTER, "--", "textsql_train.py", *flags[:-1], 3, "--resume", "never"),
+        command("launch", "--", "textsql_train.py", *flags[:-1], 3, "--resume", "never"),
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert read_record(folder).status == "ok"
     assert all(server.is_running() for server in servers)
-    assert zeropods("pods", "down", *CLUSTER).returncode == 0
+    assert zeropods("pods", "down").returncode == 0
     until(lambda: not any(server.is_running() for server in servers))

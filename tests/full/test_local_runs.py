@@ -1,20 +1,25 @@
-"""A training script as a real child process of this one: its result, its failure, its end, and who records it."""
+"""Training scripts as processes of this machine, children and forks: their results, failures, ends and records."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.full.conftest import TINY
+from tests.full.conftest import ROOT, TINY
 from tests.full.launches import until
 from tests.made import a_config, a_rank
 from zeropods.cli import main
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.tokenizers import GPT_TINY
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch
 from zeropods.launch.local import run_here, run_one
@@ -130,17 +135,14 @@ def test_a_failure_is_not_explained_by_an_older_record(script: Callable[[str], P
         run(script("print('in use'); sys.exit(1)"), tmp_path / "run")
 
 
-def test_an_interrupted_run_has_time_to_say_so_and_nothing_is_left(
-    script: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize("handler", ["lambda *_: (rank('interrupted', 'SIGTERM'), sys.exit(1))", "signal.SIG_IGN"])
+def test_an_interrupted_run_has_time_to_say_so_and_is_killed_if_it_does_not_end(
+    script: Callable[[str], Path], tmp_path: Path, handler: str
 ) -> None:
-    handler = "signal.signal(signal.SIGTERM, lambda *_: (rank('interrupted', 'SIGTERM'), sys.exit(1)))\nlast()"
-    assert not ended(TRAIN, script(handler), tmp_path / "run")
-    assert '"interrupted"' in (tmp_path / "run" / "ranks" / "0.json").read_text()
-
-
-def test_a_script_that_ignores_the_request_to_end_is_killed(script: Callable[[str], Path], tmp_path: Path) -> None:
-    path = script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\nlast()")
+    path = script(f"signal.signal(signal.SIGTERM, {handler})\nlast()")
     assert not ended(f"local.GRACE_SECONDS = 0.5; {TRAIN}", path, tmp_path / "run")
+    said = tmp_path / "run" / "ranks" / "0.json"
+    assert '"interrupted"' in said.read_text() if "rank" in handler else not said.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a child to its parent")
@@ -215,3 +217,89 @@ def test_a_notebook_s_run_is_ended_too_and_not_by_a_time_that_ends_nothing(
     for seconds in (0.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"--timeout .*; expected more than 0 seconds"):
             train(told, outputdir=tmp_path / "other", timeout_seconds=seconds)
+
+
+# A series, by forks of one process.
+
+
+DEADLINE_SECONDS = 200
+SERIES = """
+import json, sys
+from zeropods.launch.notebook import train_series
+
+if __name__ == "__main__":
+    train_series("causal_train.py", json.loads(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def series(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A series whose runs fail, are killed, and are interrupted; its folder and exit status."""
+    folder = tmp_path_factory.mktemp("series")
+    for length in (64, 2048):
+        wanted = Preparation(task="lm", data=text_sample, tokenizer=GPT_TINY, max_seq_length=length, limit=20)
+        prepare(wanted, folder / str(length))
+    runs = [flags(folder, "too-long", 2048), flags(folder, "killed", 64), flags(folder, "interrupted", 64, slots=2)]
+    with begun(folder, *runs) as runner:
+        os.kill(rank_that_trains(folder / "killed"), signal.SIGKILL)
+        rank_that_trains(folder / "interrupted")
+        runner.send_signal(signal.SIGTERM)
+        return folder, runner.wait(timeout=DEADLINE_SECONDS)
+
+
+@contextmanager
+def begun(folder: Path, *runs: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that trains these runs one after the other; it is not left."""
+    (folder / "series.py").write_text(SERIES)
+    command = [sys.executable, folder / "series.py", json.dumps(runs)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as runner:
+        try:
+            yield runner
+        finally:
+            runner.kill()
+
+
+def flags(folder: Path, name: str, length: int, **more: int) -> dict[str, Any]:
+    return {
+        **{"data": str(folder / str(length)), "model_name_or_path": GPT_TINY, "init": "random", "threads": 1},
+        **{"max_train_steps": 100_000, "logging_steps": 1, "save_steps": 0, "eval_steps": 0, "precision": "fp32"},
+        **{"outputdir": str(folder / name), **more},
+    }
+
+
+def rank_that_trains(run: Path) -> int:
+    """The process that holds a run's lock, once it has trained some steps."""
+    log = run / "train.log"
+    until(lambda: log.is_file() and " loss " in log.read_text(), DEADLINE_SECONDS)
+    return int((run / "run.lock").read_text().split()[1])
+
+
+def test_a_run_that_fails_leaves_its_record_and_its_words(series: tuple[Path, int]) -> None:
+    record = read_record(series[0] / "too-long")
+    assert record.status == "failed" and "has 1024 positions" in (record.reason or "")
+    assert "has 1024 positions" in (series[0] / "too-long" / "launch.log").read_text()
+
+
+def test_a_run_that_was_killed_gets_a_record(series: tuple[Path, int]) -> None:
+    record = read_record(series[0] / "killed")
+    assert (record.status, record.reason) == ("failed", "rank 0 left no measurement: killed by SIGKILL")
+
+
+def test_an_interrupted_series_ends_its_run_in_order_and_says_so_by_its_status(series: tuple[Path, int]) -> None:
+    record = read_record(series[0] / "interrupted")
+    assert (record.status, record.world_size) == ("interrupted", 2)
+    assert series[1] == 128 + signal.SIGTERM
+
+
+def test_an_interrupt_while_the_fork_server_imports_ends_a_series_at_once(
+    series: tuple[Path, int],
+) -> None:
+    with begun(series[0], flags(series[0], "early", 64)) as runner:
+        begins = psutil.Process(runner.pid)
+        until(lambda: "zeropods.launch.forks" in [word for child in begins.children() for word in child.cmdline()])
+        (server,) = begins.children()
+        runner.send_signal(signal.SIGINT)
+        assert runner.wait(timeout=30) != 0
+        until(lambda: not server.is_running())
+    assert not (series[0] / "early" / "config.json").exists()

@@ -4,11 +4,11 @@ import csv
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.full.conftest import ROOT, TINY, run_several
-from tests.full.test_tensorboard import scalars
 from zeropods.measure.calibration import planned
 from zeropods.measure.record import PHASES, RankMeasurement, read_record
 from zeropods.plan.models import known_config
@@ -69,6 +69,34 @@ def test_a_rank_says_what_it_trained(runs: Path) -> None:
     assert first.matmul_flops_per_second > 1e9
     assert second.matmul_flops_per_second is None
     assert (first.gpu, first.peak_allocated_bytes, first.energy_joules) == (None, None, None)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values by tag, as TensorBoard reads an event folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_training_and_validation_loss_are_the_record_s_in_one_chart(trained: Path) -> None:
+    record = read_record(trained)
+    for run, key in (("train", "losses"), ("validation", "eval_losses")):
+        drawn = scalars(trained / "tensorboard" / run)["loss"]
+        assert drawn == [(point.step, pytest.approx(point.loss)) for point in getattr(record, key)]
+
+
+def test_step_time_speed_padding_and_memory_stand_beside_the_loss(trained: Path) -> None:
+    drawn = scalars(trained / "tensorboard" / "train")
+    rank, steps = read_record(trained).ranks[0], np.load(trained / "steps" / "0.npy")
+    assert [value for _, value in drawn["step_seconds"]] == pytest.approx(steps, rel=1e-5)
+    assert [value for _, value in drawn["samples_per_second"]] == pytest.approx(
+        [32 / seconds for seconds in steps], rel=1e-5
+    )
+    assert len(drawn["padding_share"]) == 6 and all(0 <= share < 1 for _, share in drawn["padding_share"])
+    assert all(50e6 < value <= 1.02 * rank.peak_resident_bytes for _, value in drawn["resident_bytes"])
+    assert len(drawn["cpu_percent"]) == len(drawn["resident_bytes"])
 
 
 def test_deepspeed_s_own_scalars_are_in_the_run_folder(runs: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hosts of the user's own, each behind a plain sshd that the user's ssh configuration knows: pods on them, and none."""
+"""Pods on hosts of the user's own, each behind a plain sshd; and pods on networks that are cut."""
 
 import getpass
 import json
@@ -21,19 +21,21 @@ from tests.full.clusters import (
     ssh,
     zeropods,
 )
-from tests.full.launches import until
+from tests.full.launches import ended, left, record, started, train, until
 from tests.made import SETTINGS
 from tests.namespaces import Namespaces, are_possible
 from zeropods import pods
 from zeropods.errors import UserError
 from zeropods.files import ROOT
-from zeropods.pods.cluster import names
+from zeropods.pods.cluster import BACKENDS, Cluster, names
 from zeropods.pods.hostfile import Host, write_hostfile
 from zeropods.pods.processes import Process, descendants
 from zeropods.pods.ssh import known_hosts_text, make_key
+from zeropods.pods.wire import WireError, ask_all
 
 NAMES = {"first": "127.0.7.2", "second": "127.0.7.1"}
 """The user's names of the hosts, in the order of the hostfile, which is not that of the addresses."""
+needs_namespaces = pytest.mark.skipif(not are_possible(), reason="network namespaces need root and iproute2")
 
 
 @dataclass(frozen=True)
@@ -99,28 +101,24 @@ def up(hosts: Own, **how: object) -> pods.Cluster:
     return pods.up(hostfile=hosts.hostfile, ssh_config=hosts.ssh_config, **how)  # type: ignore[arg-type]
 
 
-def test_pods_come_up_in_the_hostfile_s_order_serve_and_leave_nothing(hosts: Own, home: Path) -> None:
+def test_pods_come_up_in_the_hostfile_s_order_serve_show_no_secret_and_leave_nothing(hosts: Own, home: Path) -> None:
+    """The secret stands in no argument list or log, nor in ssh's environment."""
     cluster = up(hosts)
     assert [host.line() for host in cluster.hosts] == ["127.0.7.2 slots=2", "127.0.7.1 slots=1"]
     assert [ssh(cluster, pod.address, "printenv", "ZEROPODS_POD") for pod in cluster.pods] == list(NAMES.values())
     assert (cluster.backend, cluster.shared_machine) == ("hosts", True)
+    shown = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes_of(home)]
+    assert all(any(name in text for text in shown) for name in (b"backends.hosts", b"worker_p.py"))
+    shown += [Path(f"/proc/{pid}/environ").read_bytes() for pid in processes_of(home) if is_local(pid, "ssh")]
+    shown += [path.read_bytes() for path in (cluster.folder / "logs").iterdir()]
+    assert not any(cluster.secret.hex().encode() in text for text in shown)
     ports = ports_of([cluster])
     cluster.down()
     assert not any(listens(*port) for port in ports) and not processes_of(home) and not list(home.iterdir())
     until(lambda: not any(hosts.sessions(name) for name in NAMES))
 
 
-def test_the_secret_stands_in_no_argument_list_or_log_nor_in_ssh_s_environment(hosts: Own, home: Path) -> None:
-    cluster = up(hosts)
-    secret = cluster.secret.hex().encode()
-    shown = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes_of(home)]
-    shown += [Path(f"/proc/{pid}/environ").read_bytes() for pid in processes_of(home) if is_local(pid, "ssh")]
-    assert any(b"backends.hosts" in text for text in shown) and any(b"worker_p.py" in text for text in shown)
-    assert not any(secret in text for text in shown)
-    assert not any(secret in path.read_bytes() for path in (cluster.folder / "logs").iterdir())
-
-
-@pytest.mark.skipif(not are_possible(), reason="network namespaces need root and iproute2")
+@needs_namespaces
 def test_hosts_with_a_network_of_their_own_reach_this_machine(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,3 +222,60 @@ def test_a_hostfile_that_cannot_be_used_or_is_contradicted_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=line):
         pods.up(**{"hostfile": hosts.hostfile, "ssh_config": hosts.ssh_config, **how})  # type: ignore[arg-type]
+
+
+# A pod's network is cut in mid-run and restored: the run ends everywhere, and nobody comes back to it.
+
+
+LEFT_SECONDS, STOPPED_SECONDS = 15, 30
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three pods on networks of their own."""
+    with pytest.MonkeyPatch.context() as own:
+        own.setenv("ZEROPODS_HOME", str(tmp_path_factory.mktemp("home")))
+        own.setitem(BACKENDS, "namespaces", Namespaces)
+        up = pods.up(3, name="apart", backend="namespaces")
+        yield up
+        up.down()
+
+
+@needs_namespaces
+def test_a_pod_that_is_cut_off_is_lost_and_does_not_come_back(apart: Cluster, tmp_path: Path) -> None:
+    network, cut = Namespaces(apart.folder, apart.settings), apart.pods[0]  # with rank 0, who holds the lock
+    process = started(apart, tmp_path / "run", "--seconds", 600)
+    ranks = train(tmp_path / "run")
+    network.cut(cut.address)
+    seconds = until(lambda: process.poll() is not None, STOPPED_SECONDS)
+    said = ended(process)
+    found = record(tmp_path / "run")
+    assert (found["status"], found["pod"]) == ("pod_lost", cut.name), said
+    assert seconds < STOPPED_SECONDS
+    until(lambda: not left(tmp_path / "run"), LEFT_SECONDS)  # the pod that was cut off ended its ranks by itself
+    network.restore(cut.address)
+    run = found["identity"]["seen"]["ZEROPODS_RUN"]
+    until(lambda: not isinstance(asked(apart, run), OSError))
+    assert isinstance(asked(apart, run), WireError)
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    again = started(apart, tmp_path / "again")
+    assert ended(again) and again.returncode == 0
+
+
+def asked(apart: Cluster, run: str) -> object:
+    """What the pod that was cut off answers to a supervisor that wants to go on with the run."""
+    request = {"do": "renew", "run": run, "seconds": 10}
+    (answer,) = ask_all(apart.agents[:1], apart.secret, request, 5.0)
+    return answer
+
+
+@needs_namespaces
+def test_a_short_interruption_of_the_network_ends_nothing(apart: Cluster, tmp_path: Path) -> None:
+    network, cut = Namespaces(apart.folder, apart.settings), apart.pods[1]
+    process = started(apart, tmp_path / "run", "--seconds", 12)
+    train(tmp_path / "run")
+    network.cut(cut.address)
+    signal.sigtimedwait([], 2.0)
+    network.restore(cut.address)
+    said = ended(process)
+    assert process.returncode == 0 and record(tmp_path / "run")["status"] == "ok", said

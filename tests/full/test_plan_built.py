@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,11 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from zeropods.cli import main
-from zeropods.plan.facts import shape_for, shape_named, shape_recorded
-from zeropods.plan.models import known_config
+from zeropods.plan.facts import shape_for, shape_recorded
 from zeropods.train.causal import causal_config, random_causal
 from zeropods.train.pretrained import configuration_of
-from zeropods.train.text2sql import random_t5
 
 ROWS, TOKENS = 3, 72
 SIZES = {
@@ -92,25 +90,21 @@ def real(name: str, folder: Path) -> PreTrainedModel:
     return kind.from_config(config).train()
 
 
-def passed(model: PreTrainedModel) -> tuple[int, int]:
-    """What autograd really saves of a pass up to the logits, in bytes, and its FLOPs."""
-    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+def saved_bytes(model: PreTrainedModel, forward: Callable[[], object]) -> int:
+    """Bytes that a forward pass saves for its backward pass, each piece of memory once, the model's own left out."""
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in own:
-            saved[place] = tensor
+        storage = tensor.untyped_storage()._cdata
+        # Indices are no activations: they are a thousandth of them in a model that is not tiny.
+        if storage not in own and tensor.is_floating_point() | (tensor.dtype is torch.bool):
+            saved.setdefault(storage, tensor)
         return tensor
 
-    ids = torch.ones(ROWS, TOKENS, dtype=torch.long)
-    more = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
-    counter = FlopCounterMode(display=False)
-    with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(input_ids=ids, **more, use_cache=False)
-        size = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-    del output
-    return size, counter.get_total_flops()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        forward()
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,42 +125,18 @@ def test_a_configuration_is_planned_as_its_model_is(
     if not has_encoder:
         terms = {each["name"]: each["bytes"] for each in estimate["terms"] if each["part"] == "activations"}
         known = sum(size for name, size in terms.items() if not name.startswith("log-softmax"))
-        size, flops = passed(model)
-        assert known == pytest.approx(size, rel=0.02)
+        ids, counter = torch.ones(ROWS, TOKENS, dtype=torch.long), FlopCounterMode(display=False)
+        with counter:
+            assert known == pytest.approx(saved_bytes(model, lambda: model(input_ids=ids, use_cache=False)), rel=0.02)
         shape = shape_for(str(folder))
         forward = shape.training_flops(TOKENS, TOKENS, whole=True) / 3
         # Products outside layers and head are left out; PyTorch counts none of a grouped product.
-        assert name == "mixtral" or ROWS * forward == pytest.approx(flops, rel=0.05)
+        assert name == "mixtral" or ROWS * forward == pytest.approx(counter.get_total_flops(), rel=0.05)
     says = "2 of 4 experts" if name == "mixtral" else None
     assert says is None or says in found["remark"]
 
 
-LARGE = {"hidden_size": 4_096, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}
-PUBLISHED = [
-    ("llama", 8_030_261_248, {**LARGE, "vocab_size": 128_256, "intermediate_size": 14_336}),
-    ("qwen2", 494_032_768, {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4_864,
-                            "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-                            "tie_word_embeddings": True}),
-    ("phi3", 3_821_079_552, {"vocab_size": 32_064}),
-    ("t5", 783_150_080, {"d_model": 1_024, "d_ff": 2_816, "num_layers": 24, "num_heads": 16,
-                         "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
-    ("mixtral", 46_702_792_704, {"num_local_experts": 8}),
-]  # fmt: skip
-"""Llama-3.1-8B, Qwen2.5-0.5B, Phi-3-mini, flan-t5-large, Mixtral-8x7B: parameters of their checkpoints, and what their
-configurations say beside defaults."""
-
-
-@pytest.mark.parametrize(("kind", "parameters", "given"), PUBLISHED)
-def test_parameters_are_those_of_the_published_checkpoint(
-    kind: str, parameters: int, given: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **given}))
-    assert shape_for(str(tmp_path)).parameters == parameters
-
-
 def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
-    known = random_t5(known_config("t5-tiny"), seed=0, dropout=0.0)
-    assert shape_recorded(json.dumps(configuration_of(known))) is shape_named("t5-tiny")
     sizes = {"model_type": "bloom", **MODELS["bloom"]}
     model = random_causal(causal_config(sizes), seed=0)
     shape = shape_recorded(json.dumps(configuration_of(model)))
@@ -175,9 +145,6 @@ def test_a_recorded_configuration_leads_to_the_model_it_is_of() -> None:
     assert shape is not None and same is not None
     assert shape.parameters == model.num_parameters() and shape.weights == same.weights
     assert shape_recorded(json.dumps({"model_type": "none such"})) is None
-    narrow = {"d_model": 64, "d_kv": 32, "d_ff": 512, "layers": 2, "heads": 4, "vocabulary": 1_024}
-    half = shape_recorded(json.dumps(narrow))
-    assert half is not None and half.parameters == 525_312, "numbers of an earlier record that are not t5-tiny's"
 
 
 def test_the_second_plan_of_a_configuration_needs_no_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

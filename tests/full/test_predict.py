@@ -1,23 +1,36 @@
-"""Prediction of a trained T5, free and constrained, by the verbs that users call."""
+"""Predictions of trained models by the verbs that users call: queries, answers, perplexity and sample text."""
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from tests.full.conftest import cut_text
 from zeropods.cli import main
 from zeropods.data.encoding import train_tokenizer
+from zeropods.data.prepare import Preparation, prepare
+from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.wikisql import Example, SQLTable, read_split, source_of
-from zeropods.evaluate.generate import Generation, QueryAnswerer
-from zeropods.evaluate.models import SavedModel
+from zeropods.errors import UserError
+from zeropods.evaluate.generate import Generation, QueryAnswerer, QuestionAnswerer, sample_text, text_perplexity
+from zeropods.evaluate.models import SavedModel, task_of
 from zeropods.evaluate.score import read_predictions
 from zeropods.sql.grammar import QueryAutomaton
 from zeropods.sql.query import Query, format_query, parse_query
 from zeropods.train.device import PackedLinear
+from zeropods.train.sampler import load_split
 
 
 def answers(run: Path, data: Path, out: Path, *flags: str) -> list[dict[str, Any]]:
@@ -165,3 +178,199 @@ def test_answers_of_packed_weights_are_those_of_plain_ones(
         found.append(answerer.answer(asked, Generation(max_new_tokens=30)))
     # Roundings differ, and may decide between two tokens that are as likely.
     assert sum(one == other for one, other in zip(*found, strict=True)) >= len(asked) - 1
+
+
+# Causal models: answers, perplexity and sample text.
+
+
+KNOWN, LENGTH, BLOCK = 5, 96, 64
+
+
+@pytest.fixture(scope="module")
+def text(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first articles of the sample of text."""
+    return cut_text(text_sample, tmp_path_factory.mktemp("text"))
+
+
+def a_model(vocabulary: int, **values: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, **values}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **shape))
+
+
+@pytest.fixture(scope="module")
+def run(squad_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder whose model knows the first questions of train by heart."""
+    folder = tmp_path_factory.mktemp("runs") / "heart"
+    wanted = Preparation(
+        task="squad", data=squad_sample, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=KNOWN
+    )  # fmt: skip
+    manifest, _ = prepare(wanted, folder / "data")
+    rows = load_split(folder / "data", "train")
+    assert rows is not None
+    model = a_model(manifest.vocabulary_size, prompt="squad")
+    _learn(model, [rows[i] for i in range(len(rows))])
+    model.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(folder / "data" / "tokenizer").save_pretrained(folder / "model")
+    config = {"task": "squad", "identity": {"max_seq_length": LENGTH}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _learn(model: GPT2LMHeadModel, rows: list[Any]) -> None:
+    longest = max(len(ids) for ids, _ in rows)
+    ids, labels = torch.zeros(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+    for row, (of_row, labels_of_row) in enumerate(rows):
+        ids[row, : len(of_row)], labels[row, : len(of_row)] = torch.tensor(of_row), torch.tensor(labels_of_row)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(300):
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if loss.item() < 0.02:
+            return
+    raise AssertionError(f"the loss is still {loss.item()}")
+
+
+@pytest.fixture(scope="module")
+def asked_by_heart(run: Path) -> QuestionAnswerer:
+    return QuestionAnswerer.load(run)
+
+
+@pytest.fixture(scope="module")
+def some(squad_sample: Path) -> list[SquadExample]:
+    """The questions that the model knows, and some that it does not."""
+    return list(read_squad(squad_sample, "train"))[:KNOWN] + list(read_squad(squad_sample, "dev"))[:6]
+
+
+def predicted(run: Path, squad_sample: Path, out: Path, *flags: str) -> int:
+    call = ["predict", "--model", str(run), "--data", str(squad_sample), "--split", "train", "--out", str(out)]
+    return main([*call, "--limit", str(KNOWN), "--max-new-tokens", "12", *flags])
+
+
+@pytest.mark.parametrize("flags", [("--batch-size", "3"), ("--num-beams", "3")])
+def test_what_a_model_knows_by_heart_scores_one(
+    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+) -> None:
+    out = tmp_path / "predictions.train.jsonl"
+    assert (task_of(run), task_of(run / "model")) == ("squad", "squad")
+    assert predicted(run, squad_sample, out, "--json", *flags) == 0
+    speed = json.loads(capsys.readouterr().out)
+    assert speed["questions_per_second"] == pytest.approx(KNOWN / speed["seconds"])
+    assert main(["score", str(out), "--data", str(squad_sample), "--split", "train", "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert (score["examples"], score["exact_match"], score["f1"]) == (KNOWN, 1.0, 1.0)
+
+
+def test_answers_in_batches_are_those_one_at_a_time(asked_by_heart: QuestionAnswerer, some: list[SquadExample]) -> None:
+    single, batched = (asked_by_heart.answer(some, Generation(max_new_tokens=8, batch_size=n)) for n in (1, 11))
+    assert [a.id for a in single] == [a.id for a in batched] == [e.id for e in some]
+    # A batch is multiplied by other kernels, whose roundings may decide between two tokens that are as likely.
+    assert sum(one == other for one, other in zip(single, batched, strict=True)) >= len(some) - 1
+
+
+def test_a_line_break_ends_an_answer(asked_by_heart: QuestionAnswerer) -> None:
+    tokenizer = asked_by_heart.saved.tokenizer
+    assert {tokenizer.eos_token_id, *tokenizer("\n").input_ids} <= set(asked_by_heart.ends)
+    assert all("\n" in tokenizer.decode(i) for i in asked_by_heart.ends if i != tokenizer.eos_token_id)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--unconstrained"], "--unconstrained: is for text2sql, this is squad"),
+        (["--max-new-tokens", str(LENGTH)], f"--max-new-tokens {LENGTH}: no room for a prompt"),
+        (["--split", "test"], "test-v1.1.json: no such file"),
+        (["--precision", "fp16"], "--precision fp16: needs a GPU"),
+    ],
+)
+def test_bad_calls_for_answers_are_one_line_and_leave_the_old_file(
+    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], said: str
+) -> None:
+    if "fp16" in changed and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    out = tmp_path / "p.jsonl"
+    old = '{"index": 0, "prediction": "old"}\n'
+    out.write_text(old)
+    assert predicted(run, squad_sample, out, *changed) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert out.read_text() == old
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({}, "does not say its task; give --task text2sql or squad"), ({"prompt": "lm"}, "trained on text")],
+)
+def test_a_model_that_answers_no_questions_is_refused(
+    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], said: str
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes((run / "model" / "model.safetensors").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert predicted(tmp_path, squad_sample, tmp_path / "p.jsonl") == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def language(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model folder with random weights, and a set that was prepared with its tokenizer."""
+    folder, prepared = tmp_path_factory.mktemp("lm") / "model", tmp_path_factory.mktemp("lm") / "prepared"
+    manifest, _ = prepare(Preparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=BLOCK), prepared)
+    a_model(manifest.vocabulary_size).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(folder)
+    return folder, prepared
+
+
+def test_perplexity_is_that_of_transformers_own_loss(language: tuple[Path, Path]) -> None:
+    folder, prepared = language
+    model, rows = GPT2LMHeadModel.from_pretrained(folder).eval(), load_split(prepared, "dev")
+    assert rows is not None
+    loss_sum, tokens = 0.0, 0
+    for i in range(len(rows)):
+        ids, labels = (torch.tensor(column)[None].long() for column in rows[i])
+        count = int((labels[:, 1:] != -100).sum())
+        with torch.no_grad():
+            loss_sum += float(model(input_ids=ids, labels=labels).loss) * count
+        tokens += count
+    score = text_perplexity(folder, prepared, "dev", batch_size=3)
+    assert (score.tokens, score.loss) == (tokens, pytest.approx(loss_sum / tokens, rel=1e-5))
+    assert score.perplexity == pytest.approx(math.exp(score.loss))
+
+
+def test_raw_text_has_the_perplexity_of_the_prepared_set(
+    language: tuple[Path, Path], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, prepared = language
+    call = ["perplexity", str(folder), "--split", "test", "--json"]
+    assert main([*call, "--data", str(text), "--max-seq-length", str(BLOCK), "--out", str(tmp_path)]) == 0
+    raw = json.loads(capsys.readouterr().out)
+    assert main([*call, "--data", str(prepared)]) == 0
+    assert raw == json.loads(capsys.readouterr().out) == json.loads((tmp_path / "score.test.json").read_text())
+
+
+def test_perplexity_of_what_the_model_cannot_read_is_refused(
+    language: tuple[Path, Path], run: Path, text: Path
+) -> None:
+    folder, prepared = language
+    for source, data, split, length, said in (
+        (run, prepared, "dev", None, "prepared with another tokenizer"),
+        (run, run / "data", "dev", None, "prepared for squad; perplexity is of text"),
+        (folder, prepared, "validation", None, "no split 'validation' in it; expected train or dev or test"),
+        (folder, prepared, "dev", 32, "is in blocks already"),
+        (folder, text, "validation", None, "no split 'validation' in it; expected train or dev or test"),
+        (folder, text, "dev", LENGTH + 1, f"blocks of {LENGTH + 1} tokens, the model has {LENGTH} positions"),
+    ):
+        with pytest.raises(UserError, match=said):
+            text_perplexity(source, data, split, max_seq_length=length)
+
+
+def test_a_sample_is_the_likeliest_text_ends_with_the_models_positions_and_begins_with_words(
+    language: tuple[Path, Path],
+) -> None:
+    first, second = (sample_text(language[0], "The town", max_new_tokens=9) for _ in range(2))
+    assert (first.prompt, first.text, first.new_tokens) == ("The town", second.text, 9) and first.seconds > 0
+    assert sample_text(language[0], "the " * 40, max_new_tokens=500).new_tokens < LENGTH
+    for prompt, said in {"": "no tokens", "town " * 400: f"the model has {LENGTH} positions"}.items():
+        with pytest.raises(UserError, match=said):
+            sample_text(language[0], prompt)

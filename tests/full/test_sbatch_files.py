@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -19,7 +18,6 @@ from tests.full.slurm_cluster import SlurmCluster
 STEPS = 100
 SMALL = ["--per_device_train_batch_size", 4, "--threads", 1]
 WAIT_SECONDS = 120
-CONTAINER_FLAGS = r"--container-\S+|--no-container-\S+"
 SRUN = """\
 #!/usr/bin/env bash
 # Stands for Pyxis, which adds these flags to srun: keeps them, and runs the rest outside of any container.
@@ -227,14 +225,6 @@ def test_shellcheck_has_nothing_to_say() -> None:
         ["shellcheck", "--external-sources", *map(str, files)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout
-
-
-def test_no_file_switches_a_fast_network_off_or_hides_a_container_flag() -> None:
-    text = "".join(path.read_text() for path in shell_files())
-    assert "NCCL_SOCKET_IFNAME" in text and not re.search(r"NCCL_(IB|P2P|SHM)_DISABLE", text)
-    # Pyxis reads no flag of #SBATCH.
-    lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
-    assert lines and not re.findall(CONTAINER_FLAGS, "\n".join(lines))
 
 
 def pyxis(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.full.launches import agent_of, ended, left, processes, record, started, train, until
+from tests.full.launches import agent_of, ended, left, processes, processes_of_pod, record, started, train, until
 from zeropods import pods
 from zeropods.pods.cluster import Cluster
 
@@ -105,8 +106,16 @@ def harmed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, {name: (process, ended(process)) for name, process in runs.items()}
 
 
-def test_a_killed_launcher_leaves_nothing(harmed: tuple[Path, Harmed]) -> None:
-    until(lambda: not left(harmed[0] / "launcher"), LEFT_SECONDS)
+def test_a_killed_launcher_leaves_nothing_and_its_run_goes_on_when_it_is_called_again(
+    harmed: tuple[Path, Harmed], cluster: Cluster
+) -> None:
+    folder = harmed[0] / "launcher"
+    until(lambda: not left(folder), LEFT_SECONDS)
+    first, again = train(folder), started(cluster, folder, "--seconds", 600)
+    until(lambda: not set(train(folder)) & set(first))
+    (folder / "enough").touch()
+    said = ended(again)
+    assert (record(folder)["status"], record(folder)["attempt"]) == ("ok", 1), said
 
 
 @pytest.mark.parametrize(
@@ -136,21 +145,6 @@ def test_a_launcher_that_was_stopped_and_a_process_left_behind_harm_no_run(
     assert process.returncode == 0 and record(harmed[0] / name)["status"] == "ok", said
 
 
-def test_a_killed_pod_is_named_and_the_others_are_stopped_and_no_run_begins_without_it(
-    mortal: Cluster, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = started(mortal, folder, "--seconds", 600)
-    train(folder)
-    os.kill(agent_of(mortal, 1), signal.SIGKILL)
-    said, found = ended(process), record(folder)
-    assert (found["status"], found["pod"]) == ("pod_lost", "pod2"), said
-    assert mortal.pods[1].address in found["reason"] and not left(folder)
-    process = started(mortal, tmp_path / "next")
-    assert "pod2" in ended(process).splitlines()[-1] and process.returncode == 1
-    assert not (tmp_path / "next" / "config.json").exists()
-
-
 def test_a_frozen_pod_is_lost_and_its_ranks_end_when_it_thaws_and_so_is_one_that_is_brought_down(
     mortal: Cluster, tmp_path: Path
 ) -> None:
@@ -170,3 +164,60 @@ def test_a_frozen_pod_is_lost_and_its_ranks_end_when_it_thaws_and_so_is_one_that
     mortal.down()
     ended(process)
     assert record(down)["status"] == "pod_lost" and not left(down)
+
+
+# Runs that lose a pod or a rank, and go on by themselves.
+
+
+FOUND_SECONDS = 10
+BATCH = ("--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2)
+
+
+def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one(
+    mortal: Cluster, tmp_path: Path
+) -> None:
+    folder, few, later = tmp_path / "run", tmp_path / "few", tmp_path / "next"
+    how = ("--seconds", 600, "--seconds_again", 3, *BATCH)
+    process = started(mortal, folder, *how, restarts=2, min_pods=2)
+    train(folder)
+    killed_at = time.time()
+    for pid in processes_of_pod(mortal, 2):
+        os.kill(pid, signal.SIGKILL)
+    said = ended(process)
+    assert process.returncode == 0 and not left(folder), said
+    again = started(mortal, folder, *how, restarts=2, min_pods=2)
+    process = started(mortal, few, "--seconds", 600, *BATCH, pods=2, restarts=3, min_pods=2)
+    assert "this run is finished; nothing to do" in ended(again) and again.returncode == 0
+    train(few, 2)
+    os.kill(agent_of(mortal, 1), signal.SIGKILL)
+    assert "does not go on by itself: 1 pods are left, --min-pods 2" in ended(process)
+    lost = record(few)
+    assert process.returncode == 1 and (lost["status"], lost["pod"]) == ("pod_lost", "pod2")
+    assert mortal.pods[1].address in lost["reason"] and not left(few)
+    process = started(mortal, later, pods=2)
+    assert "pod2" in ended(process).splitlines()[-1] and process.returncode == 1
+    assert not (later / "config.json").exists()
+    found = record(folder)
+    assert (found["status"], found["pods"], len(found["ranks"])) == ("ok", 2, 2)
+    assert (found["restarts"], found["attempt"]) == (1, 1)
+    kept = ("effective_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+    assert [found[name] for name in kept] == [24, 4, 3]
+    first = json.loads((folder / "attempts" / "0.json").read_text())
+    assert (first["status"], first["pod"], first["pods"], first["restarts"]) == ("pod_lost", "pod3", 3, 0)
+    (entry,) = json.loads((folder / "restarts.json").read_text())["restarts"]
+    assert 0 < entry["found_unix_seconds"] - killed_at < FOUND_SECONDS
+    (line,) = [line for line in said.splitlines() if "restart 1 of 2" in line]
+    assert "pod_lost: pod3 (" in line
+    assert line.endswith("restart 1 of 2 on pod1, pod2 with --gradient_accumulation_steps 3")
+
+
+def test_a_killed_rank_costs_no_pod_and_ctrl_c_in_a_later_attempt_ends_it_all(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = started(cluster, folder, "--seconds", 600, "--seconds_again", 600, *BATCH, restarts=3)
+    first = train(folder)
+    os.kill(first[2], signal.SIGKILL)
+    until(lambda: not set(train(folder)) & set(first))
+    process.send_signal(signal.SIGINT)
+    said, found = ended(process), record(folder)
+    assert (found["restarts"], found["pods"], found["gradient_accumulation_steps"]) == (1, 3, 2), said
+    assert found["status"] == "interrupted" and "restart 2" not in said and not left(folder)

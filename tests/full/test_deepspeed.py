@@ -1,7 +1,13 @@
-"""The keys of a DeepSpeed configuration against what the installed DeepSpeed itself knows and refuses."""
+"""What the installed DeepSpeed knows and refuses in a configuration, and its launcher over real pods."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,12 @@ from deepspeed.runtime.zero.offload_config import (
 )
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
+from tests.full.clusters import command, zeropods
+from tests.full.launches import RANK, ROOT, left, processes, record, train, until
 from zeropods.errors import UserError
+from zeropods.programs import child_environment
 from zeropods.report.settings import BUCKETS, PREFIX, deepspeed_settings
-from zeropods.train.deepspeed import TOP_LEVEL, check_blocks, read_config
-
-DSCONFIG = Path(__file__).resolve().parents[2] / "dsconfig"
+from zeropods.train.deepspeed import TOP_LEVEL, check_blocks
 
 
 class Asked(dict[str, Any]):
@@ -48,11 +55,6 @@ def test_the_top_level_has_what_deepspeed_asks_for_and_does_not_refuse() -> None
     asked: set[str] = set()
     runtime.DeepSpeedConfig(Asked(train_batch_size=1, train_micro_batch_size_per_gpu=1, asked=asked))
     assert asked - set(runtime._REMOVED_TOP_LEVEL_CONFIG_KEYS) == TOP_LEVEL
-
-
-@pytest.mark.parametrize("path", sorted(DSCONFIG.glob("*.json")), ids=lambda path: path.stem)
-def test_deepspeeds_own_models_take_the_files_of_the_project(path: Path) -> None:
-    check_blocks(read_config(path), path)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +115,79 @@ def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> 
 
     with_settings = {"cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy"}
     assert set(SCHEDULES) == {kind.value for kind in SchedulerType} - with_settings
+
+
+# Its own launcher over real pods: through `zeropods launch`, and by the command that `pods up` prints.
+
+
+LIMIT_SECONDS = 120
+ODD = ["""it's $5; 50% "off" `id` * \\ äö""", "$HOME", "*", "`id`", "a;b", "50%", ""]
+
+
+@pytest.fixture(scope="module")
+def up(shared_home: Path) -> Iterator[dict[str, Any]]:
+    """What `pods up` says of two pods."""
+    yield json.loads(zeropods("pods", "up", "--count", 2, "--json").stdout)
+    zeropods("pods", "down")
+
+
+def test_a_launch_over_deepspeed_is_recorded_printed_as_one_document_and_imports_no_torch_here_nor_on_any_pod(
+    up: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    done = zeropods("launch", "--json", "--", RANK, "--outputdir", tmp_path / "run", "--said", *ODD)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == record(tmp_path / "run")["status"] == "ok"
+    assert json.loads(done.stdout)["argv"] == ["rank.py", *ODD]
+    assert len(record(tmp_path / "run")["ranks"]) == 2 and not left(tmp_path / "run")
+    imported = [line.rpartition("|")[2].strip() for line in (tmp_path / "run" / "launch.log").read_text().splitlines()]
+    # By the runner, and by the launcher of each of the two pods.
+    assert imported.count("deepspeed.constants") == 3 and "torch" not in imported
+
+
+def test_deepspeeds_own_command_works_as_it_is_printed(up: dict[str, Any], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*up["command"], str(RANK), "--outputdir", str(tmp_path / "run")],
+        env={**child_environment(), **up["export"]},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run" / "ranks").glob("*.json"))) == 2
+
+
+def test_a_run_ends_with_its_runner_and_an_interrupted_one_ends_no_stranger_of_deepspeeds_name(
+    up: dict[str, Any], tmp_path: Path
+) -> None:
+    """DeepSpeed's own runner would run `pkill -f` for its launch processes, on every pod."""
+    sought = f"{sys.executable} -u -m deepspeed.launcher.launch"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sought]) as stranger:
+        try:
+            # The kernel shows no arguments for a moment after it has begun.
+            until(lambda: stranger.pid in processes(sought))
+            killed, interrupted = (
+                subprocess.Popen(
+                    command("launch", "--num-pods", 1, "--", RANK, "--outputdir", tmp_path / name, "--seconds", 600),
+                    cwd=ROOT,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for name in ("killed", "interrupted")
+            )
+            for name in ("killed", "interrupted"):
+                train(tmp_path / name, ranks=1)
+            (runner,) = processes("deepspeed.launcher.runner", tmp_path / "killed")
+            os.kill(runner, signal.SIGKILL)
+            interrupted.send_signal(signal.SIGINT)
+            said = interrupted.communicate(timeout=LIMIT_SECONDS)[1]
+            assert interrupted.returncode == 130 and record(tmp_path / "interrupted")["status"] == "interrupted", said
+            said = killed.communicate(timeout=LIMIT_SECONDS)[1]
+            assert killed.returncode == 1 and record(tmp_path / "killed")["status"] == "failed", said
+            assert "SIGKILL" in record(tmp_path / "killed")["reason"]
+            until(lambda: not left(tmp_path), 15)
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
