@@ -8,6 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGHUP, SIGTERM, Signals
 
+INTERRUPTED = 130
+"""As a shell has it of a command that Ctrl-C has ended."""
+
 
 class UserError(Exception):
     """One line that says the place, the value and the remedy."""
@@ -48,8 +51,7 @@ def guarded(command: Callable[[], int | None]) -> int:
         place = re.sub(r"(^|/)\.([^/]+)\.\w{8}(/new)?(?=/|$)", r"\1\2", str(error.filename or ""))
         return _fail(f"{place}{place and ': '}{error.strerror or error}")
     except KeyboardInterrupt:
-        _fail("interrupted")
-        return 130
+        return _fail("interrupted", INTERRUPTED)
     except SystemExit as ended:
         if ended.code in (128 + SIGTERM, 128 + SIGHUP):
             _fail(f"ended by {Signals(int(ended.code) - 128).name}")

@@ -22,7 +22,7 @@ from zeropods.launch.lost_pods_and_hangs import (
     PodState,
     judge,
 )
-from zeropods.launch.outcome import Ranks, verdict_of_ranks
+from zeropods.launch.outcome import Ranks, UnopenedError, verdict_of_ranks
 
 Seen = Callable[[], PodState]
 
@@ -130,3 +130,12 @@ def test_a_terminal_that_takes_nothing_keeps_no_supervisor_waiting(tmp_path: Pat
     reader.join(30)
     assert not reader.is_alive() and len(log.tail()) == 8
     taken.set()
+
+
+def test_why_a_run_never_began_is_said_in_one_line_whatever_pdsh_says_after_it() -> None:
+    folder, refused = Path("runs/a"), "runs/a: in use by process 7 on vm; wait for it"
+    lines = [f"pod1: zeropods: {refused}", "pod2: zeropods: interrupted"]
+    lines.append("pdsh@vm: 127.0.1.1: ssh exited with exit code 1")
+    assert str(UnopenedError(folder, Ending(None, "the launcher ended with status 1"), lines)) == refused
+    interrupted = UnopenedError(folder, Ending("interrupted", "SIGINT"), lines)
+    assert (str(interrupted), interrupted.exit_status) == ("runs/a: interrupted: SIGINT", 130)

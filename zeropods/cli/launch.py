@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeropods.errors import UserError
+from zeropods.errors import INTERRUPTED, UserError
 from zeropods.files import given_path
 from zeropods.tables import digits, said_above, whole
 
@@ -28,8 +28,6 @@ OF_CLUSTER = ("hostfile", "ssh_config", "name")
 MAIN_FIGURES = {"technique": "technique", "pods": "pods", "world_size": "processes", "train_seconds": "training (s)"}
 MEASURES = {"f1": "F1", "execution_accuracy": "execution", "logical_form_accuracy": "logical form"}
 """The one that is said of a score, the first that it has."""
-INTERRUPTED = 130
-"""As a shell has it of a command that Ctrl-C has ended."""
 
 
 def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:

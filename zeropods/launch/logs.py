@@ -20,7 +20,7 @@ LOG = "launch.log"
 LAST_LINES, KEPT_LINES = 8, 200
 MOST_WAITING, SHOW_SECONDS = 100_000, 5.0
 """Lines that wait for a terminal to take them, further ones are not shown; at the end so long is waited for it."""
-OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[launch\.py:")
+OF_LAUNCHER = re.compile(r"\[[\d:., -]+\] \[[A-Z]+\] \[(?:launch|runner)\.py:")
 """In a line that DeepSpeed's launcher has logged: what the script said last stands between two of them."""
 OF_SCRIPT = re.compile(r"(?:\S+: )?zeropods: (.+)")
 """What a script of ours said when it refused to train, behind its pod's name where it ran on one."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from zeropods.errors import UserError
-from zeropods.launch.logs import LOG, OF_SCRIPT, RunLog
+from zeropods.errors import INTERRUPTED, UserError
+from zeropods.launch.logs import LOG, OF_SCRIPT, SESSION_END, RunLog
 from zeropods.launch.lost_pods_and_hangs import Ending
 from zeropods.measure.heartbeat import Beat, read_beats
 from zeropods.measure.record import (
@@ -145,12 +145,18 @@ class UnopenedError(UserError):
     def __init__(self, folder: Path, verdict: Ending, lines: Sequence[str]) -> None:
         self.status, self.pod = verdict.status or "failed", verdict.pod
         self.reason = verdict.reason or "it ended before the ranks had opened the run"
-        told = [found[1] if (found := OF_SCRIPT.match(line)) else None for line in reversed(lines)]
+        line = f"{folder}: {self.status}: {self.reason}"
+        if self.status == "interrupted":
+            self.exit_status = INTERRUPTED
+            super().__init__(line)
+            return
+        told = [OF_SCRIPT.match(each) for each in reversed(lines) if not SESSION_END.match(each)]
         if told and told[0] and verdict.status is None:
             # Ranks that are ended because another one refused say that too.
-            super().__init__(next((each for each in told if each and not each.startswith(ENDED)), told[0]))
+            said = [found[1] for found in told if found]
+            super().__init__(next((each for each in said if not each.startswith(ENDED)), said[0]))
         else:
-            super().__init__("\n".join([f"{folder}: {self.status}: {self.reason}; last lines of {LOG}:", *lines]))
+            super().__init__("\n".join([f"{line}; last lines of {LOG}:", *lines]))
 
 
 def record_run(
