@@ -172,7 +172,7 @@ def main() -> None:
     lengths = prepared(work)
     for cell in CELLS[len(trials) :]:
         said = lengths[TEXT2SQL if cell.model.startswith("t5") else LM]
-        gib = planned(cell, said, PLENTY_GIB)["intervals"]["memory"][1] / GIB
+        gib = planned(cell, said, PLENTY_GIB)["needed_bytes"] / GIB
         rows = planned(cell, said, gib)["largest_batch_size"]
         more, limit = math.ceil(MORE * rows), round(gib * GIB) + AGENT_BYTES
         ends = [status(cell, each, limit, work) for each in (rows, more)]

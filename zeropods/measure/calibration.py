@@ -185,6 +185,19 @@ class Sample:
     measured: dict[str, float | None]
 
 
+class Span(NamedTuple):
+    """Where runs of a kind lie, as parts of what is planned or as amounts."""
+
+    low: float
+    high: float
+    most: float
+    """No run of the kind has exceeded it."""
+
+    def of(self, planned: float, beside: float = 0.0) -> Span:
+        """The amounts for what is planned, and something beside it that is known."""
+        return Span(*(beside + part * planned for part in self))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Factors by device and quantity, one for each part of a plan, and residuals."""
@@ -203,7 +216,7 @@ class Calibration:
         factors = self.factors.get(device, {}).get(quantity) or [1.0] * len(parts)
         return math.fsum(factor * part for factor, part in zip(factors, parts, strict=True))
 
-    def interval(self, device: str, technique: str, family: str, quantity: str) -> tuple[float, float] | None:
+    def interval(self, device: str, technique: str, family: str, quantity: str) -> Span | None:
         """Between which parts of what is planned `HELD` of such runs lie; None where too few are known of the device.
 
         Of residuals in order, the ends leave half of the others out on each side, as for a further run of the same kind
@@ -215,7 +228,7 @@ class Calibration:
             known = [value for each in group if (value := getattr(each, quantity)) is not None]
             if len(known) >= FEWEST:
                 inner = quantiles(known, n=round(2 / (1 - HELD)))
-                return inner[0], inner[-1]
+                return Span(inner[0], inner[-1], max(known))
         return None
 
     def over(self, other: Calibration) -> Calibration:
@@ -441,7 +454,7 @@ def judge(sample: Sample, quantity: str, measured: float, calibration: Calibrati
     """A sample by a calibration that it may not be part of."""
     parts = sample.parts[quantity]
     by_runs = calibration.planned(sample.device, quantity, parts)
-    low, high = calibration.interval(sample.device, sample.technique, sample.family, quantity) or (None, None)
+    low, high, _ = calibration.interval(sample.device, sample.technique, sample.family, quantity) or (None,) * 3
     planned = by_runs if sample.device == CPU else sum(parts)
     return Judged(planned, low and low * by_runs, high and high * by_runs, measured)
 

@@ -18,7 +18,7 @@ from zeropods.tables import GIB
 from zeropods.techniques import TECHNIQUES, Technique, technique_named
 
 if TYPE_CHECKING:
-    from zeropods.measure.calibration import Calibration, MachineProbe
+    from zeropods.measure.calibration import Calibration, MachineProbe, Span
 
 BOTH, ALL = "both", "all"
 MAY_BE_ZERO = ("gradient_checkpointing", "dropout", "latency_seconds", "price_per_hour", "trust_remote_code")
@@ -226,6 +226,8 @@ class Estimate:
     slots: int
     memory: PlannedMemory
     """Memory of one process."""
+    needed_bytes: int
+    """What there has to be room for: where runs of the kind are known, the most that any of them took, by this plan."""
     fits: bool
     largest_batch_size: int | None
     """Rows per process; None where not even one fits."""
@@ -258,8 +260,8 @@ class Estimate:
 
     def to_json(self) -> dict[str, object]:
         """Plain values; bytes of one GPU, host bytes of one pod."""
-        own = ("fits", "largest_batch_size", "pods", "slots", "host_bytes", "samples_per_second", "tokens_per_second",
-               "total_seconds", "cost", "cost_per_million_samples")  # fmt: skip
+        own = ("needed_bytes", "fits", "largest_batch_size", "pods", "slots", "host_bytes", "samples_per_second",
+               "tokens_per_second", "total_seconds", "cost", "cost_per_million_samples")  # fmt: skip
         return {
             "technique": self.technique.name,
             **self.labels,
@@ -317,15 +319,17 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
     if machines.machine_bytes is not None:
         room = machines.machine_bytes // -(-work.ranks // machines.hosts)
 
-    def interval(of: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
+    def span(of: Workload, quantity: str, planned: float) -> Span | None:
         return None if by is None else by.interval(of, quantity, planned)
+
+    def needed(of: Workload, memory: PlannedMemory) -> float:
+        known = span(of, "memory", memory.device_bytes)
+        return known.most if known else memory.device_bytes
 
     def fits(rows: int) -> bool:
         fewer, host = replace(work, rows=rows), request.host_memory_bytes
         memory = memory_of(fewer)
-        # Where an interval is known, all of it has to fit.
-        _, most = interval(fewer, "memory", memory.device_bytes) or (0, memory.device_bytes)
-        return most <= room and (host is None or slots * memory.host_bytes <= host)
+        return needed(fewer, memory) <= room and (host is None or slots * memory.host_bytes <= host)
 
     memory, time = memory_of(work), step_time(work, machines) if by is None else by.time(work, machines)
     a_step = work.passes * work.rows * work.ranks
@@ -348,9 +352,11 @@ def _estimate(request: Request, work: Workload, by: Calibrated | None) -> Estima
         cost=None if hourly is None or seconds is None else hourly * seconds,
         cost_per_million_samples=None if hourly is None else hourly * 1_000_000 / rate,
         tokens_per_second=rate * request.tokens,
+        needed_bytes=round(needed(work, memory)),
         intervals={
-            "memory": interval(work, "memory", memory.device_bytes),
-            "time": interval(work, "time", time.seconds),
+            name: known and known[:2]
+            for name, planned in (("memory", memory.device_bytes), ("time", time.seconds))
+            for known in (span(work, name, planned),)
         },
     )
 
@@ -406,7 +412,7 @@ class Calibrated:
             processor_seconds=sum(seconds[STEPPED : STEPPED + 2]),
         )
 
-    def interval(self, work: Workload, quantity: str, planned: float) -> tuple[float, float] | None:
+    def interval(self, work: Workload, quantity: str, planned: float) -> Span | None:
         """Where runs lie of which so much `memory` or `time` is planned; None where it is not known.
 
         By runs of the same technique, device and family; of wider kinds where too few of that are known.
@@ -414,7 +420,7 @@ class Calibrated:
         span = self.calibration.interval(self.device, work.technique.name, work.shape.family, quantity)
         bare = self.probe.process_bytes if quantity == "memory" and self.device == CPU else 0
         above = planned - bare if self.device == CPU else self.calibration.planned(self.device, quantity, [planned])
-        return span and (bare + span[0] * above, bare + span[1] * above)
+        return span and span.of(above, bare)
 
 
 # How often to save a checkpoint on machines that fail now and then.

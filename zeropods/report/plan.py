@@ -31,7 +31,7 @@ TIMES = {
 
 CPU_LEGEND = (
     "Memory is resident, of one process: context is what it has before its model. Of runs of the kind, "
-    "80% lie within [ ]; all of it has to fit."
+    "80% lie within [ ]; what fits has room for the most that any of them took."
 )
 FAR = 5
 """Times the longest bar."""
