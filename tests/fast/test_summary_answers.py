@@ -260,6 +260,11 @@ def test_goodput_is_the_share_of_the_wall_time_in_steps_that_count(tmp_path: Pat
     found = read_runs([tmp_path])
     (row,) = found.to_json()["groups"]
     assert (row["goodput"], row["lost_steps"]) == (pytest.approx(0.5), 2)
+    # The steps of both attempts, those done again once; what the whole run cost nobody has measured.
+    assert (row["steps"], row["train_seconds"]) == (20, pytest.approx(20.0))
+    told = read_runs([tmp_path], price_per_hour=4.0).answers().by_question["How long, and at what cost?"]
+    assert "trained 20 steps in 20.0 s." in told and "No cost is known: " in told
     assert "goodput (%)" in found.to_markdown()
     (run / "attempts" / "0.json").unlink()
-    assert read_runs([tmp_path]).to_json()["groups"][0]["goodput"] is None
+    (row,) = read_runs([tmp_path]).to_json()["groups"]
+    assert (row["goodput"], row["train_seconds"]) == (None, None)

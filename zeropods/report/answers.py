@@ -20,6 +20,7 @@ ONE_BELOW = "float: none; width: auto;"
 """Notebooks would set the questions into a column of a fifth of the page, wider than which a word may be."""
 UNKNOWN = "No run left a record, so nothing is known yet."
 NO_PRICE = "zeropods summary --price-per-hour adds the cost."
+NO_DURATION = "No cost is known: no run was timed from start to end, and one that was resumed cannot be."
 SHOWN_MODELS = 3
 NOTABLE = 0.02
 """Share of a size below which a difference is not worth a word."""
@@ -76,7 +77,8 @@ def answers(lines: Sequence[Values]) -> Answers:
     names = [f"{subjects[0].model} "] if len(subjects) == 1 else [f"{name}: " for name in _subject_names(models)]
     also = names if len(subjects) > 1 else [""]
     more = [f"The tables have {len(subjects) - SHOWN_MODELS} more models."] if len(subjects) > SHOWN_MODELS else []
-    unpriced = [NO_PRICE] if all(line["cost"] is None for line in lines) else []
+    is_timed = any(line["duration_seconds"] is not None for line in lines)
+    unpriced = [NO_PRICE if is_timed else NO_DURATION] if all(line["cost"] is None for line in lines) else []
 
     def joined(begins: Sequence[str], tell: Callable[[Subject], str], last: Sequence[str] = ()) -> str:
         told = [f"{begin}{tell(each)}" for begin, each in zip(begins, subjects, strict=True)]

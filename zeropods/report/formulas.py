@@ -76,7 +76,7 @@ def figures(
         "measured_to_planned": ratio(values["measured_bytes"], values["planned_bytes"]),
         "energy_kwh": ratio(values["energy_joules"], JOULES_PER_KWH),
         **plan_figures(record),
-        **_goodput(record, earlier),
+        **_over_attempts(record, earlier),
         "cost": record.pods * seconds / SECONDS_PER_HOUR * price_per_hour if priced else None,
     }
 
@@ -203,24 +203,29 @@ def _of_all_devices(record: Record, one: float) -> float | None:
 # A run that was restarted.
 
 
-def _goodput(record: Record, earlier: Sequence[Record]) -> Values:
-    """Share of the wall time, from the first attempt's start to the last one's end, that went into steps that count.
+def _over_attempts(record: Record, earlier: Sequence[Record]) -> Values:
+    """Seconds of the steps that count, and their share of the wall time, from the first attempt's start to the last
+    one's end.
 
-    A step counts once: in the last attempt that did it. Lost are the steps that were done again. Both are None for a
-    run without an earlier attempt, or where an attempt or the end is not recorded.
+    A step counts once: in the last attempt that did it. Lost are the steps that were done again. The seconds are None
+    where one of these steps was not timed; the others for a run without an earlier attempt, or where an attempt or the
+    end is not recorded.
     """
     attempts = [*earlier, record]
-    ended = [rank.ended_unix_seconds for rank in record.ranks if rank.ended_unix_seconds is not None]
-    if not earlier or len(attempts) != record.attempt + 1 or not ended:
-        return {"goodput": None, "lost_steps": None}
-    useful, lost, following = 0.0, 0, record.steps
+    useful, timed, lost, following = 0.0, 0, 0, record.steps
     for attempt in reversed(attempts):
         first = min((rank.first_step for rank in attempt.ranks), default=following)
         useful += max((rank.seconds_of_first(following - first) for rank in attempt.ranks), default=0.0)
+        timed += max(0, min(following, attempt.steps) - first)
         lost += max(0, attempt.steps - following)
         following = min(following, first)
+    whole = useful if timed == record.steps else None
+    values: Values = {"train_seconds": whole if is_resumed(record) else record.train_seconds}
+    ended = [rank.ended_unix_seconds for rank in record.ranks if rank.ended_unix_seconds is not None]
+    if not earlier or len(attempts) != record.attempt + 1 or not ended:
+        return {**values, "goodput": None, "lost_steps": None}
     began = datetime.fromisoformat(attempts[0].started_at).timestamp()
-    return {"goodput": ratio(useful, max(ended) - began), "lost_steps": lost}
+    return {**values, "goodput": ratio(useful, max(ended) - began), "lost_steps": lost}
 
 
 # Memory, in bytes.
