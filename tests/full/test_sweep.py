@@ -182,7 +182,8 @@ def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_name
     matrix = matrix_of(document, "m.yaml")
     sweep = run_sweep(matrix, tmp_path / "out")
     (row,) = sweep.table().rows
-    assert row[-1] == "ok" and 0 <= float(row[sweep.table().header.index("right, of 1")]) <= 1
+    kind, share = row[sweep.table().header.index("inference result")].rsplit(" ", 1)
+    assert (row[-1], kind) == ("ok", "execution") and 0 <= float(share) <= 1
     (score,) = (tmp_path / "out").glob("*/1/score.test.json")
     assert json.loads(score.read_text())["examples"] == QUESTIONS
     results = read_runs([tmp_path / "out"]).tables[0]

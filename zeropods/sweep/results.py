@@ -96,9 +96,9 @@ class Sweep:
     def table(self) -> Table:
         """A line for each cell; samples per second are the mean of its repeats that ended well.
 
-        The share of right answers is a column where questions are asked.
+        How good the answers are is a column where questions are asked.
         """
-        header = ("cell", "repeats ok", "samples/s", *(["right, of 1"] if self.matrix.questions else []), "result")
+        header = ("cell", "repeats ok", "samples/s", *(["inference result"] if self.matrix.questions else []), "result")
         lines = [self._line(cell.name) for cell in self.matrix.cells]
         for left in self.matrix.left_out:
             lines.append((left["cell"], *[""] * (len(header) - 2), f"left out: {left['reason']}"))
@@ -108,14 +108,15 @@ class Sweep:
         rows = [row for row in self.rows.values() if row.cell == name]
         well = [row for row in rows if row.status == "ok"]
         rates = [row.samples_per_second for row in well if row.samples_per_second is not None]
-        judged = (score_of(self.out / row.folder) for row in well if self.matrix.questions)
-        scores = [found[1] for found in judged if found]
-        right = f"{next(score_lines(None, scores))['inference_result']:.3f}" if scores else "n/a"
+        answered = (score_of(self.out / row.folder) for row in well if self.matrix.questions)
+        scores = [found[1] for found in answered if found]
+        judged = next(score_lines(None, scores)) if scores else None
+        good = f"{judged['inference_kind']} {judged['inference_result']:.3f}" if judged else "n/a"
         return (
             name,
             f"{len(well)} of {len(rows)}",
             digits(fmean(rates)) if rates else "n/a",
-            *([right] if self.matrix.questions else []),
+            *([good] if self.matrix.questions else []),
             "; ".join(dict.fromkeys(map(_result, rows))),
         )
 
