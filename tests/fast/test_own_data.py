@@ -72,7 +72,6 @@ BEYOND = {
     "SELECT River, River FROM rivers": "2 columns are selected",
     "SELECT Depth FROM rivers": "'Depth' is no column of rivers, which has River, Length (km)",
     "SELECT a FROM seas": "no table 'seas'; the tables: Rivers, broken, lakes, people",
-    "SELECT a FROM broken": "the file broken.csv: line 2: 3 cells, the first line has 2",
     "SELECT River FROM rivers WHERE River = 'a' OR River = 'b'": "OR River = 'b': out of reach; in reach: one column",
     "SELECT River FROM rivers WHERE River >= 'a'": "WHERE COLUMN =, > or < VALUE, joined by AND",
     "SELECT River FROM rivers WHERE River IN ('a')": "River IN ('a'): out of reach",
@@ -182,6 +181,22 @@ def test_what_is_wrong_with_a_place_is_a_line(
     )
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (TABLES["broken"], "line 2: 3 cells, the first line has 2"),
+        ("Name,Name,Age\nAnn,Lee,9\n", "two columns are named 'Name'; rename one"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, said: str
+) -> None:
+    rows = [(f"{number}?", f"SELECT {column} FROM bad") for number, column in enumerate("AAB")]
+    assert made(tmp_path, [WHERE_IS_ANN, *rows], people=TABLES["people"], bad=table) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"zeropods: the file bad.csv: {said}") and err.count("\n") == 1
 
 
 def test_a_decimal_comma_is_one_in_a_condition_and_its_question_too(

@@ -335,7 +335,7 @@ def from_csv(tables: Path, questions: Path, out: Path) -> OwnData:
         questions: a CSV file of two columns, a question and its SQL statement.
 
     Raises:
-        UserError: a place that cannot be read or written, or no question that can be taken.
+        UserError: a place or a table asked for that cannot be read, or no question that can be taken.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out}: already exists; remove it, or name a new folder")
@@ -407,7 +407,7 @@ def _taken(files: dict[str, Path], path: Path) -> tuple[list[Asked], list[str]]:
             table = read(files[name.casefold()], name.casefold())
             query = query_of(statement, table)
             taken.append(Asked(place, _as_asked(row["question"], query, table), table, query))
-        except (ValueError, UserError) as error:
+        except ValueError as error:
             left_out.append(f"{place}: {error}")
     return taken, left_out
 
