@@ -102,21 +102,20 @@ def judge_unanswered(verdict: Ending, unanswered: Mapping[str, str]) -> Ending:
     if verdict.status is not None or verdict.reason is None or not unanswered:
         return verdict
     pod, why = next(iter(unanswered.items()))
-    return Ending("pod_lost", f"{pod} has ended: {why}", pod)
+    return Ending("pod_lost", f"{pod} has ended, its agent does not answer ({why})", pod)
 
 
 def _lost(state: Observation) -> Ending | None:
     """A pod that has been silent for too long, or that has ended the run already."""
     for seen in sorted(state.pods, key=lambda seen: -seen.silent_seconds):
-        pod = f"{seen.pod.name} ({seen.pod.address})"
         if HAS_ENDED in (seen.error or ""):
             # No renewal came through for longer than the lease.
-            reason = f"{pod} ended the run, because this launcher was silent for longer than its lease"
+            reason = f"{seen.pod.name} ended the run, because this launcher was silent for longer than its lease"
             return Ending("failed", reason, seen.pod.name)
         # Where a pod's ssh is gone too, it is lost sooner.
         if seen.silent_seconds > (GONE_SECONDS if seen.pod.name in state.failed_sessions else SILENT_SECONDS):
-            why = f" ({seen.error})" if seen.error else ""
-            reason = f"{pod} has not answered for {seen.silent_seconds:.0f} s{why}"
+            pod = f"{seen.pod.name} ({seen.error or seen.pod.address})"
+            reason = f"{pod} has not answered for {seen.silent_seconds:.0f} s"
             return Ending("pod_lost", reason, seen.pod.name)
     return None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
 import re
 import secrets
 import socket
@@ -92,7 +93,7 @@ async def ask_agents(
         try:
             answer = await ask(address, port, secret, control_purpose(address, port), request, seconds)
         except WireError as error:
-            return WireError(f"{address}:{port}: no answer to {request.get('do')!r}: {error}")
+            return error
         return WireError(f"{address}:{port}: {answer['error']}") if "error" in answer else answer
 
     return await asyncio.gather(*(ask_one(*agent) for agent in agents))
@@ -265,4 +266,7 @@ async def _bounded(peer: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
     except asyncio.LimitOverrunError:
         raise WireError(f"{peer}: too large: a line of more than {MAX_MESSAGE_BYTES} bytes") from None
     except OSError as error:
-        raise WireError(f"{peer}: closed: {error.strerror or 'the connection is lost'}") from None
+        # asyncio puts words of its own in the place of the system's.
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else "the connection is lost"
+        raise WireError(f"{peer}: closed: {reason}") from None
