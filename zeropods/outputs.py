@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zeropods.errors import UserError
-from zeropods.files import check_utf8, held
+from zeropods.files import check_utf8, held, writing
 
 
 def out_folder(text: str) -> Path:
@@ -74,14 +74,3 @@ def new_folder(out: Path) -> Iterator[Path]:
                 raise
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Give an `OSError` without a name, as of a full disk, the name of the file that was being written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import stat
 import subprocess
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, models
 from zeropods.cli import main, parser
 from zeropods.data.manifest import SCHEMA_VERSION, Manifest
 from zeropods.errors import guarded
+from zeropods.files import write_text
 from zeropods.launch import command
 from zeropods.train.arguments import NO_FP16, PROJECT
 
@@ -206,3 +208,14 @@ def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytes
 
     assert guarded(fails) == 1
     assert capsys.readouterr().err == "zeropods: /there/out/train.jsonl: Permission denied\n"
+
+
+def test_a_file_that_cannot_be_written_whole_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        assert guarded(lambda: write_text(tmp_path / "predictions.jsonl", "x" * 2_000)) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err == f"zeropods: {tmp_path}/predictions.jsonl: File too large\n"
+    assert not list(tmp_path.iterdir())

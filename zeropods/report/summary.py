@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from zeropods.outputs import writing
+from zeropods.files import writing
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
 from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
