@@ -137,7 +137,7 @@ def test_an_interrupted_run_says_so_and_has_measured_what_it_did(prepared: Path,
     (child,) = begin_ranks(argv, 1, tmp_path / "said")
     until((folder / "checkpoints" / "checkpoint-4" / "manifest.json").exists)
     child.send_signal(signal.SIGTERM)
-    child.communicate(60)
+    assert f"{folder}: the same command resumes" in child.communicate(60)
     assert child.returncode == 130
     record = read_record(folder)
     assert (record.status, record.reason) == ("interrupted", "SIGTERM")

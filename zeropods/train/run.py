@@ -25,7 +25,7 @@ from zeropods.programs import variable_set
 from zeropods.tables import GIB
 from zeropods.train import processes
 from zeropods.train.arguments import RunArguments
-from zeropods.train.checkpoints import Origin, digest
+from zeropods.train.checkpoints import MANIFEST, Origin, digest
 from zeropods.train.device import compile_model, matmul_rates, python_seconds, suit_cpu
 from zeropods.train.job import Task, TrainingJob, check_call, check_data, check_same_run, run_config, training_arguments
 from zeropods.train.meter import Curves, LiveBytesRecorder, Meter
@@ -141,6 +141,9 @@ def attempt(
                 write_record(job.folder, record)
                 if record.status == "ok":
                     print(closing_line(job.folder, record, scored))
+                is_saved = any(job.folder.glob(f"checkpoints/*/{MANIFEST}"))
+                if record.status == "interrupted" and is_saved and job.arguments.resume == "auto":
+                    print(f"{job.folder}: the same command resumes from the last checkpoint", file=sys.stderr)
 
 
 def outcome(error: BaseException, meter: Meter) -> tuple[str, str]:
