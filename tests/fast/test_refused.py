@@ -66,6 +66,7 @@ REFUSED = [
     ("pods up --count 1 --backend cml", "backend cml: neither"),
     ("pods up --count 1 --ssh-config x", "ssh configuration x: is for hosts of your own"),
     ("pods up --hostfile hosts --count 3", "--count 3: hosts has 1 hosts"),
+    ("launch --hostfile nosuch -- textsql_train.py", "nosuch: no such hostfile"),
     ("pods up --count 100000", "--count 100000; expected at most 500 pods on a machine"),
     ("pods up --count 300 --seconds 0.01", "of 300 pods were started in 0.01 s; give them more"),
     *((f"pods {verb} --name ''", NAME) for verb in ("up --count 1", "down", "check")),

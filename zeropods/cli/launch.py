@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> Result:
     """Run the launch and return its record."""
     from zeropods.launch.command import check_inputs
     from zeropods.launch.supervisor import Supervision
+    from zeropods.pods.hostfile import read_hostfile
 
     _check(arguments)
     supervision = Supervision(
@@ -73,6 +74,8 @@ def run(arguments: argparse.Namespace) -> Result:
         restarts=arguments.restarts or 0,
         min_pods=arguments.min_pods or 1,
     )
+    if arguments.hostfile is not None:
+        read_hostfile(arguments.hostfile)  # What is wrong with it is said before what the run would lack.
     check_inputs(arguments.command[0], arguments.command[1:])
     if arguments.launcher == "slurm":
         result = _as_job(arguments, supervision)
