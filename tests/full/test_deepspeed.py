@@ -26,7 +26,12 @@ from tests.full.launches import RANK, ROOT, left, processes, record, train, unti
 from zeropods.errors import UserError
 from zeropods.programs import child_environment
 from zeropods.report.settings import BUCKETS, PREFIX, deepspeed_settings
-from zeropods.train.deepspeed import TOP_LEVEL, check_blocks
+from zeropods.train.deepspeed import TOP_LEVEL, check_blocks, read_config
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "dsconfig").glob("*.json")), ids=lambda path: path.stem)
+def test_deepspeeds_own_models_take_the_files_of_the_project(path: Path) -> None:
+    check_blocks(read_config(path), path)
 
 
 class Asked(dict[str, Any]):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -57,6 +58,21 @@ def test_a_fork_has_the_arguments_environment_folder_and_streams_of_a_new_proces
         ended = fork(server, [str(script), "0", "b c"], child_environment() | {"COLOUR": "blue"}, streams)
     assert ended is not None and ended.wait(60) == 7 == ended.poll()
     assert json.loads((tmp_path / "said").read_text()) == [["0", "b c"], str(tmp_path), "blue", True, "__main__"]
+
+
+def test_who_says_nothing_or_nonsense_ends_no_fork_of_others(server: Path, script: Path) -> None:
+    endless = forked(server, script, 600)
+    assert fork(server, [str(script), "0"], child_environment() | {"MUCH": "x" * 300_000}) is None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(str(server))
+        for said in (b"{", b"[]", b'{"environment": 3}'):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+                other.connect(str(server))
+                other.send(said)
+        # Those before it were heard by then: the server takes connections in order.
+        assert forked(server, script, 0).wait(60) == 7 and endless.poll() is None
+    endless.send_signal(signal.SIGTERM)
+    endless.wait(60)
 
 
 def test_a_process_whose_libraries_would_read_something_else_gets_a_server_of_its_own(
