@@ -161,6 +161,3 @@ def test_a_recorded_causal_run_is_planned_with_its_batch_and_attention() -> None
 def test_a_recorded_bloom_is_planned_as_it_ran_whatever_was_asked() -> None:
     made = planned(recorded_causal("bloom-tiny", identity={"attn_implementation": "sdpa"}))
     assert made is not None and any("eager attention" in term.formula for term in made.terms)
-
-
-# Arithmetic.

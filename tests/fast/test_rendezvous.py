@@ -82,17 +82,19 @@ def test_pods_are_gathered_by_numeric_address_and_told_when_all_are_there(listen
         answered.result(SECONDS)
 
 
-def test_a_pod_of_another_version_is_named(listening: Opener) -> None:
+@pytest.mark.parametrize(
+    ("registration", "said"),
+    [
+        ({**asdict(a_pod(1)), "more": 1}, "a registration: .*'more'; is one version of zeropods on"),
+        ({"failed": "sshd ended at its start"}, "sshd ended at its start$"),
+    ],
+)
+def test_a_pod_of_another_version_and_one_that_cannot_serve_are_named(
+    listening: Opener, registration: dict[str, object], said: str
+) -> None:
     rendezvous = listening(2)
-    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", {**asdict(a_pod(1)), "more": 1}, SECONDS))
-    with pytest.raises(UserError, match=rf"^pod at {HERE}: a registration: .*'more'; is one version of zeropods on"):
-        gathered(rendezvous)
-
-
-def test_a_pod_that_cannot_serve_says_why(listening: Opener) -> None:
-    rendezvous = listening(2)
-    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", {"failed": "sshd ended at its start"}, SECONDS))
-    with pytest.raises(UserError, match=rf"^pod at {HERE}: sshd ended at its start$"):
+    asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", registration, SECONDS))
+    with pytest.raises(UserError, match=rf"^pod at {HERE}: {said}"):
         gathered(rendezvous)
 
 

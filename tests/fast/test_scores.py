@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
@@ -61,6 +61,7 @@ PREDICTIONS = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(PREDICTIONS, min_size=1, unique_by=lambda prediction: prediction.index))
 def test_any_predictions_survive_the_round_trip(
     tmp_path_factory: pytest.TempPathFactory, predictions: list[Prediction]

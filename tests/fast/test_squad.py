@@ -53,12 +53,6 @@ def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
     assert "train-a.json, train-b.json are all of split 'train'" in fault(tmp_path)
 
 
-def test_an_id_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
-    document = deepcopy(DOCUMENT)
-    document["data"][0]["paragraphs"][0]["qas"].append(QUESTION)
-    assert "id 'q1' occurs twice" in fault(write(tmp_path, document))
-
-
 @pytest.mark.parametrize(
     ("document", "said"),
     [
@@ -70,6 +64,7 @@ def test_an_id_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
         (b'{"data":\n [}', "train-v1.1.json: broken JSON: expected value at line 2 column 3"),
         ([], "train-v1.1.json: it is []"),
         ({"data": []}, "train-v1.1.json: holds no question"),
+        ({"data": DOCUMENT["data"] * 2}, "id 'q1' occurs twice"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, document: Any, said: str) -> None:

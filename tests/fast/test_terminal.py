@@ -112,7 +112,8 @@ def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
     first, *groups = in_terminal(*scored).splitlines()
     assert re.fullmatch(r"4 answers: execution 0\.750 \[0\.\d+, [01]\.\d+\], .*, no query in 1", first)
     assert "{" not in said + first + "".join(groups)
-    assert json.loads(in_terminal(*scored, "--json"))["execution_accuracy"] == 0.75
+    assert main([*scored, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["execution_accuracy"] == 0.75
 
 
 def commands(node: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
