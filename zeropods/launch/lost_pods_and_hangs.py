@@ -43,6 +43,16 @@ class Ending:
     reason: str | None = None
     pod: str | None = None
 
+    def once_ended(self, unanswered: Mapping[str, str]) -> Ending:
+        """The verdict once the run is ended; `unanswered` says why, by the name of each pod whose agent gave no answer.
+
+        Where the launcher ended badly and an agent is gone, its pod is lost: it has ended, or was brought down.
+        """
+        if self.status is not None or self.reason is None or not unanswered:
+            return self
+        pod, why = next(iter(unanswered.items()))
+        return Ending("pod_lost", f"{pod} has ended, its agent does not answer ({why})", pod)
+
 
 @dataclass(frozen=True)
 class PodState:
@@ -92,17 +102,6 @@ def judge(state: Observation) -> Ending | None:
     if state.signal is not None:
         return Ending("interrupted", state.signal)
     return _lost(state) or _launcher_ended(state) or state.hang or _late(state)
-
-
-def judge_unanswered(verdict: Ending, unanswered: Mapping[str, str]) -> Ending:
-    """The verdict once the run is ended; `unanswered` says why, by the name of each pod whose agent gave no answer.
-
-    Where the launcher ended badly and an agent is gone, its pod is lost: it has ended, or was brought down.
-    """
-    if verdict.status is not None or verdict.reason is None or not unanswered:
-        return verdict
-    pod, why = next(iter(unanswered.items()))
-    return Ending("pod_lost", f"{pod} has ended, its agent does not answer ({why})", pod)
 
 
 def _lost(state: Observation) -> Ending | None:

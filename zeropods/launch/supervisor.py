@@ -19,15 +19,7 @@ from zeropods.errors import UserError
 from zeropods.launch import command
 from zeropods.launch.command import Launch, runner_argv, runner_environment
 from zeropods.launch.logs import LOG, PdshLog, following
-from zeropods.launch.lost_pods_and_hangs import (
-    Ending,
-    HangDetector,
-    Observation,
-    PodState,
-    check_timeouts,
-    judge,
-    judge_unanswered,
-)
+from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, PodState, check_timeouts, judge
 from zeropods.launch.outcome import Ranks, UnopenedError, record_run
 from zeropods.launch.restart import JOURNAL, JournalEntry, calls_for_another, check_restarts, next_attempt
 from zeropods.measure.record import LAUNCH_LOCK, Record
@@ -193,7 +185,7 @@ class Attempt:
             finally:
                 unanswered = self._stop(process, verdict)
                 log.read(ended=True)
-        verdict = judge_unanswered(verdict, unanswered)
+        verdict = verdict.once_ended(unanswered)
         killed, restarts = self._lease.pods_out_of_memory(), self._planned.restarts
         try:
             return record_run(self._ranks, verdict, log, out_of_memory=killed, restarts=restarts), found

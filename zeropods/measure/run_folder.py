@@ -58,7 +58,8 @@ def open_run(folder: Path, identity: Mapping[str, object], *, again: bool) -> Op
     finished = (folder / RECORD).is_file() and read_json(folder / RECORD)["status"] == "ok"
     if finished and again:
         raise UserError(f"{folder}: a finished run is never overwritten; choose another --outputdir")
-    changed = _differences(config.identity, identity)
+    old, new = config.identity, json.loads(json.dumps(dict(identity)))
+    changed = [told_differences(old, new, [key]) for key in sorted(old | new) if old.get(key) != new.get(key)]
     if changed and not is_claimed(folder):
         # What a run that has done no step has written about itself.
         (folder / RECORD).unlink()
@@ -84,12 +85,6 @@ def is_claimed(folder: Path) -> bool:
     found = [read_json(path) for path in records if path.is_file()]
     did_nothing = all(each.get("steps") == 0 and each.get("ranks") for each in found)
     return len(found) < len(records) or not did_nothing or any((folder / "checkpoints").glob("checkpoint-*"))
-
-
-def _differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    new = json.loads(json.dumps(dict(new)))
-    changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    return [told_differences(old, new, [key]) for key in changed]
 
 
 def _put_aside(folder: Path, again: bool) -> int:
