@@ -77,7 +77,7 @@ def test_a_plan_without_a_gpu_is_of_resident_memory_and_of_the_cores(
     assert whole["bytes"]["total"] == shared["bytes"]["total"]
     assert whole["step_seconds"] < shared["step_seconds"] <= 2.01 * whole["step_seconds"]
     assert "the probe of 2 cores of a CPU" in whole["source"]
-    # What no run of the kind has exceeded has to fit into the machine, of which one process has all.
+    # What 95 % of runs of the kind do not exceed has to fit into the machine, of which one process has all.
     rows = whole["largest_batch_size"]
     most = plan(capsys, machine, "--batch-size", str(rows))
     assert most["fits"] and most["intervals"]["memory"][1] < most["needed_bytes"] <= 24 * GIB

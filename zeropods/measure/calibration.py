@@ -150,8 +150,8 @@ CALIBRATION = "calibration.json"
 """The user's own, in the folder of all clusters."""
 FIT_AGAIN = "run zeropods plan --fit again"
 QUANTITIES = ("memory", "time")
-HELD = 0.8
-"""Share of runs that an interval is to hold."""
+HELD, FITTING = 0.8, 0.95
+"""Share of runs that an interval is to hold, and of those that are to fit into what there has to be room for."""
 FEWEST = 9
 """Residuals of which an interval is made, the fewest whose ends can hold `HELD`; fewer of a kind are joined by those of
 wider kinds. So many runs of a device a fit needs."""
@@ -191,7 +191,7 @@ class Span(NamedTuple):
     low: float
     high: float
     most: float
-    """No run of the kind has exceeded it."""
+    """`FITTING` of the runs of the kind do not exceed it."""
 
     def of(self, planned: float, beside: float = 0.0) -> Span:
         """The amounts for what is planned, and something beside it that is known."""
@@ -228,7 +228,7 @@ class Calibration:
             known = [value for each in group if (value := getattr(each, quantity)) is not None]
             if len(known) >= FEWEST:
                 inner = quantiles(known, n=round(2 / (1 - HELD)))
-                return Span(inner[0], inner[-1], max(known))
+                return Span(inner[0], inner[-1], quantiles(known, n=round(1 / (1 - FITTING)))[-1])
         return None
 
     def over(self, other: Calibration) -> Calibration:

@@ -227,7 +227,7 @@ class Estimate:
     memory: PlannedMemory
     """Memory of one process."""
     needed_bytes: int
-    """What there has to be room for: where runs of the kind are known, the most that any of them took, by this plan."""
+    """What there has to be room for: where runs of the kind are known, what 95 % of them do not exceed."""
     fits: bool
     largest_batch_size: int | None
     """Rows per process; None where not even one fits."""

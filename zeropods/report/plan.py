@@ -31,7 +31,7 @@ TIMES = {
 
 CPU_LEGEND = (
     "Memory is resident, of one process: context is what it has before its model. Of runs of the kind, "
-    "80% lie within [ ]; what fits has room for the most that any of them took."
+    "80% lie within [ ]; what fits has room for 95% of them."
 )
 FAR = 5
 """Times the longest bar."""
