@@ -35,7 +35,6 @@ REFUSED = [
     # Launches.
     (f"{SLURM} --restarts 2 {HUB}", "--restarts 2: SLURM requeues a job by itself"),
     (f"launch --launcher none --restarts 2 --min-pods 1 {HUB}", "--min-pods 1: is for --launcher pdsh"),
-    (f"launch --min-pods 2 {HUB}", "--min-pods 2: says how a run goes on; give --restarts too"),
     (f"launch --restarts -1 {HUB}", "--restarts -1; expected at least 0"),
     (f"launch --partition p {HUB}", "--partition: is for --launcher slurm"),
     (f"{SLURM} --name n {HUB}", "it chooses the nodes"),

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int)
     parser.add_argument("--step-timeout", type=float)
     parser.add_argument("--restarts", type=int, default=0)
-    parser.add_argument("--min-pods", type=int, default=1)
+    parser.add_argument("--min-pods", type=int)
     asked, (script, *arguments) = parser.parse_known_args()
     cluster = pods.find(asked.name)
     planned = plan_launch(cluster, script, arguments, pods=asked.pods)

@@ -5,6 +5,7 @@ Runs that need the same pods and wait for different things go on side by side.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -145,19 +146,25 @@ def test_a_launcher_that_was_stopped_and_a_process_left_behind_harm_no_run(
     assert process.returncode == 0 and record(harmed[0] / name)["status"] == "ok", said
 
 
-def test_a_frozen_pod_is_lost_and_its_ranks_end_when_it_thaws_and_so_is_one_that_is_brought_down(
+def test_a_frozen_pod_is_lost_or_left_out_and_its_ranks_end_when_it_thaws_and_so_is_one_that_is_brought_down(
     mortal: Cluster, tmp_path: Path
 ) -> None:
-    frozen, down = tmp_path / "frozen", tmp_path / "down"
+    frozen, down, without = tmp_path / "frozen", tmp_path / "down", tmp_path / "without"
     process = started(mortal, frozen, "--seconds", 600)
     train(frozen)
-    agent = agent_of(mortal, 2)
+    agent = agent_of(mortal, 0)
     os.kill(agent, signal.SIGSTOP)
     try:
         ended(process)
+        said = ended(started(mortal, without, *BATCH, min_pods=2))
     finally:
         os.kill(agent, signal.SIGCONT)
-    assert (record(frozen)["status"], record(frozen)["pod"]) == ("pod_lost", "pod3")
+    assert (record(frozen)["status"], record(frozen)["pod"]) == ("pod_lost", "pod1")
+    (line,) = [line for line in said.splitlines() if "begins on" in line]
+    assert line.startswith(f"{without}: pod_lost: pod1: no answer: ")
+    assert line.endswith("; begins on pod2, pod3 with --gradient_accumulation_steps 3")
+    found = record(without)
+    assert (found["status"], found["pods"], found["effective_batch_size"], found["restarts"]) == ("ok", 2, 24, 0), said
     until(lambda: not left(frozen), LEFT_SECONDS)
     process = started(mortal, down, "--seconds", 600)
     train(down)
@@ -195,8 +202,14 @@ def test_a_run_that_lost_a_pod_ends_well_on_the_two_that_are_left_and_not_on_one
     assert process.returncode == 1 and (lost["status"], lost["pod"]) == ("pod_lost", "pod2")
     assert mortal.pods[1].address in lost["reason"] and not left(few)
     process = started(mortal, later, pods=2)
-    assert "pod2" in ended(process).splitlines()[-1] and process.returncode == 1
+    (refused,) = ended(process).splitlines()
+    remedies = "see 'zeropods pods check'.*'zeropods pods up', or begin on those that answer: --min-pods N"
+    assert re.search(f"pod2: no answer: .*Connection refused; {remedies}", refused) and process.returncode == 1
+    assert "; 1 pods are left, --min-pods 2;" in ended(started(mortal, later, *BATCH, pods=2, min_pods=2))
     assert not (later / "config.json").exists()
+    begun = ended(started(mortal, later, *BATCH, pods=2, min_pods=1))
+    assert "pod2: no answer" in begun and "; begins on pod1 with --gradient_accumulation_steps 4\n" in begun
+    assert (record(later)["status"], record(later)["pods"], record(later)["effective_batch_size"]) == ("ok", 1, 16)
     found = record(folder)
     assert (found["status"], found["pods"], len(found["ranks"])) == ("ok", 2, 2)
     assert (found["restarts"], found["attempt"]) == (1, 1)

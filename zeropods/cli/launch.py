@@ -51,7 +51,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
     flag("--timeout", type=float, metavar="SECONDS", help="end a run that takes longer (default: never)")
     flag("--step-timeout", type=float, metavar="SECONDS", help="of a step; 0: never (default: by its steps)")
     flag("--restarts", type=int, metavar="N", help="after a lost pod or killed rank (default: 0)")
-    flag("--min-pods", type=whole, metavar="M", help="restart on no fewer than M pods (default: 1)")
+    flag("--min-pods", type=whole, metavar="M", help="begin and restart on no fewer than M pods (default: all, 1)")
     flag("--questions", type=whole, metavar="N", help="test questions to score it on (default: none)")
     flag("--dry-run", action="store_true", help="print what would be run")
     flag("command", nargs="+", metavar="SCRIPT", help="textsql_train.py or causal_train.py")
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> Result:
         timeout_seconds=arguments.timeout,
         step_timeout=arguments.step_timeout,
         restarts=arguments.restarts or 0,
-        min_pods=arguments.min_pods or 1,
+        min_pods=arguments.min_pods,
     )
     if arguments.hostfile is not None:
         read_hostfile(arguments.hostfile)  # What is wrong with it is said before what the run would lack.
@@ -114,7 +114,6 @@ def _check(arguments: argparse.Namespace) -> None:
             launcher == "slurm" and restarts is not None
         ),
         f"--min-pods {least}: is for --launcher pdsh; leave it out": launcher != "pdsh" and least is not None,
-        f"--min-pods {least}: says how a run goes on; give --restarts too": least is not None and not restarts,
         f"--restarts {restarts}; expected at least 0": restarts is not None and restarts < 0,
         f"--slots {slots}: pods have slots of their own; leave it out": launcher == "pdsh" and slots is not None,
         f"--{for_slurm}: is for --launcher slurm; leave it out": launcher != "slurm" and for_slurm,

@@ -73,7 +73,7 @@ def launch(
     timeout_seconds: float | None = None,
     step_timeout: float | None = None,
     restarts: int = 0,
-    min_pods: int = 1,
+    min_pods: int | None = None,
     **flags: Any,
 ) -> Run:
     """Run a training script on the pods of a cluster.
@@ -83,7 +83,7 @@ def launch(
         export: names of environment variables that the ranks need as they are here.
         timeout_seconds, step_timeout: as `Supervision` has them.
         restarts: how often it may go on by itself with the pods that are left, where one is lost or a rank is killed.
-        min_pods: on how few.
+        min_pods: on how few, 1 if not given; where it is given, it begins on so few as well if others are dead.
     """
     planned = plan_launch(cluster, script, train_arguments(**flags), pods=pods, export=export)
     supervision = Supervision(

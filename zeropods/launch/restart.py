@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
 from zeropods.launch.command import Launch, batch_of, flag_values, plan_launch, train_arguments
@@ -19,15 +19,16 @@ JOURNAL = "restarts.json"
 """In the run folder: what ended the attempts of the last launch that went on by itself, and with what it went on."""
 
 
-def check_restarts(planned: Launch, restarts: int, min_pods: int) -> None:
-    """Refuse what could not go on when it has to: so often, and on no fewer than `min_pods`."""
-    if restarts < 0 or min_pods < 1:
+def check_restarts(planned: Launch, restarts: int, min_pods: int | None) -> None:
+    """Refuse what could not go on when it has to: so often, and on no fewer than `min_pods` where that is given."""
+    if restarts < 0 or (min_pods is not None and min_pods < 1):
         raise UserError(f"--restarts {restarts} --min-pods {min_pods}; expected at least 0 and at least 1")
-    if restarts and min_pods > len(planned.hosts):
+    if min_pods is not None and min_pods > len(planned.hosts):
         raise UserError(f"--min-pods {min_pods}: the run begins on {len(planned.hosts)}; give no more")
-    if restarts and batch_of(planned.script, planned.arguments) is None:
+    if (restarts or min_pods) and batch_of(planned.script, planned.arguments) is None:
+        flag = f"--restarts {restarts}" if restarts else f"--min-pods {min_pods}"
         remedy = f"give --{ROWS} and --{PASSES}, by which the batch is kept"
-        raise UserError(f"--restarts {restarts}: {planned.script.name} is no script of ours; {remedy}")
+        raise UserError(f"{flag}: {planned.script.name} is no script of ours; {remedy}")
 
 
 def calls_for_another(end: Record | UnopenedError) -> bool:
@@ -86,14 +87,20 @@ class JournalEntry:
     flags: dict[str, str]
     """What the script is told otherwise than was asked for."""
 
-    def line(self, number: int, most: int) -> str:
-        """The entry as a person reads it: restart `number` of `most`."""
+    @classmethod
+    def of(cls, asked: Launch, following: Launch, left: Cluster, **ended: Any) -> JournalEntry:
+        """The entry of a run that goes on with a launch, on pods of those that are left; `ended`: the other fields."""
+        names, used = tuple(pod.name for pod in left.pods), len(following.hosts)
+        flags = flag_values(following.arguments[len(asked.arguments) :])
+        return cls(pods=names[:used], unused=names[used : len(asked.hosts)], flags=flags, **ended)
+
+    def line(self, how: str) -> str:
+        """The entry as a person reads it; `how`: the words for what is done now, such as `restart 1 of 2`."""
         reason = self.reason or ""
         why = reason if self.pod is None or reason.startswith(self.pod) else f"{self.pod}: {reason}"
         unused = f", without {', '.join(self.unused)}" if self.unused else ""
         flags = "".join(f" --{name} {value}" for name, value in self.flags.items())
-        goes_on = f"restart {number} of {most} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
-        return f"{self.status}: {why}; {goes_on}"
+        return f"{self.status}: {why}; {how} on {', '.join(self.pods)}{unused}{' with' if flags else ''}{flags}"
 
 
 def _resuming(asked: Launch, *, opened: bool) -> dict[str, str]:

@@ -26,13 +26,14 @@ from zeropods.measure.record import LAUNCH_LOCK, Record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import RUN_SECONDS
+from zeropods.pods.preflight import ANEW
 from zeropods.pods.processes import ENDING, RUN, Process, descendants, end, ending_in_order, handled, processes_with
 from zeropods.pods.wire import WireError, ask_all
 from zeropods.programs import bound_argv, child_environment
 from zeropods.train.arguments import arguments_of
 
 if TYPE_CHECKING:
-    from zeropods.pods.cluster import Cluster
+    from zeropods.pods.cluster import Cluster, PodStatus
     from zeropods.pods.rendezvous import Pod
 
 POLL_SECONDS = 0.2
@@ -65,8 +66,8 @@ class Supervision:
     seen if not given; 0: never."""
     restarts: int = 0
     """How often a run may go on by itself, where a pod is lost or a rank is killed."""
-    min_pods: int = 1
-    """On how few pods."""
+    min_pods: int | None = None
+    """On how few pods, 1 if not given. Where it is given, the run also begins on so few if others are dead."""
     is_checked: bool = False
     """Whether the pods have had what the launch needs a moment ago; else they are looked at first."""
 
@@ -77,6 +78,8 @@ class Supervision:
 def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | None = None) -> Record:
     """Run a launch; after a lost pod or a killed rank, go on with the pods that are left. Returns the last record.
 
+    A pod that is dead already is left out like a lost one where `min_pods` is given; else it is a `UserError`.
+
     A run that is finished already is left as it is. The effective batch stays as it is. Every attempt but the last has
     its record in `attempts/`.
     """
@@ -86,19 +89,16 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
     earlier = command.finished_record(planned)
     if earlier is not None:
         return earlier
-    hosts = {host.address for host in planned.hosts}
-    busy = [pod.pod for pod in cluster.statuses() if pod.runs and pod.address in hosts]
-    if busy:
-        print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
-    began, opened, journal = time.monotonic(), False, list[JournalEntry]()
-    current, left, seconds = planned, cluster, supervision.timeout_seconds
+    current, left = _first_attempt(planned, cluster, min_pods)
+    began, opened, journal, seconds = time.monotonic(), False, list[JournalEntry](), supervision.timeout_seconds
     while True:
         rest = seconds and max(1.0, seconds - (time.monotonic() - began))
         end, found = _attempt(current, left, replace(supervision, timeout_seconds=rest))
         opened, following_launch = opened or isinstance(end, Record), None
         if calls_for_another(end) and current.restarts < restarts:
-            left = _answering(left, end.pod if end.status == "pod_lost" else None)
-            following_launch = next_attempt(planned, left, min_pods, opened=opened)
+            lost = end.pod if end.status == "pod_lost" else None
+            left = _answering(left, [pod for pod in left.statuses(OPEN_SECONDS) if pod.pod != lost])
+            following_launch = next_attempt(planned, left, min_pods or 1, opened=opened)
         if not isinstance(following_launch, Launch):
             if following_launch is not None:
                 print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
@@ -107,27 +107,40 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
             return end
         current = replace(following_launch, restarts=current.restarts + 1)
         supervision = replace(supervision, is_checked=False)
-        names, used = tuple(pod.name for pod in left.pods), len(current.hosts)
-        journal.append(
-            JournalEntry(
-                status=end.status,
-                pod=end.pod,
-                reason=end.reason,
-                steps=end.steps,
-                found_unix_seconds=found,
-                pods=names[:used],
-                unused=names[used:],
-                flags=command.flag_values(current.arguments[len(planned.arguments) :]),
-            )
-        )
-        files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(entry) for entry in journal]})
-        print(f"{planned.folder}: {journal[-1].line(current.restarts, restarts)}", file=sys.stderr)
+        ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
+        entry = JournalEntry.of(planned, current, left, found_unix_seconds=found, **ended)
+        journal.append(entry)
+        files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(each) for each in journal]})
+        print(f"{planned.folder}: {entry.line(f'restart {current.restarts} of {restarts}')}", file=sys.stderr)
 
 
-def _answering(cluster: Cluster, lost: str | None) -> Cluster:
-    """The cluster with the pods whose agents answer now; without one that was lost, whatever it says."""
-    told = zip(cluster.pods, cluster.statuses(OPEN_SECONDS), strict=True)
-    return replace(cluster, pods=tuple(pod for pod, said in told if said.is_ready and pod.name != lost))
+def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> tuple[Launch, Cluster]:
+    """With what a run begins: as planned where all of its pods answer, else on those that do, if that was allowed."""
+    told = cluster.statuses(OPEN_SECONDS)
+    wanted = told[: len(planned.hosts)]
+    busy = [pod.pod for pod in wanted if pod.runs]
+    if busy:
+        print(f"{', '.join(busy)}: at work for another run already; both take longer", file=sys.stderr, flush=True)
+    dead = "; ".join(f"{pod.pod}: {pod.status}" for pod in wanted if not pod.is_ready)
+    if not dead:
+        return planned, cluster
+    left, remedy = _answering(cluster, told), f"see 'zeropods pods check', then {ANEW}"
+    if min_pods is None:
+        raise UserError(f"{dead}; {remedy}, or begin on those that answer: --min-pods N")
+    first = next_attempt(planned, left, min_pods, opened=False)
+    if not isinstance(first, Launch):
+        raise UserError(f"{dead}; {first}; {remedy}")
+    entry = JournalEntry.of(
+        planned, first, left, status="pod_lost", pod=None, reason=dead, steps=0, found_unix_seconds=time.time()
+    )
+    print(f"{planned.folder}: {entry.line('begins')}", file=sys.stderr)
+    return first, left
+
+
+def _answering(cluster: Cluster, told: Sequence[PodStatus]) -> Cluster:
+    """The cluster with those of its pods that are ready by what they have told."""
+    ready = {pod.pod for pod in told if pod.is_ready}
+    return replace(cluster, pods=tuple(pod for pod in cluster.pods if pod.name in ready))
 
 
 def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tuple[Record | UnopenedError, float]:
@@ -265,7 +278,7 @@ def noted_signals() -> Iterator[list[str]]:
 class RunLease:
     """Renews the lease of a run on its pods until it is closed, and knows how long each has been silent.
 
-    A context manager. Entering opens the run on every pod, and raises `UserError` naming the pods that do not answer.
+    A context manager. Entering opens the run on every pod; one that does not answer then is silent from the beginning.
     A supervisor that is killed renews nothing: the agents (`pods/leases.py`) then end the run by themselves.
     """
 
@@ -279,10 +292,7 @@ class RunLease:
         self._closed = threading.Event()
 
     def __enter__(self) -> RunLease:
-        silent = self._ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
-        if silent:
-            told = "; ".join(f"{name}: {why}" for name, why in silent.items())
-            raise UserError(f"{told}: no agent answers; bring the pods down and up again")
+        self._ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
         threading.Thread(target=self._keep, name="run lease", daemon=True).start()
         return self
 
