@@ -276,7 +276,7 @@ def memory_table(runs: Sequence[Run]) -> Table:
     columns = (TECHNIQUE, Column("kind", "kind of memory"), *(Column(name, name, "MiB", mib) for name in rules))
     lines = []
     for run in runs:
-        sampled = {kind: samples_of(run.record, column_of(kind)) or [] for kind in (DEVICE_USED, RESIDENT)}
+        sampled = {kind: samples_of(run.record, column_of(kind)) for kind in (DEVICE_USED, RESIDENT)}
         kind = next((kind for kind, found in sampled.items() if found), None)
         statistics = {name: rule(getattr(one, name) for one in sampled[kind]) for name, rule in rules.items() if kind}
         lines.append({**_values(run), "kind": kind, **statistics})
