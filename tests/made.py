@@ -13,6 +13,7 @@ from zeropods.pods.rendezvous import Pod
 from zeropods.tables import GIB, MIB
 
 CONFIG_KEYS = {each.name for each in fields(RunConfig)}
+RANK, RECORD = TypeAdapter(RankMeasurement), TypeAdapter(Record)
 
 
 def a_rank(number: int = 0, **values: Any) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def a_record(*, ranks: list[dict[str, Any]] | None = None, **values: Any) -> dic
     ranks = [a_rank()] if ranks is None else ranks
     given = {key: value for key, value in values.items() if key in CONFIG_KEYS}
     config = a_config(**{"pods": max(1, len(ranks)), "hosts": [rank["host"] for rank in ranks] or ["pod1"], **given})
-    measured = [TypeAdapter(RankMeasurement).validate_json(json.dumps(rank)) for rank in ranks]
+    measured = [RANK.validate_json(json.dumps(rank)) for rank in ranks]
     return {
         **config,
         "restarts": 0,
@@ -117,7 +118,7 @@ def a_pod(number: int, **changes: Any) -> Pod:
 
 def as_record(document: dict[str, Any]) -> Record:
     """The record that such a document is."""
-    return TypeAdapter(Record).validate_json(json.dumps(document))
+    return RECORD.validate_json(json.dumps(document))
 
 
 def a_failed_record(status: str = "failed", reason: str = "it broke", **values: Any) -> dict[str, Any]:

@@ -2,16 +2,7 @@
 
 from tools.house import House
 
-HOUSE = House()
 
-
-def test_no_import_points_to_a_higher_floor() -> None:
-    assert HOUSE.upward() == []
-
-
-def test_no_imports_go_in_a_circle() -> None:
-    assert HOUSE.circles() == []
-
-
-def test_no_two_classes_have_one_name() -> None:
-    assert HOUSE.shared_class_names() == []
+def test_no_import_points_upwards_or_in_a_circle_and_no_two_classes_have_one_name() -> None:
+    house = House()
+    assert (house.upward(), house.circles(), house.shared_class_names()) == ([], [], [])

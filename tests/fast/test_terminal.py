@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,19 +29,23 @@ STYLE = re.compile("\x1b[^m]*m")
 def in_terminal(*arguments: object) -> str:
     """What `zeropods` writes into a terminal, without its styles."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "zeropods", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": str(COLUMNS)}
-    with subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=environment) as process:
-        os.close(follower)
-        said = b""
-        # Linux says by an error that the other end is closed.
-        try:
-            while part := os.read(leader, 65_536):
-                said += part
-        except OSError:
-            os.close(leader)
-    assert process.returncode == 0
-    return STYLE.sub("", said.decode()).replace("\r\n", "\n")
+    with ThreadPoolExecutor() as thread, pytest.MonkeyPatch.context() as here:
+        said = thread.submit(read_to_end, leader)
+        with open(follower, "w") as terminal:
+            here.setattr(sys, "stdout", terminal)
+            here.setenv("COLUMNS", str(COLUMNS))
+            assert main([*map(str, arguments)]) == 0
+        return STYLE.sub("", said.result()).replace("\r\n", "\n")
+
+
+def read_to_end(leader: int) -> str:
+    """What comes out of a terminal; Linux says by an error that its other end is closed."""
+    said = b""
+    with suppress(OSError):
+        while part := os.read(leader, 65_536):
+            said += part
+    os.close(leader)
+    return said.decode()
 
 
 @pytest.fixture
@@ -99,7 +105,8 @@ def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
     assert main(["data", "sample", "--out", "data"]) == 0
     made = capsys.readouterr().out
     assert re.fullmatch(r"data: written; questions: train [\d,]+, dev \d+, test \d+; .*\n", made), made
-    said = in_terminal("prepare", "--data", "data", "--tokenizer", "t5-tiny", "--limit", 20, "--out", "set")
+    words = ["prepare", "--data", "data", "--tokenizer", "t5-tiny", "--limit", "20", "--out", "set"]
+    said = in_terminal(*words)
     assert re.match(r"set: prepared; task text2sql, prompt schema, tokenizer t5-tiny of [\d,]+ tokens\n", said)
     assert re.search(r"\ntrain: 20 rows; source [\d.]+ tokens on average, \d+ at most; target ", said)
     asked = [json.loads(line) for line in Path("data/test.jsonl").read_text().splitlines()[:4]]
@@ -108,12 +115,14 @@ def test_prepare_and_score_speak_in_sentences_and_json_is_asked_for(
         for number, each in enumerate(asked)
     ]
     Path("p.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in answers))
-    scored = ["score", "p.jsonl", "--data", "data", "--split", "test"]
-    first, *groups = in_terminal(*scored).splitlines()
-    assert re.fullmatch(r"4 answers: execution 0\.750 \[0\.\d+, [01]\.\d+\], .*, no query in 1", first)
-    assert "{" not in said + first + "".join(groups)
-    assert main([*scored, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["execution_accuracy"] == 0.75
+    # In a process that has no transformers, whose pipelines would load torch.
+    score = [sys.executable, "-m", "zeropods", "score", "p.jsonl", "--data", "data", "--split", "test"]
+    scored = subprocess.run(score, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert re.match(r"4 answers: execution 0\.750 \[0\.\d+, [01]\.\d+\], .*, no query in 1\n", scored)
+    assert "{" not in said + scored
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"]["train"]["rows"] == 20
 
 
 def commands(node: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -108,8 +108,8 @@ def test_a_prepared_set_is_not_replaced_by_another(here: Path, capsys: pytest.Ca
 
 
 def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleared_up(here: Path) -> None:
-    assert main(["data", "sample", "--out", "data"]) == 0
-    words = ["prepare", "--data", "data", "--tokenizer", "t5-tiny", "--out", "set", "--limit", "3000"]
+    assert main(["data", "sample", "--task", "lm", "--out", "data"]) == 0
+    words = ["prepare", "--task", "lm", "--data", "data", "--tokenizer", "gpt-tiny", "--out", "set"]
     for number, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 1)):
         process = subprocess.Popen([sys.executable, "-m", "zeropods", *words], stderr=subprocess.PIPE, text=True)
         while not list(here.glob(".set.*/new")):
@@ -123,7 +123,7 @@ def test_a_writer_that_is_ended_leaves_nothing_and_one_that_was_killed_is_cleare
     (here / ".set.held" / "new").mkdir(parents=True)
     held = os.open(here / ".set.held", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    assert main([*words[:-1], "20"]) == 0
+    assert main([*words, "--limit", "20"]) == 0
     os.close(held)
     assert sorted(os.listdir(here)) == [".set.held", "data", "set"]
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 from zeropods import __version__
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     return guarded(command)
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
     """All verbs and their flags."""
     root = VerbParser(prog="zeropods", description="Measure DeepSpeed ZeRO fine-tuning on your own pods.")

@@ -19,6 +19,7 @@ from zeropods.data.wikisql import SQLTable
 from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_query
 
 Values = list[bool | None]
+QUERY = TypeAdapter(Query)
 
 
 class Reference(TypedDict):
@@ -110,7 +111,7 @@ def _read(text: str, header: Sequence[str]) -> Query | None:
     if not text.startswith("{"):
         return parse_query(text, header)
     try:
-        query = TypeAdapter(Query).validate_json(text)
+        query = QUERY.validate_json(text)
     except ValidationError:
         return None
     return query if query.fits(len(header)) else None
