@@ -33,7 +33,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Summary:
 
 
 def test_the_four_questions_are_answered_by_the_figures(compared: Summary) -> None:
-    fits, techniques, time, accuracy = compared.answers().texts
+    fits, techniques, time, accuracy = compared.answers().by_question.values()
     assert fits.startswith("t5-tiny trained in 4 ways on 2 cores of a CPU. The fullest pod took 1.000 GiB resident. ")
     assert "2.000 MiB (D zero3_offload x3) to 8.000 MiB (A none x1 and B ddp x3) per process." in fits
     assert fits.endswith("Not compared with these: E none x1.")
@@ -69,7 +69,8 @@ def test_a_run_out_of_memory_belongs_to_the_rows_of_its_settings(tmp_path: Path)
     write_run(tmp_path / "c", a_failed_record("oom", "tried to allocate 2 GiB", effective_batch_size=48, run_id="c"))
     found = read_runs([tmp_path])
     assert [len(table.rows) for table in found.tables if table.title in ("Results", "Other runs")] == [3]
-    assert "in 2 of 3 ways" in found.answers().texts[0] and "A none x1 ran out of memory." in found.answers().texts[0]
+    fits = found.answers().by_question["Does it fit?"]
+    assert "in 2 of 3 ways" in fits and "A none x1 ran out of memory." in fits
 
 
 def test_the_rows_with_the_most_runs_come_first_and_no_profiled_one_before_another(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_the_rows_with_the_most_runs_come_first_and_no_profiled_one_before_anoth
             for seed in range(count):
                 a_run(tmp_path / name / technique / str(seed), technique, **values)
     found = read_runs([tmp_path])
-    assert [group.name.split("/")[0] for group in found.groups] == ["c", "c", "b", "b", "a", "a"]
+    assert [group.values["name"].split("/")[0] for group in found.groups] == ["c", "c", "b", "b", "a", "a"]
     assert [row[0] for row in found.tables[0].rows] == ["A zero1 x1", "B zero2 x1"]
 
 
@@ -91,7 +92,7 @@ def test_rows_as_small_as_one_another_are_all_named_and_share_their_letters_in_t
     for technique, seconds, size in (("none", 0.8, 16), ("zero1", 0.5, 10), ("zero2", 0.5, 10), ("zero3", 0.9, 11)):
         a_run(tmp_path / technique, technique, 1, seconds, mebibytes=size)
     found = read_runs([tmp_path])
-    assert "Smallest are B zero1 x1 and C zero2 x1 alike: 62% of" in found.answers().texts[1]
+    assert "Smallest are B zero1 x1 and C zero2 x1 alike: 62% of" in found.answers().by_question["Which technique?"]
     texts = re.findall(r"<text[^>]*>([A-D](?:, [A-D])*)</text>", found.plots["speed_memory"].svg)
     assert texts == ["A", "B, C", "D"]
 
@@ -120,16 +121,16 @@ def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytes
         assert text.count("No run left a record, so nothing is known yet.") == 1
     assert len(read_runs([tmp_path / "runs"]).to_json()["answers"]) == 4
     write_run(tmp_path / "runs" / "c", a_record())
-    fits, techniques, _, accuracy = read_runs([tmp_path / "runs"]).answers().texts
+    fits, techniques, _, accuracy = read_runs([tmp_path / "runs"]).answers().by_question.values()
     assert "1 way" in fits and "none is called faster" in techniques and "No score can be shown" in accuracy
 
 
 def test_each_model_has_an_answer_of_its_own(tmp_path: Path) -> None:
     for name in ("t5-small", "t5-large"):
         a_run(tmp_path / name, model_id=f"google-t5/{name}", score_test=a_score())
-    answers = read_runs([tmp_path]).answers()
-    assert [line.split(":")[0] for line in answers.texts[0].splitlines()] == ["t5-large", "t5-small"]
-    assert [line.split(" reaches")[0] for line in answers.texts[3].splitlines()] == [
+    fits, _, _, accuracy = read_runs([tmp_path]).answers().by_question.values()
+    assert [line.split(":")[0] for line in fits.splitlines()] == ["t5-large", "t5-small"]
+    assert [line.split(" reaches")[0] for line in accuracy.splitlines()] == [
         "t5-large: A none x1",
         "t5-small: B none x1",
     ]

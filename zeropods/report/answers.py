@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -32,18 +32,12 @@ SHOWN_NAMES = 4
 class Answers:
     """The questions and their answers, shown as text on a terminal and as a list in a notebook."""
 
-    texts: Sequence[str]
-    """In the order of `QUESTIONS`; one text where it answers all of them alike."""
-
-    @property
-    def by_question(self) -> dict[str, str]:
-        """Each question with its answer; all of them together where the answer is one."""
-        return dict(zip(QUESTIONS if len(self.texts) > 1 else [" ".join(QUESTIONS)], self.texts, strict=True))
+    by_question: Mapping[str, str]
+    """Each question with its answer; all of them together where the answer is one."""
 
     def to_json(self) -> list[dict[str, str]]:
         """Each question with its answer."""
-        texts = self.texts if len(self.texts) > 1 else [*self.texts] * len(QUESTIONS)
-        return [{"question": question, "answer": text} for question, text in zip(QUESTIONS, texts, strict=True)]
+        return [{"question": each, "answer": self.by_question.get(each, UNKNOWN)} for each in QUESTIONS]
 
     def to_markdown(self) -> str:
         """A line for each."""
@@ -70,85 +64,44 @@ def answers(lines: Sequence[Values]) -> Answers:
     for line in lines:
         if line["technique"] is not None:
             models.setdefault((line["model_id"], line["task"]), []).append(line)
-    named = len({model for model, _ in models}) > 1
-    subjects = [Subject(model, _without_model(model, rows) if named else rows) for (model, _), rows in models.items()]
+    tasks = Counter(model for model, _ in models)
+    subjects = []
+    for (model, task), rows in models.items():
+        name = model.rsplit("/", 1)[-1] + (f" on {task}" if tasks[model] > 1 else "")
+        subjects.append(Subject(model, name, rows))
     if not subjects:
-        return Answers((UNKNOWN,))
-    names = [f"{subjects[0].model} "] if len(subjects) == 1 else [f"{name}: " for name in _subject_names(models)]
-    also = names if len(subjects) > 1 else [""]
+        return Answers({" ".join(QUESTIONS): UNKNOWN})
     more = [f"The tables have {len(subjects) - SHOWN_MODELS} more models."] if len(subjects) > SHOWN_MODELS else []
     is_timed = any(line["duration_seconds"] is not None for line in lines)
     unpriced = [NO_PRICE if is_timed else NO_DURATION] if all(line["cost"] is None for line in lines) else []
 
-    def joined(begins: Sequence[str], tell: Callable[[Subject], str], last: Sequence[str] = ()) -> str:
-        told = [f"{begin}{tell(each)}" for begin, each in zip(begins, subjects, strict=True)]
-        return "\n".join([*told[:SHOWN_MODELS], *more, *last])
+    def told(tell: Callable[[Subject], str], begin: str = "", *last: str) -> str:
+        begins = [f"{each.name}: " for each in subjects] if len(subjects) > 1 else [begin]
+        sentences = [f"{begin}{tell(each)}" for begin, each in zip(begins, subjects, strict=True)]
+        return "\n".join([*sentences[:SHOWN_MODELS], *more, *last])
 
-    return Answers(
-        (
-            joined(names, Subject.fits),
-            joined(also, Subject.techniques),
-            joined(also, Subject.time_and_cost, unpriced),
-            joined(also, Subject.accuracy),
-        )
-    )
+    fits, techniques = told(Subject.fits, f"{subjects[0].model} "), told(Subject.techniques)
+    time, accuracy = told(Subject.time_and_cost, "", *unpriced), told(Subject.accuracy)
+    return Answers(dict(zip(QUESTIONS, (fits, techniques, time, accuracy), strict=True)))
 
 
-def _without_model(model: str, rows: Sequence[Values]) -> list[Values]:
-    """The rows of one model of several, whose name need not be said again in each label."""
-    return [{**row, "label": row["label"].replace(f"{model.rsplit('/', 1)[-1]} ", "", 1)} for row in rows]
-
-
-def _subject_names(models: Iterable[tuple[str, str]]) -> list[str]:
-    """Models by the last part of their names, with the task where one model has several."""
-    found = list(models)
-    several = {model for model, count in Counter(model for model, _ in found).items() if count > 1}
-    return [model.rsplit("/", 1)[-1] + (f" on {task}" if model in several else "") for model, task in found]
-
-
-@dataclass(frozen=True)
 class Subject:
     """One model on one task, and its rows."""
 
-    model: str
-    rows: Sequence[Values]
-
-    @property
-    def about(self) -> list[Values]:
-        """The rows that are set against one another; where none are, all."""
-        return [row for row in self.rows if row["is_compared"]] or list(self.rows)
-
-    @property
-    def alone(self) -> list[Values]:
-        """The rows that stand alone beside those."""
-        return [row for row in self.rows if row not in self.about]
-
-    @property
-    def done(self) -> list[Values]:
-        """Of `about`, the rows whose figures are of runs that ended well."""
-        return [row for row in self.about if _is_done(row)]
-
-    @property
-    def comparable(self) -> list[Values]:
-        """Of these, the rows that have a ratio."""
-        return [row for row in self.done if row["is_compared"] and row["base"] is not None]
-
-    @property
-    def base(self) -> Values | None:
-        """The row that the comparable ones are set against: that with the fewest processes."""
-        return next((row for row in self.comparable if row["row"] == row["base"]), None)
-
-    @property
-    def fastest(self) -> Values | None:
-        """The comparable row with the most samples per second."""
-        return max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
-
-    @property
-    def smallest(self) -> list[Values]:
-        """The comparable rows that need least memory for the model and what training adds to it: equal but for 2 %."""
+    def __init__(self, model: str, name: str, rows: Sequence[Values]) -> None:
+        self.model, self.name, self.rows = model, name, rows
+        # What it is about are the rows that are set against one another; where none are, all.
+        self.about = [row for row in rows if row["is_compared"]] or list(rows)
+        self.alone = [row for row in rows if row not in self.about]
+        # Done are rows whose figures are of runs that ended well; of these some have a ratio over one base.
+        self.done = [row for row in self.about if _is_done(row)]
+        self.comparable = [row for row in self.done if row["is_compared"] and row["base"] is not None]
+        self.base = next((row for row in self.comparable if row["row"] == row["base"]), None)
+        self.fastest = max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
+        # Those that need least memory for the model and what training adds to it: equal but for 2 %.
         sized = [row for row in self.comparable if row["measured_bytes"]]
         is_of_one_kind = len({row["planned_kind"] for row in sized}) == 1
-        return _alike(sized, "measured_bytes", min) if is_of_one_kind else []
+        self.smallest = _alike(sized, "measured_bytes", min) if is_of_one_kind else []
 
     def fits(self) -> str:
         """What fits, where, and how much memory it took."""
@@ -181,10 +134,10 @@ class Subject:
         if base is None or fastest is None or len(self.comparable) < 2:
             return "No two rows differ by technique and pods alone, so none is called faster."
         if fastest is base:
-            speed = f"Nothing is faster than {base['label']}."
+            speed = f"Nothing is faster than {base['short_label']}."
         else:
             ratio = f"{fastest['speed_up']:.2f}{_interval(fastest['speed_up_interval'])}"
-            speed = f"Fastest is {fastest['label']}, with {ratio} times the samples/s of {base['label']}."
+            speed = f"Fastest is {fastest['short_label']}, with {ratio} times the samples/s of {base['short_label']}."
         return " ".join([speed, *self._not_told_apart(fastest), *self._smallest(base)])
 
     def _smallest(self, base: Values) -> list[str]:
@@ -194,11 +147,11 @@ class Subject:
         share, kind = smallest[0]["measured_bytes"] / base["measured_bytes"], smallest[0]["planned_kind"]
         what = "memory of each GPU" if kind == DEVICE_USED else "parameters, gradients and optimizer states"
         if share > 1 - NOTABLE:
-            return [f"None needs notably less for {what} than {base['label']}."]
-        least = f"{share:.0%} of the {what} of {base['label']}"
+            return [f"None needs notably less for {what} than {base['short_label']}."]
+        least = f"{share:.0%} of the {what} of {base['short_label']}"
         speeds = [f"{row['speed_up']:.2f}{_interval(row['speed_up_interval'])}" for row in smallest]
         if len(smallest) == 1:
-            return [f"Smallest is {smallest[0]['label']}: {least}, at {speeds[0]} times its speed."]
+            return [f"Smallest is {smallest[0]['short_label']}: {least}, at {speeds[0]} times its speed."]
         told = f"Smallest are {_names(smallest)} alike: {least}"
         return [f"{told}, at {', '.join(speeds)} times its speed." if len(smallest) <= SHOWN_NAMES else f"{told}."]
 
@@ -227,7 +180,7 @@ class Subject:
         whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
         cost = "" if row["cost"] is None else f", which costs {digits(row['cost'])}"
         steps = counted(round(row["steps"]), "step")
-        return f"{row['label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
+        return f"{row['short_label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
 
     def accuracy(self) -> str:
         """The score of the one-pod run, and which rows differ from it by more than chance."""
@@ -236,7 +189,7 @@ class Subject:
         if not scored:
             return "No score can be shown; zeropods predict and zeropods score make one."
         base = min(scored, key=base_order)
-        told = [f"{base['label']} reaches {inference_text(base)}."]
+        told = [f"{base['short_label']} reaches {inference_text(base)}."]
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
         others = [row for row in same if row is not base]
         apart = [row for row in others if _is_apart(row, base)]
@@ -245,7 +198,7 @@ class Subject:
             differ = "differs" if len(others) == 1 else "differ"
             told.append(f"{_names(others)} {differ} from it by no more than chance.")
         elif apart:
-            shown = (f"{row['label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
+            shown = (f"{row['short_label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
             differ = "differs" if len(apart) == 1 else "differ"
             told.append(f"{', '.join(shown)} {differ} from it by more than chance.")
         return " ".join([*told, *([f"Not scored: {_names(unscored)}."] if unscored else [])])
@@ -265,7 +218,7 @@ def _is_apart(row: Values, base: Values) -> bool:
 def _names(rows: Sequence[Values]) -> str:
     """The labels of rows, `A none x1, B zero1 x2 and C ddp x3`; of many the first ones and how many more there are."""
     more = len(rows) - SHOWN_NAMES
-    shown = [row["label"] for row in rows[:SHOWN_NAMES]] + ([f"{more} more"] if more > 0 else [])
+    shown = [row["short_label"] for row in rows[:SHOWN_NAMES]] + ([f"{more} more"] if more > 0 else [])
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 

@@ -15,7 +15,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from zeropods.errors import UserError
-from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, QueryScore, Score, score_of
+from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, LOCK, RECORD, Record, RunConfig, read_config, read_record
 from zeropods.programs import is_held
 from zeropods.report.formulas import Values
@@ -204,40 +204,28 @@ def one_line(what: object, folder: Path) -> str:
 
 # How good the models of runs are: the figures of their scores, by key, and their means over repeats.
 
-FIGURES = (
-    *("examples", "executable", "text_tokens"),
-    *("exact_match", "logical_form_accuracy", "execution_accuracy", "f1", "text_loss", "perplexity"),
-)
-"""Counts, then measures; a task has some of them."""
-MEASURES: dict[str, tuple[str, ...]] = {
-    TEXT2SQL: ("exact_match", "logical_form_accuracy", "execution_accuracy"),
-    SQUAD: ("exact_match", "f1"),
-    LM: ("text_loss", "perplexity"),
-}
-"""Measures of each task, which may have an interval."""
+COUNTS = ("examples", "executable", "text_tokens")
+MEASURES = ("exact_match", "logical_form_accuracy", "execution_accuracy", "f1", "text_loss", "perplexity")
+"""What scores are made of, which may have an interval; a task has some of them."""
 IN_FILE = {"text_loss": "loss", "text_tokens": "tokens"}
 """Names in a score file that would say too little beside those of a run."""
 JUDGED_BY = {TEXT2SQL: ("execution", "execution_accuracy"), SQUAD: ("F1", "f1"), LM: ("perplexity", "perplexity")}
 """What people call the measure that a run of each task is judged by, and its key."""
-KEYS = ("split", "tables", *FIGURES, "inference_kind", "inference_result")
+KEYS = ("split", "tables", *COUNTS, *MEASURES, "inference_kind", "inference_result")
 OWN = "own_metrics."
 """Prefix of a custom metric's key."""
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """Of a score that was asked for them; a query is one line, so that rougeLsum is rougeL."""
 
 
-def accuracy(entries: Sequence[Entry]) -> Values:
-    """Accuracy over all tables, by key; every key of `KEYS`, with None where nothing was scored.
+def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
+    """Accuracy over all tables, by key, then once more for each group of tables that all the scores have: `known`,
+    `unseen`. Where nothing was scored every key of `KEYS` with None.
 
     Of repeats: the mean of each share. The ends of its interval are the means of theirs: it comes from the choice of
     questions, which is the same in each repeat. Those with another task, split or number of examples than the first
     are left out.
     """
-    return next(accuracy_lines(entries))
-
-
-def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
-    """`accuracy`, then once more for each group of tables that all the scores have: `known`, `unseen`."""
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
         return iter([dict.fromkeys(KEYS)])
@@ -248,12 +236,10 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
     """Accuracy by key of scores of one task and split, over all tables, then for each group of them."""
     yield _line(split, "all", scores)
-    queries = [score for score in scores if isinstance(score, QueryScore)]
-    for group in (queries[0].groups or {}) if queries else ():
-        parts = [(score.groups or {}).get(group) for score in queries]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(parts):
-            yield _line(split, group.removesuffix("_tables"), known)
+    by_group = [getattr(score, "groups", None) or {} for score in scores]
+    for group in by_group[0]:
+        if all(group in groups for groups in by_group):
+            yield _line(split, group.removesuffix("_tables"), [groups[group] for groups in by_group])
 
 
 def _extent(split: str | None, score: Score) -> tuple[Any, ...]:
@@ -283,10 +269,10 @@ def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
 def _figures(score: Score) -> Values:
     """The figures of one score, and the intervals of its measures."""
     intervals, own = getattr(score, "intervals", {}), getattr(score, "own_metrics", {})
-    rouge = getattr(score, "rouge", None) or {}
+    rouge, names = getattr(score, "rouge", None) or {}, {key: IN_FILE.get(key, key) for key in (*COUNTS, *MEASURES)}
     return {
-        **{key: getattr(score, IN_FILE.get(key, key), None) for key in FIGURES},
-        **{f"{key}_interval": intervals.get(key) for key in MEASURES[score.task]},
+        **{key: getattr(score, name, None) for key, name in names.items()},
+        **{f"{key}_interval": intervals.get(key) for key in MEASURES if hasattr(score, names[key])},
         **{name: rouge[name] for name in ROUGE if name in rouge},
         **{f"{OWN}{name}": value for name, value in own.items()},
         **{f"{OWN}{name}_interval": intervals.get(name) for name in own},

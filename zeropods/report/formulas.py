@@ -265,20 +265,19 @@ def _phase_peak(record: Record, phase: str, kind: str | None) -> float | None:
 
 
 def _use(record: Record) -> Values:
-    """Of each column of samples the mean over ranks of their means, and of their 95th percentiles; the last losses."""
-    found = {column: samples_of(record, column) for column in USED}
+    """Of each column of samples the mean over ranks of each one's mean and 95th percentile, None unless all have it;
+    the last losses; the energy of all GPUs."""
+    values: Values = {}
+    for column in USED:
+        for statistic in ("mean", "p95"):
+            found = [getattr(each, statistic) for each in samples_of(record, column)]
+            values[f"{column}_{statistic}"] = mean(found) if found and None not in found else None
     return {
-        **{f"{column}_{key}": _mean(found[column], key) for column in USED for key in ("mean", "p95")},
+        **values,
         "train_loss": record.losses[-1].loss if record.losses else None,
         "eval_loss": record.eval_losses[-1].loss if record.eval_losses else None,
         "energy_joules": over_ranks(record, "energy_joules", sum),
     }
-
-
-def _mean(samples: Sequence[Statistics], statistic: str) -> float | None:
-    """Mean of a statistic of each rank; None unless all have it."""
-    values = [getattr(each, statistic) for each in samples]
-    return mean(values) if values and None not in values else None
 
 
 def samples_of(record: Record, column: str) -> list[Statistics]:

@@ -8,16 +8,14 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
-from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.measure.intervals import ratio_interval, t_interval
-from zeropods.report.entry import Entry, accuracy
+from zeropods.report.entry import Entry, accuracy_lines
 from zeropods.report.formulas import MatmulPeak, Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
     PREFIX,
-    Settings,
     arrangement,
     as_key,
     is_of,
@@ -28,6 +26,7 @@ from zeropods.report.settings import (
 )
 from zeropods.techniques import NAMES
 
+T = TypeVar("T")
 DISTURBED = 0.8
 """Share of the best matrix multiplication of the same hardware below which something ran beside a run's own."""
 FACTS = (
@@ -40,85 +39,53 @@ FACTS = (
 
 @dataclass(frozen=True)
 class SummaryRun:
-    """One run and its figures."""
+    """One run."""
 
     entry: Entry
-    figures: Values
-
-    @cached_property
-    def values(self) -> Values:
-        """Every raw value by name."""
-        entry = self.entry
-        return {
-            "run": entry.name,
-            "status": entry.status,
-            "reason": entry.reason,
-            **_facts(entry),
-            "seed": entry.config and entry.config.identity.get("seed"),
-            **self.figures,
-            **accuracy([entry]),
-        }
+    values: Values
+    """Every raw value by name."""
 
 
-@dataclass(frozen=True)
 class Group:
     """Repeats: equal in all that is compared, and in technique and pods. A single run is a group of one."""
 
-    letter: str
-    """How tables and plots call it."""
-    runs: tuple[SummaryRun, ...]
+    def __init__(self, number: int, letter: str, runs: Sequence[SummaryRun]) -> None:
+        """A row.
 
-    @property
-    def first(self) -> Entry:
-        return self.runs[0].entry
+        Args:
+            number: its place among all rows, from 0.
+            letter: how tables and plots call it.
+        """
+        self.number, self.letter, self.runs, self.first = number, letter, runs, runs[0].entry
+        good = [run for run in runs if run.entry.status == "ok"]
+        # The figures are of those that ended well; where none did, of those that left a record.
+        self.measured = good or [run for run in runs if run.entry.record is not None]
+        # What must be equal for another row to be compared with it.
+        self.settings = settings(self.first.config)
+        self.values = {**self._values(), **NOT_SCALED}
 
-    @cached_property
-    def measured(self) -> tuple[SummaryRun, ...]:
-        """The runs that the figures are of: those that ended well; where none did, those that left a record."""
-        good = tuple(run for run in self.runs if run.entry.status == "ok")
-        return good or tuple(run for run in self.runs if run.entry.record is not None)
+    def _values(self) -> Values:
+        """Every raw value by name, over the repeats that were measured; `group_runs` adds those against other rows.
 
-    @property
-    def task(self) -> str:
-        """What it was trained for; text-to-SQL where nothing is known of it."""
-        return self.first.config.task if self.first.config else TEXT2SQL
-
-    @property
-    def name(self) -> str:
-        """The run's; of repeats, the part of the path that they share, or the first one's."""
+        The name is the run's; of repeats the part of the path that they share, or the first one's. The status is `ok`,
+        or how many ended how.
+        """
+        timed = [rate for run in self.measured if (rate := run.values["samples_per_second"]) is not None]
         parts = [run.entry.name.split("/") for run in self.runs]
         shared = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
-        return "/".join(names[0] for names in shared) or self.first.name
-
-    @property
-    def status(self) -> str:
-        """`ok`, or how many ended how."""
-        counts = Counter(run.entry.status for run in self.runs)
-        if len(counts) == 1:
-            return self.first.status
-        return ", ".join(f"{count} {status}" for status, count in counts.items())
-
-    @cached_property
-    def settings(self) -> Settings:
-        """What must be equal for another row to be compared with it."""
-        return settings(self.first.config)
-
-    @cached_property
-    def values(self) -> Values:
-        """Every raw value by name, over the repeats that were measured; `group_runs` adds those against other rows."""
-        rates = [run.figures["samples_per_second"] for run in self.measured]
-        timed = [rate for rate in rates if rate is not None]
+        ended = Counter(run.entry.status for run in self.runs)
+        counted = [f"{count} {status}" for status, count in ended.items()]
         return {
             "row": self.letter,
             "runs": [run.entry.name for run in self.runs],
-            "name": self.name,
+            "name": "/".join(names[0] for names in shared) or self.first.name,
             "repeats": len(self.measured),
-            "status": self.status,
+            "status": ", ".join(counted if len(ended) > 1 else ended),
             **_facts(self.first),
-            **of_repeats([run.figures for run in self.measured]),
+            **of_repeats([run.values for run in self.measured]),
             "samples_per_second_values": timed,
             "samples_per_second_interval": t_interval(timed),
-            **accuracy([run.entry for run in self.measured]),
+            **next(accuracy_lines([run.entry for run in self.measured])),
         }
 
     def to_json(self) -> Values:
@@ -138,22 +105,42 @@ def group_runs(
         allow_differences: where no other row may be compared, take any of the same model, task and length of rows,
             and say what differs. A sample of another is another amount of work, whatever was asked for.
     """
-    found: dict[str, list[SummaryRun]] = {}
-    alike: dict[str, list[str]] = {}
     peaks, copied = best_peaks(entries), copies(entries)
-    for number, entry in enumerate(entries):
-        is_alone, compared = entry.record is None or entry.name in copied, settings(entry.config)
-        key = str(number) if is_alone else as_key(compared, arrangement(entry.config))
-        peak = peaks.get(matmul_key(entry.record)) if entry.record else None
-        if key not in found:
-            alike.setdefault(required(compared), []).append(key)
-        run = SummaryRun(entry, figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak))
-        found.setdefault(key, []).append(run)
-    blocks = [[tuple(found[key]) for key in keys] for keys in alike.values()]
-    ordered = (runs for block in sorted(blocks, key=_block_order) for runs in sorted(block, key=_row_order))
-    groups = [Group(letter, runs) for letter, runs in zip(letters(), ordered, strict=False)]
+
+    def row_of(run: SummaryRun) -> str:
+        is_alone = run.entry.record is None or run.entry.name in copied
+        return run.entry.name if is_alone else as_key(settings(run.entry.config), arrangement(run.entry.config))
+
+    runs = (SummaryRun(entry, _run_values(entry, price_per_hour, peaks)) for entry in entries)
+    blocks = _by_key(_by_key(runs, row_of).values(), lambda runs: required(settings(runs[0].entry.config)))
+    ordered = (runs for block in sorted(blocks.values(), key=_block_order) for runs in sorted(block, key=_row_order))
+    groups = [Group(number, *each) for number, each in enumerate(zip(letters(), ordered, strict=False))]
     _scale(groups, allow_differences)
     return groups
+
+
+def _run_values(entry: Entry, price_per_hour: float | None, peaks: Mapping[str, MatmulPeak]) -> Values:
+    peak = peaks.get(matmul_key(entry.record)) if entry.record else None
+    return {
+        "run": entry.name,
+        "status": entry.status,
+        "reason": entry.reason,
+        **_facts(entry),
+        "seed": entry.config and entry.config.identity.get("seed"),
+        **figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
+        **next(accuracy_lines([entry])),
+    }
+
+
+def _facts(entry: Entry) -> Values:
+    return {key: getattr(entry.config, key, None) for key in FACTS}
+
+
+def _by_key(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _block_order(rows: Sequence[Sequence[SummaryRun]]) -> tuple[bool, int]:
@@ -217,10 +204,6 @@ def letters() -> Iterator[str]:
             yield "".join(of)
 
 
-def _facts(entry: Entry) -> Values:
-    return {key: getattr(entry.config, key, None) for key in FACTS}
-
-
 # What rows differ in besides technique and pods, so that nobody compares what cannot be compared.
 
 NOT_RECORDED, BY_DEFAULT, NO_LIMIT = "not recorded", "by default", "no limit"
@@ -238,46 +221,40 @@ def differences(groups: Sequence[Group]) -> list[str]:
     The task itself comes first: rows of two tasks have little else in common, and are never compared. Rows are named
     by their letters; `B-E` are all rows from B to E. Runs of which nothing is known are left out.
     """
-    by_task: dict[str, list[int]] = {}
-    for number, group in enumerate(groups):
-        if group.settings:
-            by_task.setdefault(group.task, []).append(number)
+    by_task = _by_key((group for group in groups if group.settings), lambda group: group.values["task"])
     lines = []
     if len(by_task) > 1:
-        lines.append(f"task: {_listed(by_task, groups)}: different kinds of samples, never compared")
-    for numbers in by_task.values():
-        for name in dict.fromkeys(name for number in numbers for name in groups[number].settings):
-            values: dict[str, list[int]] = {}
-            for number in numbers:
-                of_row = groups[number].settings
-                if is_of(name, of_row):
-                    absent = BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED
-                    value = of_row.get(name, absent)
-                    text = NO_LIMIT if name in LIMITS and value in (-1, 0) else _shortened(value)
-                    values.setdefault(text, []).append(number)
-            if len(values) > 1:
-                lines.append(f"{name}: {_listed(values, groups)}")
+        lines.append(f"task: {_listed(by_task)}: different kinds of samples, never compared")
+    for rows in by_task.values():
+        for name in dict.fromkeys(name for row in rows for name in row.settings):
+            told = _by_key((row for row in rows if is_of(name, row.settings)), partial(_setting_text, name))
+            if len(told) > 1:
+                lines.append(f"{name}: {_listed(told)}")
     return lines
 
 
-def row_letters(numbers: Iterable[int], groups: Sequence[Group]) -> str:
+def _setting_text(name: str, row: Group) -> str:
+    """A setting of a row as people read it, shortened."""
+    value = row.settings.get(name, BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED)
+    if name in LIMITS and value in (-1, 0):
+        return NO_LIMIT
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
+
+
+def row_letters(rows: Iterable[Group]) -> str:
     """Rows by their letters, `A, C-F`."""
     spans = []
-    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        members = [groups[number].letter for _, number in run]
-        spans.append(f"{members[0]}-{members[-1]}" if len(members) > 2 else ", ".join(members))
+    for _, run in itertools.groupby(enumerate(rows), lambda pair: pair[1].number - pair[0]):
+        span = [row.letter for _, row in run]
+        spans.append(f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(span))
     return ", ".join(spans)
 
 
-def _listed(values: Mapping[str, list[int]], groups: Sequence[Group]) -> str:
-    shown = [f"{value} ({row_letters(numbers, groups)})" for value, numbers in list(values.items())[:SHOWN_VALUES]]
+def _listed(values: Mapping[str, Sequence[Group]]) -> str:
+    shown = [f"{value} ({row_letters(rows)})" for value, rows in list(values.items())[:SHOWN_VALUES]]
     more = len(values) - len(shown)
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])
-
-
-def _shortened(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
 
 
 # How much faster a row is than the one with the fewest processes: only between rows that may be compared.
@@ -300,27 +277,23 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
     Of several such sets of a model that with the most runs, a profiled one only where there is no other. Rows of the
     same settings that were not timed, as one that ran out of memory, belong to it.
     """
-    by_letter = {group.letter: group for group in groups}
-    sets: dict[tuple[Any, str], dict[str, list[Group]]] = {}
-    for group in groups:
-        base = group.values["base"]
-        if base is not None and not group.values["differs_in"]:
-            sets.setdefault((group.values["model_id"], group.task), {}).setdefault(base, []).append(group)
-    found: set[str] = set()
-    for by_base in sets.values():
-        several = {base: rows for base, rows in by_base.items() if len(rows) > 1}
-        if several:
-            chosen = by_letter[max(several, key=lambda base: _weight(several[base]))]
-            found |= {group.letter for group in groups if group.settings and _is_comparable(group, chosen)}
-    return found
+    related = (group for group in groups if group.values["base"] is not None and not group.values["differs_in"])
+    sets = [rows for rows in _by_key(related, lambda group: group.values["base"]).values() if len(rows) > 1]
+    chosen: dict[tuple[str, str], str] = {}
+    for rows in sorted(sets, key=_weight, reverse=True):
+        row = rows[0].values
+        chosen.setdefault((row["model_id"], row["task"]), row["base"])
+    bases = [group.settings for group in groups if group.letter in chosen.values()]
+    return {
+        group.letter
+        for group in groups
+        for base in bases
+        if required(group.settings) == required(base) and not unequal(group.settings, base)
+    }
 
 
 def _weight(rows: Sequence[Group]) -> tuple[bool, int]:
     return not is_profiled(rows[0].first.config), sum(len(group.measured) for group in rows)
-
-
-def _is_comparable(one: Group, other: Group) -> bool:
-    return required(one.settings) == required(other.settings) and not unequal(one.settings, other.settings)
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
@@ -328,8 +301,6 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
     well = [group for group in groups if any(run.entry.status == "ok" for run in group.runs)]
     timed = [group for group in well if group.values["samples_per_second"]]
     by_settings, by_work = _by_key(timed, lambda group: required(group.settings)), _by_key(timed, _work)
-    for group in groups:
-        group.values.update(NOT_SCALED)
     for group in timed:
         peers = [
             other for other in by_settings[required(group.settings)] if not unequal(group.settings, other.settings)
@@ -338,7 +309,13 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
             peers = by_work[_work(group)]
         if len(peers) > 1:
             base = min(peers, key=lambda peer: base_order(peer.values))
-            group.values.update(_against(group, base))
+            row, other = group.values, base.values
+            speed_up = row["samples_per_second"] / other["samples_per_second"]
+            rates = (row["samples_per_second_values"], other["samples_per_second_values"])
+            row["base"], row["speed_up"] = base.letter, speed_up
+            row["speed_up_interval"] = None if group is base else ratio_interval(*rates)
+            row["scaling_efficiency"] = speed_up * other["world_size"] / row["world_size"]
+            row["differs_in"] = unequal(base.settings, group.settings)
 
 
 def base_order(row: Values) -> tuple[int, bool]:
@@ -346,27 +323,8 @@ def base_order(row: Values) -> tuple[int, bool]:
     return row["world_size"], row["technique"] != "none"
 
 
-def _against(group: Group, base: Group) -> Values:
-    row, other = group.values, base.values
-    speed_up = row["samples_per_second"] / other["samples_per_second"]
-    rates = (row["samples_per_second_values"], other["samples_per_second_values"])
-    return {
-        "base": base.letter,
-        "speed_up": speed_up,
-        "speed_up_interval": None if group is base else ratio_interval(*rates),
-        "scaling_efficiency": speed_up * other["world_size"] / row["world_size"],
-        "differs_in": unequal(base.settings, group.settings),
-    }
-
-
 def _work(group: Group) -> str:
     """Equal where a sample is the same amount of work."""
     identity = group.first.config.identity if group.first.config else {}
-    return as_key({"model_id": group.values["model_id"], "task": group.task, **{k: identity.get(k) for k in LENGTHS}})
-
-
-def _by_key(groups: Iterable[Group], key: Callable[[Group], str]) -> dict[str, list[Group]]:
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(key(group), []).append(group)
-    return found
+    values, lengths = group.values, {key: identity.get(key) for key in LENGTHS}
+    return as_key({"model_id": values["model_id"], "task": values["task"], **lengths})

@@ -120,11 +120,12 @@ def row_lines(groups: Sequence[Group]) -> list[Values]:
     Rows are called by letter, technique, pods and slots behind it, and the model where there are several.
     """
     compared = compared_rows(groups)
-    with_model = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
+    several = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
     return [
         {
             **group.values,
-            "label": _label(group.values, with_model),
+            "label": _label(group.values, with_model=several),
+            "short_label": _label(group.values, with_model=False),
             "hardware": hardware_text(group.first.config),
             "is_compared": group.letter in compared,
         }
@@ -132,7 +133,7 @@ def row_lines(groups: Sequence[Group]) -> list[Values]:
     ]
 
 
-def _label(values: Values, with_model: bool) -> str:
+def _label(values: Values, *, with_model: bool) -> str:
     if values["technique"] is None:
         return f"{values['row']} {values['status']}"
     model = f"{values['model_id'].rsplit('/', 1)[-1]} " if with_model else ""
@@ -177,22 +178,22 @@ def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
     """Every row, with the columns of the tasks that were trained for or scored."""
     found = list(_accuracy_lines(groups, [line["label"] for line in lines]))
     scores = [run.entry.score for group in groups for run in group.measured]
-    tasks = {group.task for group in groups if group.first.config} | {score.task for score in scores if score}
+    tasks = {group.values["task"] for group in groups if group.first.config}
+    tasks |= {score.task for score in scores if score}
     known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
     return table("Accuracy", accuracy_columns(known, found), found, whole=True)
 
 
 def _accuracy_lines(groups: Sequence[Group], labels: Sequence[str]) -> Iterator[Values]:
     """Lines of the rows that were scored, then one for all that were not; a row that ended badly has none."""
-    unscored = []
-    for number, group in enumerate(groups):
-        if group.measured and group.values["split"] is None:
-            unscored.append(number)
-        elif group.measured:
+    measured = [group for group in groups if group.measured]
+    unscored = [group for group in measured if group.values["split"] is None]
+    for group in measured:
+        if group.values["split"] is not None:
             for line in accuracy_lines([run.entry for run in group.measured]):
-                yield {**line, "label": labels[number]}
+                yield {**line, "label": labels[group.number]}
     if unscored:
-        yield {"label": row_letters(unscored, groups) if len(unscored) > 1 else labels[unscored[0]]}
+        yield {"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]}
 
 
 # The columns: how each figure is called and written for people.

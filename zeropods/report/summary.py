@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any
 from zeropods.files import writing
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
-from zeropods.report.entry import Entry, Timeline, find_runs, read_entry, read_timeline
-from zeropods.report.formulas import Values, is_resumed
+from zeropods.report.entry import Timeline, find_runs, read_entry, read_timeline
+from zeropods.report.formulas import is_resumed
 from zeropods.report.gate import SCHEMA_VERSION
 from zeropods.report.groups import Group, copies, differences, disturbed_peaks, group_runs
 from zeropods.report.plots import (
@@ -59,32 +59,24 @@ def read_runs(runs: Sequence[Path], *, price_per_hour: float | None = None, allo
         price_per_hour: price of a pod, in any currency.
         allow_differences: draw ratios between rows that differ in more than technique and pods, marked.
     """
-    entries = tuple(read_entry(folder, name) for name, folder in find_runs(runs).items())
-    return Summary(entries, price_per_hour, allow_differences)
+    entries = [read_entry(folder, name) for name, folder in find_runs(runs).items()]
+    groups = group_runs(entries, price_per_hour, allow_differences=allow_differences)
+    return Summary(groups, allow_differences=allow_differences)
 
 
-@dataclass(frozen=True)
 class Summary:
     """What a notebook shows and a report holds of some runs."""
 
-    entries: tuple[Entry, ...]
-    price_per_hour: float | None = None
-    allow_differences: bool = False
-
-    @cached_property
-    def groups(self) -> list[Group]:
-        """The rows: repeats together."""
-        return group_runs(self.entries, self.price_per_hour, allow_differences=self.allow_differences)
-
-    @cached_property
-    def lines(self) -> list[Values]:
-        """Rows as tables and plots take them."""
-        return row_lines(self.groups)
-
-    @cached_property
-    def tables(self) -> list[Table]:
-        """Results, runs that stand alone, settings, accuracy and whatever else was measured."""
-        return tables(self.groups, self.lines)
+    def __init__(self, groups: Sequence[Group], *, allow_differences: bool) -> None:
+        self.groups, self.allow_differences = groups, allow_differences
+        self.entries = [run.entry for group in groups for run in group.runs]
+        # Rows as tables and plots take them.
+        self.lines = row_lines(groups)
+        # The first run of each row, with the row's label; of these the ones that have samples of their memory.
+        self._firsts = [(group.first, line["label"]) for group, line in zip(groups, self.lines, strict=True)]
+        self._sampled = [(entry, label) for entry, label in self._firsts if (entry.folder / "memory").is_dir()]
+        # Results, runs that stand alone, settings, accuracy and whatever else was measured.
+        self.tables = tables(groups, self.lines)
 
     def table(self, title: str) -> Table:
         """The table of a title, such as `Scaling and arithmetic`; an empty one where no run has anything for it."""
@@ -111,12 +103,11 @@ class Summary:
 
         Losses, memory and use over time are of the first run of each row.
         """
-        firsts = [(line["label"], group.first.record) for line, group in zip(self.lines, self.groups, strict=True)]
         return {
             "speed_memory": speed_memory_plot(self.lines),
             "throughput": throughput_plot(self.lines),
             "memory": planned_plot(self.lines),
-            "losses": loss_plot(firsts),
+            "losses": loss_plot([(label, entry.record) for entry, label in self._firsts]),
             "scaling": scaling_plot(self.lines),
             **{f"{what}_over_time": over_time(self.timelines, len(self._sampled), what) for what in ("memory", "use")},
         }
@@ -124,7 +115,7 @@ class Summary:
     def remarks(self) -> list[str]:
         """A line for each thing to know about a run: how it ended, what of it could not be read, what is a copy; and
         for each ratio of rows that differ in more than technique and pods."""
-        entries = [run.entry for group in self.groups for run in group.runs]
+        entries = self.entries
         resumed = (entry.name for entry in entries if entry.record is not None and is_resumed(entry.record))
         return [
             *(f"{e.name}: {e.status}: {e.reason}" for e in entries if e.status != "ok" or e.reason),
@@ -235,12 +226,6 @@ class Summary:
         return document
 
     @cached_property
-    def _sampled(self) -> list[tuple[Entry, str]]:
-        """The first run of each row that has samples of its memory, and the row's label."""
-        rows = ((group.first, line["label"]) for line, group in zip(self.lines, self.groups, strict=True))
-        return [(entry, label) for entry, label in rows if (entry.folder / "memory").is_dir()]
-
-    @cached_property
     def notes(self) -> dict[str, list[str]]:
         """What to know before reading the tables: lines by what they are about."""
         return {REMARKS: self.remarks(), ALLOWED if self.allow_differences else DIFFER: self.differences()}
@@ -255,6 +240,9 @@ class Summary:
 
     def _repr_html_(self) -> str:
         return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), self._notes_html()])
+
+    def __repr__(self) -> str:
+        return self.to_text()
 
 
 def reference_table(rows: Sequence[dict[str, str]]) -> Table:
