@@ -1,28 +1,22 @@
 """The benchmark on a GPU, as far as it needs no torch: cells, figures, what is missing, the archive."""
 
 import json
-import os
-import subprocess
 import sys
 import tarfile
 from dataclasses import asdict
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import LOCK
+from benchmarks.gpu.__main__ import LOCK, main
 from benchmarks.gpu.cells import Cell
 from benchmarks.gpu.machine import Machine, required
 from benchmarks.gpu.summary import mfu, rate, ratio_of_rates, rows, steady_steps, write_archive
+from zeropods.errors import guarded
 from zeropods.files import folder_locked
 
-ROOT = Path(__file__).resolve().parents[2]
 H200 = Machine(device="cuda", gpu="NVIDIA H200", memory_bytes=140 << 30)
-BLOCKED = """
-from importlib.metadata import Distribution
-discover = Distribution.discover
-Distribution.discover = lambda **asked: iter(()) if asked.get("name") == {package!r} else discover(**asked)
-"""
 
 
 def record(**values: object) -> dict:
@@ -30,14 +24,12 @@ def record(**values: object) -> dict:
     return {"cell": cell, "status": "ok", "batch": 32, "step_seconds": [0.1] * 4, "samples_per_second": 320.0, **values}
 
 
-def called(*flags: object, blocked: str = "", folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command; with a folder for it, on a Python that has no such package."""
-    environment = dict(os.environ)
-    if folder is not None:
-        (folder / "sitecustomize.py").write_text(BLOCKED.format(package=blocked))
-        environment["PYTHONPATH"] = f"{folder}{os.pathsep}{ROOT}"
-    argv = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", *map(str, flags)]
-    return subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called; flags can be added."""
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--device", "cpu", "--out", f"{tmp_path}/out"])
+    sys.argv += ["--data", str(tmp_path)]
+    return sys.argv
 
 
 @pytest.mark.parametrize(
@@ -90,18 +82,24 @@ FAILED, OOM = (json.dumps({**record(status=status), "gpu": None}) for status in 
     ],
 )
 def test_what_stands_in_the_way_is_said_and_fails_the_call(
-    files: dict[str, str], flags: str, blocked: str, said: str, tmp_path: Path
-) -> None:
+    files: dict[str, str], flags: str, blocked: str, said: str, tmp_path: Path, command: list[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    discover = Distribution.discover
+    monkeypatch.setattr(
+        Distribution, "discover", lambda **asked: () if asked.get("name") == blocked else discover(**asked)
+    )
     for name, text in files.items():
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "out" / name).write_text(text)
-    done = called("--out", tmp_path / "out", "--data", tmp_path, *flags.split(), blocked=blocked, folder=tmp_path)
-    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+    command += flags.split()
+    assert guarded(main) == 1 and said in capsys.readouterr().err
 
 
-def test_a_second_call_into_a_folder_is_refused(tmp_path: Path) -> None:
-    with folder_locked(tmp_path, LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):
-        assert "in use by process" in called("--out", tmp_path, "--data", tmp_path).stderr
+@pytest.mark.usefixtures("command")
+def test_a_second_call_into_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with folder_locked(tmp_path / "out", LOCK, signs=(LOCK,), kind="benchmark", flag="--out"):
+        assert guarded(main) == 1 and "in use by process" in capsys.readouterr().err
 
 
 def test_an_archive_holds_no_weights(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
 ASK = """
 import json, sys
 from zeropods.measure.memory import find_gpu
-gpu = find_gpu(sys.argv[1:])
-print(json.dumps(None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()}))
+found = [find_gpu(names) for names in json.loads(sys.argv[1])]
+print(json.dumps([None if gpu is None else gpu.read() | {"energy": gpu.energy_joules()} for gpu in found]))
 """
 TOLD = {
     "device_used_bytes": 7,
@@ -55,38 +55,22 @@ TOLD = {
 }
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ask(library: Path, *names: list[str]) -> list[object]:
+    """What a process that finds such a library is told of GPUs, each with several names."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
+    command = [sys.executable, "-c", ASK, json.dumps(names)]
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+
+
+def test_a_gpu_is_found_by_any_of_its_names_and_read_and_there_is_none_without_a_driver(tmp_path: Path) -> None:
+    assert ask(tmp_path, ["GPU-1234"]) == [None]
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("nvml")
-    made = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libnvidia-ml.so.1")]
+    made = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(made, input=SOURCE, text=True, check=True, timeout=60)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (["GPU-1234"], TOLD),
-        (["MIG-1234", "GPU-1234"], TOLD),
-        (["GPU-other", "00000000:3B:00.0"], TOLD),
-        (["GPU-other"], None),
-    ],
-)
-def test_a_gpu_is_found_by_any_of_its_names_and_read(library: Path, names: list[str], told: object) -> None:
-    assert ask(library, names) == told
-
-
-def test_without_a_driver_there_is_no_gpu(tmp_path: Path) -> None:
-    assert ask(tmp_path, ["GPU-1234"]) is None
-
-
-def ask(library: Path, names: list[str]) -> object:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library)}
-    command = [sys.executable, "-c", ASK, *names]
-    return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60).stdout)
+    found = ask(tmp_path, ["GPU-1234"], ["MIG-1234", "GPU-1234"], ["GPU-other", "00000000:3B:00.0"], ["GPU-other"])
+    assert found == [TOLD, TOLD, TOLD, None]
 
 
 def test_a_record_names_the_version_of_the_code_that_ran_and_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from tests import made
 from tests.made import a_failed_record, a_rank, as_record
-from zeropods.measure.intervals import t_interval
 from zeropods.measure.record import PHASES, Record
 from zeropods.plan.models import known_config
 from zeropods.report.formulas import RULES, figures
@@ -110,17 +109,3 @@ def test_every_figure_is_defined_in_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding="utf-8")
     kinds = [f"peak_{kind}_bytes" for kind in ("device_used", "reserved", "allocated", "resident", *PHASES)]
     assert len(RULES) > 30 and [key for key in RULES if key not in kinds and f"`{key}`" not in text] == []
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        # Mean 12, standard deviation 10.3923: half of it is 25.816, and it ends at zero.
-        ([6.0, 6.0, 24.0], [0.0, 37.8159]),
-        # Mean 12, standard deviation 2, t(0.975, 2) = 4.303 from tables: 12 +- 4.303 x 2 / sqrt(3).
-        ([10.0, 12.0, 14.0], [7.0317, 16.9683]),
-        ([10.0, 22.0], None),
-    ],
-)
-def test_the_interval_of_a_mean_is_students(values: list[float], expected: list[float] | None) -> None:
-    assert t_interval(values) == (expected and pytest.approx(expected, abs=1e-3))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from zeropods.errors import UserError
-from zeropods.launch.lost_pods_and_hangs import DEFAULT_SECONDS, PATIENT_SECONDS, HangDetector, check_timeouts, culprit
+from zeropods.launch.lost_pods_and_hangs import DEFAULT_SECONDS, PATIENT_SECONDS, HangDetector, culprit
 from zeropods.measure.heartbeat import Beat, beat_file, write_beat
 
 BARRIER = ("torch/distributed/distributed_c10d.py:4811 barrier", "train.py:9 step")
@@ -108,12 +107,6 @@ def test_without_a_time_out_given_it_follows_the_longest_pause(tmp_path: Path) -
 
 def test_a_time_out_of_zero_ends_nothing(tmp_path: Path) -> None:
     assert Watched(tmp_path, 0).alive(2000, beat(0)) is None
-
-
-@pytest.mark.parametrize("seconds", [-1.0, 0.5, float("inf"), float("nan")])
-def test_a_time_out_in_which_no_rank_could_speak_is_refused(seconds: float) -> None:
-    with pytest.raises(UserError, match="expected more than 4 seconds, or 0 for none"):
-        check_timeouts(None, seconds)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from zeropods.pods.leases import IDLE, KERNEL, Leases
 from zeropods.pods.processes import RUN, Process
 
 SLEEP = "import time; time.sleep(600)"
+SECONDS = 20.0
 
 
 @pytest.fixture
@@ -35,8 +36,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.
         process.wait()
 
 
-def lived(work: Callable[[Leases], object], seconds: float) -> list[str]:
-    """Why a pod was ended within so long, whose leases were used so when they began."""
+def lived(work: Callable[[Leases], object], seconds: float, happens: Callable[[], bool] = lambda: False) -> list[str]:
+    """Why a pod was ended within so long, or before something happened; its leases were used so when they began."""
     ended: list[str] = []
 
     async def main() -> None:
@@ -44,7 +45,7 @@ def lived(work: Callable[[Leases], object], seconds: float) -> list[str]:
         work(pod)
         watching = asyncio.create_task(pod.watch())
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not ended:
+        while time.monotonic() < deadline and not ended and not happens():
             await asyncio.sleep(0.05)
         watching.cancel()
 
@@ -56,10 +57,10 @@ def lived(work: Callable[[Leases], object], seconds: float) -> list[str]:
 @pytest.mark.parametrize(("kind", "ends"), [(KERNEL, True), (IDLE, False)])
 def test_an_open_run_holds_an_idle_lease_only(kind: str, ends: bool) -> None:
     def use(pod: Leases) -> None:
-        pod.open(kind, 0.5)
+        pod.open(kind, 0.3)
         pod.renew_run("r", 60.0)
 
-    assert bool(lived(use, 1.5)) == ends
+    assert bool(lived(use, 0.9)) == ends
 
 
 def test_a_run_that_nobody_opens_and_a_late_process_of_an_ended_one_are_ended(start) -> None:
@@ -68,7 +69,7 @@ def test_a_run_that_nobody_opens_and_a_late_process_of_an_ended_one_are_ended(st
     async def end(pod: Leases) -> None:
         await pod.end_run("ended", 0.0)
 
-    lived(lambda pod: asyncio.ensure_future(end(pod)), 0.5)
+    lived(lambda pod: asyncio.ensure_future(end(pod)), SECONDS, lambda: late.poll() is not None)
     assert late.poll() is not None and stranger.poll() is None
-    lived(lambda pod: None, 2.5)
+    lived(lambda pod: None, SECONDS, lambda: stranger.poll() is not None)
     assert stranger.poll() is not None

@@ -96,7 +96,7 @@ def test_a_process_that_the_kernel_ended_is_out_of_memory_with_its_phase(tmp_pat
     command = [sys.executable, "-c", ALONE, folder, sys.executable, RANK, "--outputdir", folder, "--seconds", 30]
     with small_memory(128) as group:
         done = subprocess.run(
-            within(group, [*command, "--hog_mib", 4]),
+            within(group, [*command, "--hog_mib", 16]),
             env={**os.environ, **RANK_ENVIRONMENT}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.stdout.startswith("oom "), done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from zeropods.tables import GIB
 PARTS = {"parameters", "gradients", "optimizer", "buffers", "activations", "context", "total"}
 
 
+@cache
 def result(*argv: str) -> dict[str, Any]:
+    """The document, and its text; a plan that was asked for before is not made again."""
     arguments = parser().parse_args(["plan", "--model", *argv])
     found = json.loads(json.dumps(arguments.run(arguments), allow_nan=False))
     return {**found, "text": arguments.readable(found)}
@@ -51,23 +54,10 @@ def test_all_promised_options_are_taken() -> None:
     assert (request["zero"]["reduce_elements"], request["gradient_checkpointing"]) == (500_000_000, True)
 
 
-def test_the_largest_batch_fits_and_one_row_more_does_not() -> None:
-    rows = estimate("t5-large", "zero1").largest_batch_size
-    assert rows is not None
-    assert [estimate("t5-large", "zero1", batch_size=size).fits for size in (rows, rows + 1)] == [True, False]
-    none = estimate("t5-3b", "none", gpu_memory_bytes=8 * GIB)
-    assert (none.fits, none.largest_batch_size) == (False, None)
-
-
 def test_host_memory_is_of_all_processes_of_a_pod() -> None:
     found = estimate("t5-large", "zero2_offload", machines=Machines(pods=1, slots=4))
     assert found.host_bytes == 4 * found.memory.host_bytes
     assert not by_name("t5-3b", "--gpu-memory", "80", "--host-memory", "16")["zero3_offload"]["fits"]
-
-
-def test_none_is_one_process_however_many_pods_there_are() -> None:
-    one, eight = (by_name("t5-small", "--pods", pods)["none"] for pods in ("1", "8"))
-    assert one == eight and eight["pods"] == 1
 
 
 def test_time_and_cost_of_a_whole_training() -> None:
@@ -83,12 +73,6 @@ def test_a_step_of_several_passes_takes_more_samples() -> None:
     assert four.time.compute_seconds == pytest.approx(4 * one.time.compute_seconds)
     # 250 steps of 4 rows; 63 of 16.
     assert (one.total_seconds, four.total_seconds) == pytest.approx((250 * one.time.seconds, 63 * four.time.seconds))
-
-
-def test_of_those_that_fit_the_fastest_is_named() -> None:
-    found = result("t5-small", "--bandwidth", "100")
-    fastest = max(found["techniques"], key=lambda each: each["samples_per_second"])
-    assert found["best"] == fastest["technique"] and f"Recommended: technique {found['best']}" in found["text"]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +105,8 @@ def test_attention_and_checkpointing_are_axes_of_the_table() -> None:
     ways = [(each["technique"], each["attention"], each["gradient_checkpointing"]) for each in found["techniques"]]
     assert len(set(ways)) == 12 and found["request"]["seq_length"] == 2_048
     assert {"attention", "checkpointing", "tokens/s"} <= {cell.strip() for cell in found["text"].split("|")}
+    fastest = max(found["techniques"], key=lambda each: each["samples_per_second"] if each["fits"] else 0)
+    assert (found["best"], found["best_labels"]["attention"]) == (fastest["technique"], fastest["attention"])
     assert f"Recommended: technique {found['best']}, {found['best_labels']['attention']}" in found["text"]
 
 

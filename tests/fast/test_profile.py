@@ -129,20 +129,12 @@ FLOPS, )
 
 def test_what_is_pasted_from_a_page_is_read_and_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     """As the published report of t5-small on three pods: no tree, no end, and the page goes on."""
-    published = {
-        "world size": "3", "data parallel size": "3", "batch size per GPU": "32", "params per GPU": "60.51 M",
-        "fwd MACs per GPU": "191.26 GMACs", "fwd flops per GPU": "382.64 G", "fwd latency": "60 ms",
-        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency": "6.38 TFLOPS", "bwd latency": "287.7 ms",
-        "step latency": "139.91 ms", "iter latency": "487.61 ms", "samples/second": "196.88",
-    }  # fmt: skip
-    whole = made(lines=published).replace("{'TinyLM': '912'}", "{'T5Stack': '76.96 M'}")
+    whole = made(lines={"params per GPU": "60.51 M"}).replace("{'TinyLM': '912'}", "{'T5Stack': '76.96 M'}")
     page = tmp_path / "README.md"
     page.write_text(f"# Results\n```\n{whole[: whole.index('--- Detailed') - 24]}```\n\n- Time by worker:\n0%| | 0/9\n")
     result, text = profile(page)
     assert result["missing"] == "it lacks the tree of modules, the closing line of dashes"
     assert text.count("not whole: it lacks the tree of modules") == 1
-    assert (result["summary"]["forward_macs"], result["summary"]["samples_per_second"]) == (191.26e9, 196.88)
-    assert result["shares"]["backward"] == pytest.approx(287.7 / 487.61, rel=1e-3)
     assert result["aggregated"][0]["parameters"] == {"T5Stack": 76.96e6}
     assert "shared_parameters" in {fault["name"] for fault in result["faults"]}
     assert (result["tree"], result["classes"]) == (None, [])

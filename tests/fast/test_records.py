@@ -11,10 +11,7 @@ import pytest
 from tests.made import a_config, a_failed_record, a_rank, a_record, as_record, write_run
 from zeropods.errors import UserError
 from zeropods.measure.record import (
-    BatchShape,
-    LiveBytes,
     Loss,
-    PhasePeak,
     RankMeasurement,
     Statistics,
     compose_record,
@@ -52,22 +49,6 @@ def refused(folder: Path, record: dict[str, Any]) -> str:
     return line.removeprefix(f"{folder}/run/record.json: ")
 
 
-def full_rank() -> RankMeasurement:
-    """A rank in which everything was measured."""
-    return RankMeasurement(
-        rank=0, host="pod1", machine="m", gpu="a GPU", status="ok", reason=None, step=3, first_step=1,
-        stopped_by="steps", wall_seconds=9.5, start_seconds=4.0, warmup_steps=1, warmup_seconds=1.0,
-        step_seconds=Statistics.of([0.5]), evaluate_seconds=Statistics.of([0.25, 0.5]),
-        source_tokens=30, target_tokens=10, padded_tokens=50,
-        largest_batch=BatchShape(rows=4, source_tokens=8, target_tokens=5), parameters=1_000, shape={"layers": 2},
-        matmul_flops_per_second=1e11, phases={"load": PhasePeak(
-            seconds=4.0, peak_resident_bytes=5, peak_allocated_bytes=6, peak_reserved_bytes=7)},
-        sampled={"resident_bytes": Statistics(samples=2, peak=5.0, mean=4.5, minimum=4.0)},
-        live_bytes=LiveBytes(parameters=4, gradients=4, optimizer=8), energy_joules=100.5,
-        ended_unix_seconds=1.7e9, peak_resident_bytes=5, peak_allocated_bytes=6, peak_reserved_bytes=7,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "record",
     [a_record(), a_record(ranks=TWO), a_failed_record(), a_record(ranks=[], status="failed", reason="nobody came")],
@@ -78,14 +59,6 @@ def test_what_is_written_is_read(tmp_path: Path, record: dict[str, Any]) -> None
     write_record(tmp_path / "run", as_record(record))
     assert read_record(tmp_path / "run") == as_record(record)
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == record
-
-
-def test_a_rank_in_which_everything_was_measured_is_read_as_it_was_written(tmp_path: Path) -> None:
-    rank = full_rank()
-    rank.write(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(a_config()))
-    write_record(tmp_path, compose_record(tmp_path))
-    assert read_record(tmp_path).ranks == [rank]
 
 
 def test_losses_which_all_ranks_have_stand_once_in_a_record(tmp_path: Path) -> None:

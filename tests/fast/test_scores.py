@@ -26,7 +26,10 @@ from zeropods.sql.query import Condition, Query
 
 QUERY = Query(1, 3, (Condition(0, 0, "Ann"),))
 READ = Prediction(index=7, question="How many?", text="SELECT COUNT Goals FROM table", query=QUERY)
-GOOD = READ.to_json()
+GOOD: dict[str, Any] = {
+    "index": 7, "question": "How many?", "prediction": "SELECT COUNT Goals FROM table",
+    "query": {"sel": 1, "agg": 3, "conds": [[0, 0, "Ann"]]},
+}  # fmt: skip
 ANSWER = {"index": 0, "id": "q0", "question": "Who ran?", "prediction": 'a "quoted"\nlíne'}
 
 
@@ -36,18 +39,8 @@ def written(folder: Path, *documents: object) -> Path:
     return path
 
 
-def test_a_line_has_the_four_keys(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.dev.jsonl"
-    write_predictions(path, [READ])
-    assert json.loads(path.read_text()) == {
-        "index": 7,
-        "question": "How many?",
-        "prediction": "SELECT COUNT Goals FROM table",
-        "query": {"sel": 1, "agg": 3, "conds": [[0, 0, "Ann"]]},
-    }
-
-
-def test_answers_to_squad_are_read_and_written_with_their_ids(tmp_path: Path) -> None:
+def test_a_line_has_four_keys_and_that_of_an_answer_to_squad_its_id(tmp_path: Path) -> None:
+    assert READ.to_json() == GOOD
     (answer,) = read_predictions(written(tmp_path, ANSWER))
     assert (answer.id, answer.text, answer.query) == ("q0", ANSWER["prediction"], None)
     assert answer.to_json() == ANSWER

@@ -21,12 +21,6 @@ from zeropods.report.run import Run
 from zeropods.report.summary import Summary, read_runs
 
 
-def row(folder: Path) -> dict[str, Any]:
-    """The only run of a folder, by column."""
-    (run,) = read_runs([folder]).to_json()["runs"]
-    return run
-
-
 def rows(folder: Path, **options: Any) -> list[dict[str, Any]]:
     return read_runs([folder], **options).to_json()["groups"]
 
@@ -56,22 +50,11 @@ def held(tmp_path: Path) -> Iterator[Path]:
 # Runs: which there are, and what of them cannot be read.
 
 
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        ("{", "broken JSON"),
-        (json.dumps({"schema_version": 1}), "schema_version 1; this version reads 2"),
-        (json.dumps(a_record(steps="20")), "steps is '20'"),
-        (json.dumps(a_record(samples_per_second=float("nan"))), "samples_per_second"),
-    ],
-)
-def test_a_broken_record_is_listed_with_its_reason_and_breaks_no_other(
-    tmp_path: Path, record: str, reason: str
-) -> None:
-    write_run(tmp_path / "a", record)
+def test_a_broken_record_is_listed_with_its_reason_and_breaks_no_other(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", a_record(steps="20"))
     a_run(tmp_path / "b", hardware={"gpus": None})
     well, broken = read_runs([tmp_path]).to_json()["runs"]
-    assert (broken["status"], well["status"]) == ("broken", "ok") and reason in broken["reason"]
+    assert (broken["status"], well["status"]) == ("broken", "ok") and "steps is '20'" in broken["reason"]
 
 
 def test_a_reason_is_one_line_and_cannot_steer_a_terminal(tmp_path: Path) -> None:
@@ -86,16 +69,11 @@ def test_a_run_without_a_record_is_running_or_was_killed(tmp_path: Path, held: P
     assert [(run["status"], run["model_id"]) for run in runs] == [("killed", None), ("running", "t5-tiny")]
 
 
-@pytest.mark.parametrize(
-    ("score", "said"),
-    [
-        (a_score(groups=5), "groups is 5: Input should be an object; measure again"),
-        ({"examples": "ten"}, "examples is 'ten'"),
-    ],
-)
-def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path, score: dict[str, Any], said: str) -> None:
-    a_run(tmp_path / "a", score_test=score)
-    assert row(tmp_path)["status"] == "ok" and row(tmp_path)["reason"].startswith(f"score.test.json: {said}")
+def test_a_damaged_score_is_named_and_leaves_the_run(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", score_test=a_score(groups=5))
+    (run,) = read_runs([tmp_path]).to_json()["runs"]
+    said = "score.test.json: groups is 5: Input should be an object; measure again"
+    assert run["status"] == "ok" and run["reason"].startswith(said)
 
 
 def test_folders_are_runs_or_hold_some(tmp_path: Path) -> None:
@@ -153,9 +131,6 @@ def test_samples_of_the_last_attempt_are_read_in_their_order(
     found = timeline(tmp_path / "a", HEADER + a_sample(1_000, phase="load") + rest)
     samples = found.ranks[0][["unix_seconds", "phase", "resident_bytes"]]
     assert (list(samples.itertuples(index=False, name=None)), found.faults) == (expected, faults)
-    memory, use = (over_time([found], 1, what) for what in ("memory", "use"))
-    assert (memory.text, use.text) == ("memory over time of A none x1", "use over time of A none x1")
-    assert "GiB resident" in memory.svg and "CPU (% of cores)" in use.svg
 
 
 def test_of_a_long_file_peaks_and_means_are_kept(tmp_path: Path) -> None:
@@ -165,6 +140,9 @@ def test_of_a_long_file_peaks_and_means_are_kept(tmp_path: Path) -> None:
     assert len(kept) <= 2_000 and found.faults == ()
     assert (kept["resident_bytes"].max(), kept["resident_bytes"].min(), set(kept["cpu_percent"])) == (90, 5, {50.5})
     assert kept["unix_seconds"].is_monotonic_increasing and kept["unix_seconds"].iloc[0] == 1_000
+    memory, use = (over_time([found], 1, what) for what in ("memory", "use"))
+    assert (memory.text, use.text) == ("memory over time of A none x1", "use over time of A none x1")
+    assert "GiB resident" in memory.svg and "CPU (% of cores)" in use.svg
 
 
 @pytest.mark.parametrize(

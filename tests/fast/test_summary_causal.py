@@ -1,6 +1,5 @@
 """Causal runs in the summary: beside those of text-to-SQL, and never compared with them."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 from tests.made import MIB, a_failed_record, a_rank, a_run, a_score, write_run
 from zeropods.plan.models import known_config
-from zeropods.report.gate import compare, read_rows
 from zeropods.report.run import Run, memory_table, training_table
 from zeropods.report.summary import Summary, read_runs
 
@@ -101,32 +99,6 @@ def test_perplexity_of_repeats_is_that_of_their_mean_loss(tmp_path: Path) -> Non
     assert (row["repeats"], row["perplexity"]) == (2, pytest.approx(math.exp(2)))
 
 
-@pytest.mark.parametrize(
-    ("task", "score", "worse"),
-    [
-        ("squad", SQUAD_SCORE | {"f1": 0.41}, []),
-        ("squad", SQUAD_SCORE | {"f1": 0.39}, ["f1"]),
-        ("lm", LM_SCORE | {"perplexity": math.exp(2.0), "loss": 2.0}, []),
-        # 1 % of 2 nats: up to exp(2.02).
-        ("lm", LM_SCORE | {"perplexity": math.exp(2.019), "loss": 2.019}, []),
-        ("lm", LM_SCORE | {"perplexity": math.exp(2.03), "loss": 2.03}, ["perplexity"]),
-    ],
-)
-def test_the_gate_judges_f1_and_perplexity(tmp_path: Path, task: str, score: dict[str, Any], worse: list[str]) -> None:
-    old = {"squad": SQUAD_SCORE, "lm": LM_SCORE}[task]
-    for name, of_run in (("old", old), ("new", score)):
-        causal(tmp_path / name / "a", task, score=of_run)
-        (tmp_path / name / "summary.json").write_text(json.dumps(read_runs([tmp_path / name]).to_json()))
-    before, now = (read_rows(tmp_path / name / "summary.json") for name in ("old", "new"))
-    assert [one.figure for one in compare(before, now).worse] == worse
-
-
-def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
-    old = read_rows(Path(__file__).parent / "data" / "summary-before-causal.json")
-    verdict = compare(old, old)
-    assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and old[0].f1 is None
-
-
 def epochs(folder: Path, **values: Any) -> Run:
     """300 rows by 48: seven steps an epoch, 20 steps, evaluated before the first and twice in the second epoch."""
     losses = [(0, 6.0), (7, 3.0), (10, 2.75), (14, 2.5), (20, 2.25)]
@@ -172,26 +144,21 @@ def sampled(**columns: tuple[float, float, float]) -> dict[str, Any]:
     }
 
 
+SAMPLES = sampled(resident_bytes=(900.0, 800.0, 512.5))
+
+
 @pytest.mark.parametrize(
-    ("columns", "shown"),
+    ("ranks", "shown"),
     [
-        ({"resident_bytes": (900.0, 800.0, 512.5)}, ("resident", "900.0", "800.0", "512.5")),
-        (
-            {"resident_bytes": (900.0, 800.0, 512.5), "device_used_bytes": (4_096.0, 3_000.0, 500.0)},
-            ("device-used", "4,096.0", "3,000.0", "500.0"),
-        ),
-        ({}, ("n/a",) * 4),
+        ([SAMPLES], ("resident", "900.0", "800.0", "512.5")),
+        ([SAMPLES | sampled(device_used_bytes=(4e3, 3e3, 500.0))], ("device-used", "4,000.0", "3,000.0", "500.0")),
+        ([SAMPLES, sampled(resident_bytes=(1e3, 700.0, 600.0))], ("resident", "1,000.0", "750.0", "512.5")),
+        ([{}], ("n/a",) * 4),
     ],
 )
-def test_the_memory_table_is_of_the_gpu_where_there_is_one(
-    tmp_path: Path, columns: dict[str, tuple[float, float, float]], shown: tuple[str, ...]
+def test_the_memory_table_is_of_the_gpu_where_there_is_one_and_over_all_ranks(
+    tmp_path: Path, ranks: list[dict[str, Any]], shown: tuple[str, ...]
 ) -> None:
-    run = Run(causal(tmp_path / "a", rank={"sampled": sampled(**columns)}))
-    assert memory_table([run]).rows == (("a", "none", *shown),)
-
-
-def test_the_memory_table_is_over_all_ranks(tmp_path: Path) -> None:
-    found = [sampled(resident_bytes=(900.0, 800.0, 500.0)), sampled(resident_bytes=(1_000.0, 700.0, 600.0))]
-    ranks = [a_rank(number, shape=SHAPE, sampled=one) for number, one in enumerate(found)]
-    run = Run(causal(tmp_path / "a", ranks=ranks, pods=2))
-    assert memory_table([run]).rows[0][-3:] == ("1,000.0", "750.0", "500.0")
+    measured = [a_rank(number, shape=SHAPE, sampled=one) for number, one in enumerate(ranks)]
+    (row,) = memory_table([Run(causal(tmp_path / "a", ranks=measured, pods=len(ranks)))]).rows
+    assert row == ("a", "none" if len(ranks) == 1 else "ddp", *shown)

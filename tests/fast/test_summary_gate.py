@@ -1,6 +1,7 @@
 """The regression gate: what is worse, what is allowed, and what cannot be judged."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,17 @@ def loss(value: float) -> dict[str, Any]:
     return {"rank": {"eval_losses": [{"step": 20, "loss": value}]}}
 
 
+def answers(f1: float) -> dict[str, Any]:
+    spans = {"exact_match": [0.2, 0.3], "f1": [0.4, 0.6]}
+    score = {"task": "squad", "examples": 200, "exact_match": 0.25, "f1": f1, "intervals": spans}
+    return {"task": "squad", "score": score}
+
+
+def text(nats: float) -> dict[str, Any]:
+    score = {"task": "lm", "tokens": 1_000, "loss": nats, "perplexity": math.exp(nats)}
+    return {"task": "lm", "score": score}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
@@ -50,6 +62,11 @@ def loss(value: float) -> dict[str, Any]:
         ({"score": a_score()}, {"score": a_score(execution_accuracy=0.49)}, ["execution_accuracy"]),
         (loss(2.0), loss(2.02), []),
         (loss(2.0), loss(2.03), ["eval_loss"]),
+        (answers(0.5), answers(0.41), []),
+        (answers(0.5), answers(0.39), ["f1"]),
+        # 1 % of 2 nats: up to exp(2.02).
+        (text(2.0), text(2.019), []),
+        (text(2.0), text(2.03), ["perplexity"]),
         # A row that is gone is worse; other versions are the same row.
         ({}, {"precision": "bf16"}, ["status"]),
         ({}, {"versions": {"python": "3.12"}}, []),
@@ -111,6 +128,12 @@ def test_an_old_summary_that_cannot_be_judged_is_refused(tmp_path: Path, changes
     with pytest.raises(UserError, match=rf"old\.json: .*{re.escape(said)}") as refused:
         read_rows(tmp_path / "old.json")
     assert changes is None or str(refused.value).endswith("summarize the old runs again")
+
+
+def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
+    old = read_rows(Path(__file__).parent / "data" / "summary-before-causal.json")
+    verdict = compare(old, old)
+    assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and old[0].f1 is None
 
 
 def test_people_read_rows_new_and_allowed(tmp_path: Path) -> None:

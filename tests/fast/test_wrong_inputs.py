@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import shlex
-import stat
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -57,7 +56,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 WRONG = [
     (f"textsql_train.py {WORDS} --max_step 3", "--max_step: no flag of textsql_train.py; --max_steps?"),
-    (f"textsql_train.py {WORDS} --lr_scheduler_type lin", "--lr_scheduler_type 'lin'; expected linear, cosine"),
     (f"textsql_train.py {WORDS} --model_id t5-huge", "model 't5-huge' has no shape known here"),
     (f"textsql_train.py {WORDS} --dataset_path nowhere", "nowhere: no prepared data set there"),
     (f"textsql_train.py {WORDS} --dataset_path questions", "prepared for squad; causal_train.py trains on it"),
@@ -68,7 +66,6 @@ WRONG = [
     (f"textsql_train.py {WORDS} --precision fp16", "--precision fp16: T5's activations overflow FP16"),
     ("causal_train.py --data set", "prepared for text2sql; textsql_train.py trains on it"),
     ("causal_train.py --data raw --max_steps 3", "--max_steps: no flag of causal_train.py; --max_train_steps?"),
-    ("causal_train.py --data raw --max_train_steps 0", "--max_train_steps 0; expected at least 1"),
     (f"causal_train.py --data raw --deepspeed {DSCONFIG}/causal_zero2_offload.json", "give --lr_scheduler_type cosine"),
     ("causal_train.py --data nowhere", "--data nowhere: no such folder; give a prepared set, or fetch raw data"),
     ("causal_train.py --data raw --model_name_or_path pair", "--model_name_or_path pair: 't5' is no causal language"),
@@ -88,21 +85,12 @@ def test_a_launch_looks_before_anything_starts(
     assert sorted(here.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--launcher none -- causal_train.py --precision fp16 --init random", NO_FP16),
-        ("--launcher slurm --time-limit soon -- causal_train.py --init random", "--time-limit 'soon'; expected"),
-        ("--launcher slurm --time-limit 1:00:00:00 -- causal_train.py --init random", "--time-limit '1:00:00:00'"),
-    ],
-)
-def test_a_dry_run_refuses_what_the_call_would(
-    flags: str, said: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_fp16_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "own_gpus", lambda: 0)
-    launcher, _, script = flags.partition(" -- ")
-    assert main(["launch", *launcher.split(), "--dry-run", "--", *script.split(), "--data", "raw"]) == 1
-    assert said in capsys.readouterr().err
+    script = ["causal_train.py", "--precision", "fp16", "--init", "random", "--data", "raw"]
+    assert main(["launch", "--launcher", "none", "--dry-run", "--", *script]) == 1
+    assert NO_FP16 in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -152,18 +140,6 @@ def test_a_script_says_it_once_and_before_it_imports_torch(rank: str | None, her
     assert done.stderr == ("" if rank == "1" else said)
 
 
-def said_by(words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of a call that fails."""
-    capsys.readouterr()
-    try:
-        assert main(shlex.split(words)) == 1
-    except SystemExit as ended:
-        assert ended.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -178,26 +154,9 @@ def test_a_command_that_a_message_names_can_be_pasted(
 ) -> None:
     (here / "p.jsonl").write_text('{"index": 0, "question": "q", "prediction": "p", "query": null}\n')
     (here / "a.jsonl").write_text('{"index": 0, "id": "i", "question": "q", "prediction": "p"}\n')
-    _, _, command = said_by(words, capsys).removeprefix("zeropods: ").partition("zeropods ")
+    assert main(shlex.split(words)) == 1
+    _, _, command = capsys.readouterr().err.removeprefix("zeropods: ").partition("zeropods ")
     assert parser().parse_args(shlex.split(command)).run
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("predict --model other --out pipe", "--out 'pipe': is no file that can be replaced"),
-        ("predict --model other --out /dev/stdout", "--out '/dev/stdout': is no file that can be replaced"),
-        ("predict --model other --prompt question --force-prompt", "--force-prompt: the answers are not the run's own"),
-        ("predict --model ''", "argument --model: expected a name; '.' is the folder in which you are"),
-        ("demo other ''", "argument RUN: expected a name"),
-    ],
-)
-def test_a_place_or_a_name_that_cannot_be_meant_is_refused(
-    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.mkfifo(here / "pipe")
-    assert said in said_by(words, capsys)
-    assert stat.S_ISFIFO((here / "pipe").stat().st_mode)
 
 
 def test_a_hidden_name_of_a_file_that_is_being_written_is_not_said(capsys: pytest.CaptureFixture[str]) -> None:
