@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fast.test_plan_memory import recorded
+from tests.fast.test_plan_formulas import recorded
 from tests.made import a_record, as_record
 from zeropods.errors import UserError
 from zeropods.measure.calibration import planned

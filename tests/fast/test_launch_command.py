@@ -1,10 +1,17 @@
-"""A launch as data: its command, its environment, what it refuses."""
+"""A launch as data: its command, its environment, what it refuses; the same as a SLURM job."""
 
+import base64
+import json
+import os
+import re
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.launch.command import (
     FORWARDED,
@@ -19,6 +26,7 @@ from zeropods.launch.command import (
     shell_line,
     typed_flags,
 )
+from zeropods.launch.slurm import SlurmJob, Submission, plan_slurm, verdict_of
 from zeropods.pods.hostfile import Host
 
 LAUNCH = Launch(
@@ -96,3 +104,103 @@ def test_flags_are_read_in_both_forms_and_typed_by_what_they_look_like() -> None
     words = ["--a", "1", "--b-c=2=3", "--flag", "--d", "1e-3", "--a", "-9", "--e", "True"]
     assert flag_values(words) == {"a": "-9", "b_c": "2=3", "flag": "", "d": "1e-3", "e": "True"}
     assert typed_flags("/theirs.py", words) == {"a": -9, "b_c": "2=3", "flag": "", "d": 0.001, "e": True}
+
+
+# As a SLURM job.
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBMISSION = Submission(
+    launch=Launch(
+        script=ROOT / "textsql_train.py",
+        arguments=("--deepspeed", "zero1.json", "--said", "a b"),
+        folder=Path("/runs/a 100%"),
+        hosts=(Host("node0", 8), Host("node1", 8)),
+        master_port=0,
+        launcher="slurm",
+    ),
+    options=("--partition=gpu", "--time=1:00:00"),
+)
+JOB = SlurmJob(number=17, state="FAILED", exit_status=1, nodes="pod1", time_limit="00:10:00")
+
+
+def test_the_command_submits_the_projects_own_job_file_with_what_was_asked_for() -> None:
+    argv = replace(SUBMISSION, options=(*SUBMISSION.options, "--nodes=3")).argv
+    place = argv.index(str(ROOT / "slurm" / "train.sbatch"))
+    assert argv[:2] == ["sbatch", "--parsable"]
+    assert argv[place + 1 :] == [str(ROOT / "textsql_train.py"), "--deepspeed", "zero1.json", "--said", "a b"]
+    assert {"--gpus-per-node=8", "--cpus-per-task=32", "--partition=gpu", "--time=1:00:00"} <= set(argv)
+    assert not any("--account" in word for word in argv)
+    # Further options come last and win; sbatch replaces nothing in the log's path.
+    assert argv.index("--nodes=3") > argv.index("--nodes=2")
+    assert {"--output=/runs/a 100%%/launch.log", "--job-name=zeropods-a-100-"} <= set(argv)
+    assert "--gpus-per-node=0" in replace(SUBMISSION, has_gpus=False).argv
+
+
+@pytest.mark.parametrize("asked", [{"pods": 0}, {"cpus_per_slot": 0}])
+def test_a_job_of_nothing_is_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="expected at least 1 of each"):
+        plan_slurm(ROOT / "textsql_train.py", [], needs_slurm=False, **asked)
+
+
+def test_a_job_begins_without_the_variables_of_the_one_that_submits_it() -> None:
+    here = {"SLURM_JOB_ID": "3", "SLURM_RESTART_COUNT": "1", "SLURM_CONF": "/c", "SBATCH_QOS": "q", "HF_HOME": "/h"}
+    kept = SUBMISSION.environment(here)
+    assert (kept["SLURM_CONF"], kept["SBATCH_QOS"], kept["HF_HOME"], kept["SLOTS"]) == ("/c", "q", "/h", "8")
+    assert "SLURM_JOB_ID" not in kept and "SLURM_RESTART_COUNT" not in kept
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_status", "status"),
+    [
+        ("COMPLETED", 0, None), ("FAILED", 1, None), ("FAILED", 75, "interrupted"), ("CANCELLED", 1, "interrupted"),
+        ("PREEMPTED", 1, "interrupted"), ("TIMEOUT", 1, "timeout"), ("DEADLINE", 1, "timeout"),
+        ("NODE_FAIL", 1, "pod_lost"), ("OUT_OF_MEMORY", 1, "oom"),
+    ],
+)  # fmt: skip
+def test_a_state_has_a_status(state: str, exit_status: int, status: str | None) -> None:
+    assert verdict_of(replace(JOB, state=state, exit_status=exit_status)).status == status
+
+
+def test_without_slurm_a_launch_is_one_line_and_a_dry_run_needs_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    script = ["causal_train.py", "--task", "lm", "--data", "allenai/c4"]
+    assert main(["launch", "--launcher", "slurm", "--", *script]) == 1
+    said = capsys.readouterr().err
+    assert "sinfo: not on PATH; run this where SLURM's commands are" in said and said.count("\n") == 1
+    words = ["--launcher", "slurm", "--num-pods", "2", "--dry-run", "--json"]
+    assert main(["launch", *words, "--", *script]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert "--nodes=2" in planned["argv"] and planned["exported"]["SLOTS"] == "1"
+
+
+def cloud(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    argv, environment = [ROOT / "cloud" / script, *arguments], {**os.environ, **variables}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(("script", "gpus", "trainings"), [("t4x4.sh", 4, ("1", "full")), ("a100x8.sh", 8, ("1",))])
+def test_a_cloud_script_is_told_what_to_do_and_counts_the_gpus(
+    script: str, gpus: int, trainings: tuple[str, ...], tmp_path: Path
+) -> None:
+    for arguments in ((), ("3",), ("quick", "full")):
+        assert f"{script}: expected quick (1) or full (2)" in cloud(script, *arguments).stderr
+    counted = tmp_path / "nvidia-smi"
+    counted.write_text("#!/bin/sh\n" + "echo 'GPU 0: of a test'\n" * (gpus + 1))
+    counted.chmod(0o755)
+    done = cloud(script, "full", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1 and f"{gpus + 1} GPUs here; expected {gpus}" in done.stderr
+    # The full training on eight A100 is the next test's.
+    for what in trainings:
+        done = cloud(script, what, DRY_RUN="1", PYTHON=sys.executable)
+        assert done.returncode == 0 and re.search(r"causal_train.py[\s\\]+--task lm", done.stdout), done.stderr
+        (world,) = re.findall(r"--world_info=(\S+)", done.stdout)
+        assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": list(range(gpus))}
+
+
+def test_without_flash_attention_the_full_training_says_so_and_takes_sdpa(tmp_path: Path) -> None:
+    (tmp_path / "flash_attn.py").touch()
+    for path, attention, said in (("", "sdpa", 1), (str(tmp_path), "flash_attention_2", 0)):
+        done = cloud("a100x8.sh", "full", DRY_RUN="1", PYTHON=sys.executable, PYTHONPATH=path, ATTENTION="")
+        assert f"--attn_implementation {attention} " in done.stdout and done.stderr.count("flash-attn") == said

@@ -1,21 +1,28 @@
-"""What is kept of clusters on disk, who may change it, and what is refused before anything starts."""
+"""What is kept of clusters on disk, who may change it, what is refused; leases over real processes."""
 
+import asyncio
+import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.full.launches import until
 from tests.made import SETTINGS, a_pod
 from zeropods import programs
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.pods import cluster
+from zeropods.pods import cluster, leases
 from zeropods.pods.backends.cml import described
 from zeropods.pods.cluster import Cluster
+from zeropods.pods.leases import IDLE, KERNEL, Leases
+from zeropods.pods.processes import RUN, Process
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
 PODS = tuple(a_pod(number, slots=2, host_key=KEY) for number in (1, 2))
@@ -156,3 +163,66 @@ def test_a_cml_worker_s_status_is_read_in_any_version_s_words(
 ) -> None:
     worker = described({"id": "a", **listed})
     assert (worker.has_ended, worker.is_pending) == (ended, pending)
+
+
+# Leases: what is found below an agent, and what ends when.
+
+SLEEP = "import time; time.sleep(600)"
+SECONDS = 20.0
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a process below this one, which is the agent here; checks come ten times as often."""
+    monkeypatch.setattr(leases, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "STRANGER_SECONDS", 1.0)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*argv: str, run: str | None = None) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, **({RUN: run} if run else {})}))
+        until(lambda: Process(started[-1].pid).cmdline() == list(argv))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def lived(work: Callable[[Leases], object], seconds: float, happens: Callable[[], bool] = lambda: False) -> list[str]:
+    """Why a pod was ended within so long, or before something happened; its leases were used so when they began."""
+    ended: list[str] = []
+
+    async def main() -> None:
+        pod = Leases(os.getpid(), list, ended.append)
+        work(pod)
+        watching = asyncio.create_task(pod.watch())
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not ended and not happens():
+            await asyncio.sleep(0.05)
+        watching.cancel()
+
+    asyncio.run(main())
+    return ended[:1]
+
+
+@pytest.mark.usefixtures("start")
+@pytest.mark.parametrize(("kind", "ends"), [(KERNEL, True), (IDLE, False)])
+def test_an_open_run_holds_an_idle_lease_only(kind: str, ends: bool) -> None:
+    def use(pod: Leases) -> None:
+        pod.open(kind, 0.3)
+        pod.renew_run("r", 60.0)
+
+    assert bool(lived(use, 0.9)) == ends
+
+
+def test_a_run_that_nobody_opens_and_a_late_process_of_an_ended_one_are_ended(start) -> None:
+    stranger, late = (start(sys.executable, "-c", SLEEP, run=run) for run in ("stranger", "ended"))
+
+    async def end(pod: Leases) -> None:
+        await pod.end_run("ended", 0.0)
+
+    lived(lambda pod: asyncio.ensure_future(end(pod)), SECONDS, lambda: late.poll() is not None)
+    assert late.poll() is not None and stranger.poll() is None
+    lived(lambda pod: None, SECONDS, lambda: stranger.poll() is not None)
+    assert stranger.poll() is not None

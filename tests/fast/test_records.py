@@ -149,19 +149,16 @@ def left(folder: Path, statuses: tuple[str, ...], ended: tuple[float, ...]) -> N
         (("failed", "oom", "interrupted"), ("oom", "rank 1 on pod1: oom 1")),
         (("ok", "interrupted", "interrupted"), ("interrupted", "rank 2 on pod2: interrupted 2")),
         (("ok", "ok", "ok"), ("ok", None)),
+        # One process needs no name.
+        (("failed",), ("failed", "failed 0")),
     ],
 )
 def test_the_reason_is_that_of_the_rank_that_began_the_end(
     tmp_path: Path, statuses: tuple[str, ...], expected: tuple[str, str | None]
 ) -> None:
-    left(tmp_path, statuses, ended=(5.0, 9.0, 4.0))
+    left(tmp_path, statuses, ended=(5.0, 9.0, 4.0)[: len(statuses)])
     record = compose_record(tmp_path)
     assert (record.status, record.reason) == expected
-
-
-def test_one_process_needs_no_name(tmp_path: Path) -> None:
-    left(tmp_path, ("failed",), ended=(1.0,))
-    assert compose_record(tmp_path).reason == "failed 0"
 
 
 def test_a_supervisor_overrules_the_ranks(tmp_path: Path) -> None:

@@ -60,10 +60,6 @@ def listening(start: Start) -> Iterator[Opener]:
         socket.create_server((HERE, port)).close()
 
 
-def gathered(rendezvous: Rendezvous) -> tuple[Pod, ...]:
-    return rendezvous.gather(SECONDS, lambda ids: None)
-
-
 def test_pods_are_gathered_by_numeric_address_and_told_when_all_are_there(listening: Opener, start: Start) -> None:
     with socket.create_server((HERE, 0)) as reserved:
         port = reserved.getsockname()[1]
@@ -95,7 +91,7 @@ def test_a_pod_of_another_version_and_one_that_cannot_serve_are_named(
     rendezvous = listening(2)
     asyncio.run(ask(HERE, rendezvous.port, SECRET, "register", registration, SECONDS))
     with pytest.raises(UserError, match=rf"^pod at {HERE}: {said}"):
-        gathered(rendezvous)
+        rendezvous.gather(SECONDS, lambda ids: None)
 
 
 def test_a_pod_of_another_cluster_does_not_get_in(listening: Opener, start: Start) -> None:

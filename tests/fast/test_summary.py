@@ -2,7 +2,6 @@
 
 import csv
 import fcntl
-import html.parser
 import json
 import re
 from collections.abc import Iterator
@@ -325,19 +324,6 @@ def test_accuracy_is_of_test_before_dev_with_a_line_for_unseen_tables_and_column
     assert "rouge2" in found.to_csv().splitlines()[0] and "rouge" not in read_runs([tmp_path / "b"]).to_markdown()
 
 
-class Reader(html.parser.HTMLParser):
-    """Tags and addresses of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-
-
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run whose texts are markup, and of one that was scored."""
@@ -364,11 +350,12 @@ def test_the_files_of_a_report_are_those_of_its_runs_byte_for_byte(report: Path)
 
 
 def test_no_text_of_a_run_is_markup(report: Path) -> None:
-    page = Reader()
-    page.feed((report / "index.html").read_text())
-    assert "script" not in page.tags and "table" in page.tags
+    page = (report / "index.html").read_text()
+    tags = [tag.lower() for tag in re.findall(r"<([A-Za-z]+)", page)]
+    assert "script" not in tags and "table" in tags and tags.count("svg") == 7
     # Addresses within the page are those of its own plots' marks.
-    assert page.tags.count("svg") == 7 and not [each for each in page.addresses if not each.startswith("#")]
+    addresses = re.findall(r"""(?:src|href)\s*=\s*["']?([^\s"'>]*)""", page, re.IGNORECASE)
+    assert addresses and not [each for each in addresses if not each.startswith("#")]
     assert r"| &lt;script&gt;alert('x')&lt;/script&gt;\| |" in (report / "summary.md").read_text()
 
 

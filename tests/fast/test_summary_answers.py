@@ -115,12 +115,15 @@ def test_a_price_and_an_accuracy_that_fell_are_told_and_a_terminal_ends_with_the
 def test_nothing_is_claimed_where_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         write_run(tmp_path / "runs" / name, "{")
-    assert main(["summary", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr().out
+    words = ["summary", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    assert main(words) == 1
+    said, error = capsys.readouterr()
+    assert re.fullmatch(r"zeropods: a: .*broken JSON.*; no run could be read\n", error)
     for text in (said, *((tmp_path / "out" / name).read_text() for name in ("summary.md", "index.html"))):
         assert text.count("No run left a record, so nothing is known yet.") == 1
     assert len(read_runs([tmp_path / "runs"]).to_json()["answers"]) == 4
     write_run(tmp_path / "runs" / "c", a_record())
+    assert main(words) == 0 and capsys.readouterr().err == ""
     fits, techniques, _, accuracy = read_runs([tmp_path / "runs"]).answers().by_question.values()
     assert "1 way" in fits and "none is called faster" in techniques and "No score can be shown" in accuracy
 

@@ -106,13 +106,10 @@ def epochs(folder: Path, **values: Any) -> Run:
     return Run(causal(folder, train_rows=300, rank=rank, **values))
 
 
-def one_line(table: Any) -> dict[str, str]:
-    (row,) = table.rows
-    return dict(zip(table.header, row, strict=True))
-
-
 def test_the_training_table_has_the_last_evaluation_of_each_epoch(tmp_path: Path) -> None:
-    assert one_line(training_table([epochs(tmp_path / "a")])) == {
+    table = training_table([epochs(tmp_path / "a")])
+    (row,) = table.rows
+    assert dict(zip(table.header, row, strict=True)) == {
         "run": "a",
         "technique": "none",
         "final train loss": "2.0000",

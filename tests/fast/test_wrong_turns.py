@@ -71,15 +71,6 @@ def test_what_is_there_is_not_written_into(
     assert sorted(os.listdir(here / "run")) == before
 
 
-def test_a_summary_of_broken_runs_alone_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(here / "runs" / "good", a_record())
-    write_run(here / "runs" / "bad", "{")
-    assert main(["summary", "runs", "--out", "both"]) == 0
-    assert capsys.readouterr().err == ""
-    assert main(["summary", "runs/bad", "--out", "one"]) == 1
-    assert re.fullmatch(r"zeropods: bad: .*broken JSON.*; no run could be read\n", capsys.readouterr().err)
-
-
 def test_a_terminal_that_cannot_show_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))

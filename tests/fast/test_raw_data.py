@@ -1,0 +1,321 @@
+"""Readers of WikiSQL, SQuAD and text name the place of every fault; prompt, sample and blocks are what they say."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from zeropods.data.download import DATASETS, RECORD
+from zeropods.data.sample import write_sample
+from zeropods.data.squad import SquadExample, answer_in, read_squad, squad_prompt, squad_splits
+from zeropods.data.text import FolderCorpus, articles, join, open_corpus, overlap, pack, split_by_hash
+from zeropods.data.wikisql import read_split, read_tables
+from zeropods.errors import UserError
+
+# WikiSQL.
+
+TABLE = {"id": "t", "header": ["Name", "Age"], "types": ["text", "real"], "rows": [["Ann", 30]]}
+SQL = {"sel": 1, "agg": 0, "conds": [[0, 0, "Ann"], [1, 1, 30.0]]}
+EXAMPLE = {"phase": 1, "table_id": "t", "question": "How old is Ann?", "sql": SQL}
+
+
+def write(folder: Path, tables: list[Any], examples: list[Any]) -> Path:
+    for name, documents in (("train.tables.jsonl", tables), ("train.jsonl", examples)):
+        lines = [d if isinstance(d, bytes) else json.dumps(d).encode() for d in documents]
+        (folder / name).write_bytes(b"".join(line + b"\n" for line in lines))
+    return folder
+
+
+def test_an_example_comes_with_its_table_and_query_whose_numbers_become_text(tmp_path: Path) -> None:
+    (example,) = read_split(write(tmp_path, [TABLE], [EXAMPLE]), "train")
+    assert (example.index, example.table.header) == (0, ("Name", "Age"))
+    assert [condition.value for condition in example.query.conds] == ["Ann", "30.0"]
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"),
+    [
+        ([b"{broken"], "2: broken JSON"),
+        ([b"[]"], "2: it is []"),
+        ([EXAMPLE | {"table_id": "u"}], "2: table_id 'u' has no table"),
+        ([EXAMPLE | {"question": " "}], "2: question is ' '"),
+        ([EXAMPLE | {"sql": SQL | {"sel": 2}}], "2: Query(sel=2"),
+        ([EXAMPLE | {"sql": SQL | {"sel": True}}], "2: sql.sel is True"),
+        ([EXAMPLE | {"sql": SQL | {"conds": [[5, 0, "x"]]}}], "its table t has 2 columns"),
+        ([EXAMPLE | {"sql": SQL | {"conds": [[0, 4, "x"]]}}], "2: sql.conds.0.1 is 4"),
+        ([EXAMPLE | {"sql": SQL | {"conds": [[0, 0]]}}], "2: sql.conds.0"),
+    ],
+)
+def test_a_bad_example_is_named_with_its_line(tmp_path: Path, examples: list[Any], said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        list(read_split(write(tmp_path, [TABLE], [EXAMPLE, *examples]), "train"))
+    assert "train.jsonl:2" in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({}, "tables.jsonl:2: table id 't' occurs twice"),
+        ({"id": "u", "rows": [["Ann"]]}, "tables.jsonl:2: 2 columns, but a row or the types with 1"),
+        ({"id": "u", "types": ["text", "date"]}, "tables.jsonl:2: types.1 is 'date'"),
+        ({"id": "u", "header": []}, "tables.jsonl:2: header is []"),
+    ],
+)
+def test_a_bad_table_is_named_with_its_line(tmp_path: Path, table: Any, said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        list(read_split(write(tmp_path, [TABLE, TABLE | table], [EXAMPLE]), "train"))
+    assert said in str(raised.value)
+
+
+def test_a_split_that_is_empty_or_missing_is_named(tmp_path: Path) -> None:
+    for split, said in {
+        "train": "train.jsonl: the file is empty",
+        "dev": "zeropods data get wikisql",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            list(read_split(write(tmp_path, [TABLE], []), split))
+
+
+def test_all_of_the_real_data_is_read(shared_data: Path) -> None:
+    assert sum(1 for _ in read_split(shared_data / "wikisql", "dev")) == 8_421
+    assert len(read_tables(shared_data / "wikisql" / "dev.tables.jsonl")) == 2_716
+
+
+# SQuAD.
+
+QUESTION = {"id": "q1", "question": "Where is Ann?", "answers": [{"text": "in Rome", "answer_start": 7}]}
+DOCUMENT = {
+    "version": "1.1",
+    "data": [{"title": "Ann", "paragraphs": [{"context": "Ann is in Rome.", "qas": [QUESTION]}]}],
+}
+
+
+def write_squad(folder: Path, document: Any, name: str = "train-v1.1.json") -> Path:
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+    (folder / name).write_bytes(content)
+    return folder
+
+
+def fault(folder: Path, split: str = "train") -> str:
+    with pytest.raises(UserError) as raised:
+        list(read_squad(folder, split))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    document = deepcopy(DOCUMENT)
+    document["data"][0]["paragraphs"][0]["qas"][0] |= changes
+    return document
+
+
+def test_a_question_comes_with_its_context_and_answers(tmp_path: Path) -> None:
+    (example,) = read_squad(write_squad(tmp_path, DOCUMENT), "train")
+    assert example == SquadExample(0, "q1", "Where is Ann?", "Ann is in Rome.", ("in Rome",), (7,))
+
+
+def test_a_file_of_another_name_is_found_by_its_split(tmp_path: Path) -> None:
+    write_squad(tmp_path, DOCUMENT, "train-v1.1.part.json")
+    assert (squad_splits(tmp_path), len(list(read_squad(tmp_path, "train")))) == (["train"], 1)
+
+
+def test_two_files_of_a_split_are_refused(tmp_path: Path) -> None:
+    write_squad(write_squad(tmp_path, DOCUMENT, "train-a.json"), DOCUMENT, "train-b.json")
+    assert "train-a.json, train-b.json are all of split 'train'" in fault(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (changed(answers=[{"text": "in Oslo", "answer_start": 7}]), "'q1': answer 'in Oslo' is not in its context"),
+        (changed(answers=[{"text": "in Rome", "answer_start": 6}]), "'in Rome' is not at answer_start 6 but at 7"),
+        (changed(answers=[{"text": " ", "answer_start": 3}]), "answers.0.text is ' '"),
+        (changed(answers=[]), "answers is []"),
+        (changed(question="half \ud800"), "train-v1.1.json: broken JSON"),
+        (b'{"data":\n [}', "train-v1.1.json: broken JSON: expected value at line 2 column 3"),
+        ([], "train-v1.1.json: it is []"),
+        ({"data": []}, "train-v1.1.json: holds no question"),
+        ({"data": DOCUMENT["data"] * 2}, "id 'q1' occurs twice"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, document: Any, said: str) -> None:
+    assert said in fault(write_squad(tmp_path, document))
+
+
+def test_a_missing_file_says_where_it_comes_from(tmp_path: Path) -> None:
+    assert "zeropods data get squad" in fault(tmp_path, "dev")
+
+
+def test_what_data_get_leaves_is_read(tmp_path: Path) -> None:
+    for source in DATASETS["squad"]:
+        write_squad(tmp_path, DOCUMENT, source.filename)
+    assert squad_splits(write_squad(tmp_path, {}, RECORD)) == ["train", "dev"]
+
+
+def test_the_prompt_ends_where_the_answer_begins_and_an_answer_is_the_first_line_after_it() -> None:
+    assert squad_prompt(" Where? ", "Here.\n") == "Question: Where? Context: Here. Answer:"
+    assert answer_in(" in Rome \nQuestion: Who?") == "in Rome"
+
+
+def test_the_sample_is_read_without_a_fault_and_dev_asks_of_other_contexts(tmp_path: Path) -> None:
+    summary = write_sample(tmp_path / "squad", task="squad")
+    read = {split: list(read_squad(tmp_path / "squad", split)) for split in ("train", "dev")}
+    found = {split: len(examples) for split, examples in read.items()}
+    assert found == summary["questions"] == {"train": 800, "dev": 160}
+    assert not {e.context for e in read["train"]} & {e.context for e in read["dev"]}
+
+
+@pytest.mark.parametrize(("split", "questions"), [("train", 11_877), ("dev", 10_570)])
+def test_every_real_question_is_read(shared_data: Path, split: str, questions: int) -> None:
+    assert sum(1 for _ in read_squad(shared_data / "squad", split)) == questions
+
+
+# Text: which documents a folder of it has, and how they become blocks.
+
+WIKITEXT = " \n = Ann = \n \n Ann sings . \n \n = = Life = = \n \n = x = \n y \n \n = Bob = \n \n Bob . \n"
+
+
+def write_files(folder: Path, **files: str | bytes | pyarrow.Table) -> Path:
+    """Files by name; `_` stands for a dot."""
+    for name, content in files.items():
+        path = folder / name.replace("_", ".")
+        if isinstance(content, pyarrow.Table):
+            parquet.write_table(content, path)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def by_split(folder: Path, field: str = "text") -> dict[str, list[str]]:
+    corpus = FolderCorpus(folder, field)
+    return {split: list(corpus.documents(split)) for split in corpus.splits}
+
+
+def lines(*texts: str, field: str = "text") -> str:
+    return "".join(json.dumps({"url": "x", field: text}) + "\n" for text in texts)
+
+
+@given(st.lists(st.sampled_from([" \n", " = Ann = \n", " = = Life = = \n", " = 1 , x = \n", "text\n"])))
+def test_articles_joined_are_the_lines_again(text: list[str]) -> None:
+    assert "".join(articles(text)) == "".join(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "field", "documents"),
+    [
+        (
+            {"a_txt": "one\r\n\n two", "b_txt": "three", "README_md": "no"},
+            "text",
+            {"train": ["one\r\n\n two", "three"]},
+        ),
+        (
+            {"c4-train_00000-of-2_jsonl": lines("a"), "c4-validation_jsonl": lines("b"), "test_jsonl": lines("c")},
+            "text",
+            {"train": ["a"], "dev": ["b"], "test": ["c"]},
+        ),
+        ({"train_parquet": pyarrow.table({"body": ["a\n", "b"], "n": [1, 2]})}, "body", {"train": ["a\n", "b"]}),
+        # A text alone is train, whatever its hash says.
+        ({"book_txt": "document 4"}, "text", {"train": ["document 4"]}),
+    ],
+    ids=["text", "splits by name", "parquet", "alone"],
+)
+def test_documents_are_read_by_split(
+    tmp_path: Path, files: dict[str, str], field: str, documents: dict[str, list[str]]
+) -> None:
+    assert by_split(write_files(tmp_path, **files), field) == documents
+
+
+@pytest.mark.parametrize("names", [("train_txt", "valid_txt"), ("wiki_train_tokens", "wiki_valid_tokens")])
+def test_wikitexts_files_are_read_by_article_from_its_title_to_the_next(tmp_path: Path, names: tuple[str, str]) -> None:
+    found = by_split(write_files(tmp_path, **dict.fromkeys(names, WIKITEXT)))
+    assert found["train"] == found["dev"]
+    assert [article.split(" = ")[1] for article in found["train"]] == ["Ann", "Bob"]
+
+
+def test_one_document_in_twenty_is_dev_where_no_name_tells_a_split_the_same_in_every_release(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(400)]
+    found = by_split(write_files(tmp_path, all_jsonl=lines(*texts)))
+    assert 10 < len(found["dev"]) < 32 and sorted(found["train"] + found["dev"]) == sorted(texts)
+    assert [number for number in range(60) if split_by_hash(f"document {number}") == "dev"] == [4, 11, 12, 25, 44]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no text there; expected files named *.txt, *.tokens, *.raw, *.jsonl, *.parquet"),
+        ({"a_txt": "a", "b_jsonl": lines("b")}, "holds a.txt and b.jsonl; keep files of one kind"),
+        ({"wiki_train_raw": "a", "wiki_train_tokens": "b"}, "holds wiki.train.raw and wiki.train.tokens"),
+        ({"train_txt": "a", "notes_txt": "b"}, "notes.txt: no split in its name, but one in train.txt"),
+        ({"test_txt": "a"}, "no file of train, but test.txt"),
+        ({"train-test_txt": "a"}, "its name tells test and train"),
+        ({"train_txt": b"good\nbad \xff"}, "train.txt:2: byte 0xff is not UTF-8"),
+        ({"train_jsonl": ""}, "train.jsonl: the file is empty"),
+        ({"train_jsonl": lines("a") + "{"}, "train.jsonl:2: broken JSON"),
+        ({"train_jsonl": '{"text": "\\ud800"}'}, "train.jsonl:1: broken JSON"),
+        ({"train_jsonl": lines("a") + lines("b", field="body")}, "train.jsonl:2: no text in 'text'; name the field"),
+        ({"train_parquet": "no parquet"}, "train.parquet: no Parquet can be read there"),
+        (
+            {"train_parquet": pyarrow.table({"b": ["a"]})},
+            "train.parquet, row 1: no text in 'text'; name the field that",
+        ),
+        ({"train_parquet": pyarrow.table({"text": ["a", None]})}, "train.parquet, row 2: no text in 'text'"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        by_split(write_files(tmp_path, **files))
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "said"),
+    [
+        *((path, None, "no such folder") for path in ("/nowhere/text", "a/b/c", "../nothing", "tests/nothing")),
+        (".", "en", "dataset_config 'en'"),
+    ],
+)
+def test_what_is_no_folder_and_no_id_is_not_asked_of_the_hub(data: str, config: str | None, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        open_corpus(data, config, "text")
+
+
+def test_what_data_get_leaves_of_a_text_is_read(tmp_path: Path) -> None:
+    (archive,) = DATASETS["wikitext-2"]
+    for name in (*archive.members.values(), RECORD):
+        (tmp_path / name).write_text("{}")
+    assert FolderCorpus(tmp_path, "text").splits == ["train", "dev", "test"]
+
+
+def test_all_articles_of_wikitext_are_found(shared_data: Path) -> None:
+    found = by_split(shared_data / "wikitext-2")
+    assert (len(found["train"]), len(found["dev"])) == (600, 60)
+
+
+# Blocks.
+
+tokens = st.lists(st.integers(0, 50_000), max_size=80).map(lambda ids: np.array(ids, np.int32))
+END = 99_999
+
+
+def flat(blocks: list[np.ndarray]) -> list[int]:
+    return [token for block in blocks for token in block.tolist()]
+
+
+@given(st.lists(tokens, max_size=8), st.integers(2, 20))
+def test_documents_are_joined_by_the_end_token_and_cut_without_a_loss(documents: list[np.ndarray], length: int) -> None:
+    ids = join(documents, END)
+    assert ids.tolist() == [token for document in documents for token in [END, *document.tolist()]][1:]
+    blocks, leftover = pack(ids, length)
+    assert leftover < length and all(len(block) == length for block in blocks)
+    assert flat(blocks) == ids[: len(ids) - leftover].tolist()
+    # Of an evaluation every token but the first is predicted once.
+    blocks = overlap(ids, length)
+    assert flat([block[1:] for block in blocks]) == ids[1:].tolist()
+    assert all(len(block) == length for block in blocks[:-1]) and all(2 <= len(block) <= length for block in blocks)
