@@ -208,6 +208,8 @@ def test_flags_are_read_in_every_form() -> None:
         (T5, "--seed 1.5", "--seed: '1.5'; expected a whole number"),
         (T5, "--learning_rate fast", "--learning_rate: 'fast'; expected a number"),
         (T5, "--tf32 maybe", "--tf32: 'maybe'; expected True or False"),
+        (T5, "--lr_scheduler_type lin", "--lr_scheduler_type 'lin'; expected linear, cosine"),
+        (CAUSAL, "--max_train_steps 0", "--max_train_steps 0; expected at least 1"),
         (T5, "--early_stopping_patience 2 --eval_steps 5", "give both the same value"),
         (T5, "--compile graphs --gradient_accumulation_steps 2", "take 1 pass, or --compile blocks"),
         (T5, "--compile graphs --deepspeed a.json", "--deepspeed a.json: cannot be recorded as a graph"),
