@@ -24,7 +24,7 @@ class SummaryLine:
     label: str
     """What stands before the value, in small letters and without the formula, which differs between versions."""
     unit: str
-    """One of `UNITS`; nothing for a count."""
+    """Of the figure; nothing for a count."""
     meaning: str
 
 

@@ -105,9 +105,8 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
         record: of the run that was profiled, where there is one.
     """
     checked = _corrected(report)
-    faults = [*_latency_faults(checked), *_count_faults(checked), *_parameter_faults(checked), *_reading_faults(report)]
-    faults += [] if record is None else _run_faults(report, record)
-    return replace(checked, faults=tuple(faults))
+    of_run = () if record is None else _run_faults(report, record)
+    return replace(checked, faults=(*_wrong_figures(checked), *_reading_faults(report), *of_run))
 
 
 # Figures of a summary that follow from others of it.
@@ -354,43 +353,37 @@ def _of_line(report: Report, name: str, key: str, right: float | None, reason: s
     return Fault(name, number, label, report.summary[key], right, FIGURES[key].unit, reason)
 
 
-def _latency_faults(checked: Checked) -> Iterator[Fault]:
-    """`1.8 Gs` at the root, its FLOP/s, and the summary's latency where DeepSpeed has not timed it itself."""
-    report, root, right = checked.report, checked.report.root, checked.root
-    if _is_clock(report.summary["forward_seconds"]):
+def _wrong_figures(checked: Checked) -> Iterator[Fault]:
+    """Latencies, counts and parameters that are not those of the model and of this step."""
+    report, summary, figures = checked.report, checked.report.summary, checked.figures
+    root, right = report.root, checked.root
+    # `1.8 Gs` at the root, its FLOP/s, and the summary's latency where DeepSpeed has not timed it itself.
+    if _is_clock(summary["forward_seconds"]):
         reason = f"{CLOCK}; right is at least the sum of what is inside the model"
-        yield _of_line(report, "forward_latency", "forward_seconds", checked.figures["forward_seconds"], reason)
+        yield _of_line(report, "forward_latency", "forward_seconds", figures["forward_seconds"], reason)
     if root is not None and right is not None and _is_clock(root.latency_seconds):
         place, seconds = (root.number, root.class_name), (root.latency_seconds, right.latency_seconds)
         reason = f"{CLOCK}; every '% latency' of the tree is a share of it; right is the summary's forward latency"
         yield Fault("root_latency", *place, *seconds, "s", reason)
         rates = root.flops_per_second, right.flops_per_second
         yield Fault("root_flops_per_second", *place, *rates, "FLOP/s", "FLOPs / the time of day")
-
-
-def _count_faults(checked: Checked) -> Iterator[Fault]:
-    """Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find."""
-    report, times = checked.report, checked.times_counted
-    macs, form = checked.figures["forward_macs"], checked.closed_form_macs
-    if times is not None and _is_twice(times):
+    # Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find.
+    times, macs, form = checked.times_counted, figures["forward_macs"], checked.closed_form_macs
+    if _is_twice(times):
         yield _of_line(report, "linear_counted_twice", "forward_macs", macs, TWICE_BY.format(times=times))
     elif times is not None and not ONCE[0] < times < ONCE[1]:
         yield _of_line(report, "tokens_contradict", "forward_macs", None, UNCLEAR.format(times=times))
     if form and macs is not None and abs(macs / form - 1) > AGREEMENT:
         reason = f"corrected, it differs by {100 * (macs / form - 1):+.1f} % from sizes x tokens, and attention"
         yield _of_line(report, "differs_from_closed_form", "forward_macs", form, reason)
-
-
-def _parameter_faults(checked: Checked) -> Iterator[Fault]:
-    """Layers with fewer parameters than their size has; depths where a class has more parameters than the model."""
-    report, model = checked.report, checked.report.summary["parameters_per_gpu"]
+    # Layers with fewer parameters than their size has, or else depths where a class has more than the model.
+    model = summary["parameters_per_gpu"]
     if checked.missing_parameters:
-        right = checked.figures["parameters_per_gpu"]
-        yield _of_line(report, "sharded_parameters", "parameters_per_gpu", right, SHARDED)
-        return
-    for depth in report.depths:
-        for name, said in depth.parameters.items():
-            if model is not None and said > model + rounding(said) + rounding(model):
+        parameters = figures["parameters_per_gpu"]
+        yield _of_line(report, "sharded_parameters", "parameters_per_gpu", parameters, SHARDED)
+    elif model is not None:
+        for depth, name, said in ((each, *said) for each in report.depths for said in each.parameters.items()):
+            if said > model + rounding(said) + rounding(model):
                 where = f"depth {depth.depth}, {name}"
                 reason = f"more than the model has: one matrix is in several {name}, and counted in each"
                 yield Fault("shared_parameters", depth.number, where, said, None, "parameters", reason)
@@ -424,25 +417,16 @@ def _run_faults(report: Report, record: Record) -> Iterator[Fault]:
         if summary[key] not in (None, expected):
             reason = "the record beside the report has another figure: the report is of another run"
             yield _of_line(report, "another_run", key, expected, reason)
-    yield from _speed_faults(report, record)
+    # A step that took another time than rank 0's timed ones, those of warm-up and the profiler left out.
+    timed, passes = record.rank_0 and record.rank_0.step_seconds, record.gradient_accumulation_steps
+    if timed and timed.median and summary["iteration_seconds"] is not None:
+        accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
+        rate = record.effective_batch_size / timed.median
+        for key, right in (("iteration_seconds", timed.median), ("samples_per_second", rate)):
+            said = summary[key]
+            if said is not None and abs(said / right - 1) > NEAR:
+                yield _of_line(report, "profiler_overhead", key, right, OVERHEAD + accumulated)
     backward, flops = summary["backward_seconds"], summary["forward_flops"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
-        right = _ratio(flops, backward, 3)
-        yield _of_line(report, "recomputation_left_out", "backward_flops_per_second", right, RECOMPUTED)
-
-
-def _speed_faults(report: Report, record: Record) -> Iterator[Fault]:
-    """A profiled step that took another time than rank 0's timed ones, those of warm-up and the profiler left out."""
-    rank = record.rank_0
-    seconds = rank.step_seconds.median if rank is not None and rank.step_seconds else None
-    if not seconds or report.summary["iteration_seconds"] is None:
-        return
-    passes = record.gradient_accumulation_steps
-    accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
-    for key, right in (
-        ("iteration_seconds", seconds),
-        ("samples_per_second", record.effective_batch_size / seconds),
-    ):
-        said = report.summary[key]
-        if said is not None and abs(said / right - 1) > NEAR:
-            yield _of_line(report, "profiler_overhead", key, right, OVERHEAD + accumulated)
+        computed = _ratio(flops, backward, 3)
+        yield _of_line(report, "recomputation_left_out", "backward_flops_per_second", computed, RECOMPUTED)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -363,31 +364,28 @@ def icicle_plot(root: Module) -> Plot:
     figure.set_layout_engine("constrained", hspace=0.06)
     made = {key: list(boxes(root, key, root.total(key))) for key in TITLES}
     widths: dict[str, float] = {}
-    for box in (box for drawn_boxes in made.values() for box in drawn_boxes):
+    for box in chain(*made.values()):
         widths[box.class_name] = widths.get(box.class_name, 0.0) + box.width
-    widest = sorted(widths, key=lambda name: widths[name], reverse=True)
-    colours = dict(zip(widest, COLOURS, strict=False))
+    colours = dict(zip(sorted(widths, key=lambda name: widths[name], reverse=True), COLOURS, strict=False))
     said = []
     for axes, (key, drawn_boxes) in zip(panels, made.items(), strict=True):
-        _icicle(axes, drawn_boxes, colours)
+        for box in drawn_boxes:
+            colour = colours.get(box.class_name, OTHER)
+            axes.barh(
+                [-box.depth], [box.width], left=box.left, height=0.96, color=colour, alpha=FAINT, edgecolor="white"
+            )
+            # The longest label that fits into the box: name and share, the name, nothing.
+            room = box.width * INCHES_WIDE / LETTER_INCHES - 1
+            texts = (f"{box.label}  {100 * box.width:.0f} %", box.label, "")
+            text = next(text for text in texts if len(text) <= room or not text)
+            middle = (box.left + box.width / 2, -box.depth)
+            axes.text(*middle, text, ha="center", va="center", fontsize=8, in_layout=False)
+        axes.set(xlim=(0, 1), xticks=[], yticks=[])
+        axes.margins(y=0)
+        axes.spines[:].set_visible(False)
         axes.set_title(f"{TITLES[key]}: a module is as wide as its share, with its parts below it", loc="left")
         shown = ", ".join(f"{box.label} {100 * box.width:.0f} %" for box in drawn_boxes if box.depth == 1)
         said.append(f"{'MACs' if key == 'macs' else 'latency'}: {shown}")
     patches = [Patch(color=colour, label=name, alpha=FAINT) for name, colour in {**colours, "others": OTHER}.items()]
     figure.legend(handles=patches, loc="outside lower center", ncols=6, frameon=False, fontsize=8)
     return Plot(figure, f"tree of modules; {'; '.join(said)}")
-
-
-def _icicle(axes: Axes, drawn_boxes: Sequence[Box], colours: dict[str, str]) -> None:
-    for box in drawn_boxes:
-        colour = colours.get(box.class_name, OTHER)
-        axes.barh([-box.depth], [box.width], left=box.left, height=0.96, color=colour, alpha=FAINT, edgecolor="white")
-        # The longest label that fits into the box: name and share, the name, nothing.
-        room = box.width * INCHES_WIDE / LETTER_INCHES - 1
-        texts = (f"{box.label}  {100 * box.width:.0f} %", box.label, "")
-        text = next(text for text in texts if len(text) <= room or not text)
-        middle = (box.left + box.width / 2, -box.depth)
-        axes.text(*middle, text, ha="center", va="center", fontsize=8, in_layout=False)
-    axes.set(xlim=(0, 1), xticks=[], yticks=[])
-    axes.margins(y=0)
-    axes.spines[:].set_visible(False)
