@@ -63,7 +63,7 @@ def test_what_was_written_is_found() -> None:
 def test_a_file_that_is_no_state_is_named() -> None:
     keep("one")
     (cluster.folder_of("one") / "state.json").write_text("{}")
-    with pytest.raises(UserError, match=r"one/state\.json: not a cluster's state"):
+    with pytest.raises(UserError, match=r"one/state\.json: folder: .*; this is not a cluster's state; end its pods"):
         cluster.find("one")
 
 
@@ -76,11 +76,11 @@ def test_a_file_that_is_no_state_is_named() -> None:
         ("cml", "127.0.1.2", False),
     ],
 )
-def test_pods_of_one_machine_share_it_and_talk_over_loopback(backend: str, second: str, shared: bool) -> None:
+def test_pods_of_one_machine_share_it(backend: str, second: str, shared: bool) -> None:
     pods = (PODS[0], replace(PODS[1], address=second))
     found = whole("one", settings=replace(SETTINGS, backend=backend), pods=pods)
     assert [host.line() for host in found.hosts] == ["127.0.1.1 slots=2", f"{second} slots=2"]
-    assert (found.shared_machine, found.environment) == (shared, {"GLOO_SOCKET_IFNAME": "lo"} if shared else {})
+    assert found.shared_machine == shared
 
 
 def test_pods_under_different_accounts_are_logged_in_to_as_such() -> None:
@@ -194,7 +194,7 @@ def lived(work: Callable[[Leases], object], seconds: float, happens: Callable[[]
     ended: list[str] = []
 
     async def main() -> None:
-        pod = Leases(os.getpid(), list, ended.append)
+        pod = Leases(list, ended.append)
         work(pod)
         watching = asyncio.create_task(pod.watch())
         deadline = time.monotonic() + seconds

@@ -199,7 +199,7 @@ def test_a_worker_that_dies_or_says_nothing_is_named(home: Path, worker: Path, s
 def test_a_session_of_cml_is_a_pod_beside_its_workers(cml: CmlDouble, home: Path) -> None:
     cluster = pods.up(3, cpu=1, memory=2)
     assert [pod.address for pod in cluster.pods] == ["127.0.2.1", "127.0.2.2", "127.0.2.254"]
-    assert (cluster.backend, cluster.shared_machine, cluster.environment) == ("cml", False, {})
+    assert (cluster.backend, cluster.shared_machine) == ("cml", False)
     assert all(ssh(cluster, pod.address, "echo", "there") == "there" for pod in cluster.pods)
     cluster.down()
     assert {worker["status"] for worker in cml.list_workers()} <= {"stopped", "succeeded"}

@@ -130,7 +130,7 @@ def plan_launch(
         raise UserError(f"--num-pods {pods}: {name} has {counted(len(cluster.hosts), 'pod')}; {remedy}")
     check_plain("working folder", Path.cwd())
     check_plain("Python", sys.executable)
-    fixed = dict(cluster.environment)
+    fixed: dict[str, str] = {}
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is None and cluster.shared_machine:
         # Pods of one machine share its cores.
@@ -205,7 +205,7 @@ def check_inputs(script: str | Path, arguments: Sequence[str], *, data: bool = T
 
 def check_pods(planned: Launch, cluster: Cluster) -> None:
     """Refuse to start where a pod lacks something."""
-    from zeropods.pods.preflight import Expectation, preflight
+    from zeropods.pods.preflight import Expectation
     from zeropods.train.deepspeed import read_config
 
     config = flag_values(planned.arguments).get("deepspeed")
@@ -216,8 +216,7 @@ def check_pods(planned: Launch, cluster: Cluster) -> None:
         # What lies in main memory is stepped by CPU Adam, which has to be compiled.
         offload=config is not None and offloads_optimizer(read_config(Path(config))),
     )
-    names = [pod.name for pod in cluster.pods[: len(planned.hosts)]]
-    preflight(planned.hosts, expected, names=names, ssh_config=cluster.ssh_config).require()
+    cluster.preflight(expected, len(planned.hosts)).require()
 
 
 # Whether a launch has been run to its end before: known without starting anything

@@ -31,8 +31,8 @@ from typing import NoReturn
 
 from zeropods import programs
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap
-from zeropods.programs import EXTENSIONS, bound_argv, child_environment, end_with_parent
+from zeropods.pods.processes import PLACE, RUN, make_private_folder, reap, start_bound
+from zeropods.programs import EXTENSIONS, child_environment, end_with_parent
 from zeropods.train import quick_imports
 from zeropods.train.arguments import PROJECT
 
@@ -152,15 +152,8 @@ def _started() -> tuple[subprocess.Popen[bytes], Path]:
     folder = make_private_folder(FOLDER)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / "forks"
-    server = subprocess.Popen(
-        bound_argv([sys.executable, "-m", __spec__.name, str(path)]),
-        cwd=PROJECT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env=child_environment(),
-    )
-    return server, path
+    argv = [sys.executable, "-m", __spec__.name, str(path)]
+    return start_bound(argv, cwd=PROJECT, stdout=subprocess.DEVNULL), path
 
 
 def early_variables(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:

@@ -21,17 +21,15 @@ from zeropods.launch.outcome import Ranks, UnopenedError, failure, record_run
 from zeropods.launch.restart import calls_for_another
 from zeropods.measure.record import CONFIG, LAUNCH_LOCK, RECORD, Record, read_config, read_record
 from zeropods.measure.run_folder import locked
-from zeropods.pods.processes import ask_for_stacks, descendants, ending_in_order, oom_kills, send
-from zeropods.programs import bound_argv, child_environment
+from zeropods.pods.processes import ask_for_stacks, descendants, end, ending_in_order, oom_kills, start_bound
+from zeropods.programs import child_environment
 from zeropods.train.arguments import arguments_of
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 30.0
 """From SIGTERM to SIGKILL: time for a run to write its record."""
-HANG_GRACE_SECONDS = 3.0
-"""The same for a run that hangs, whose ranks have had `WRITE_SECONDS` already."""
 WRITE_SECONDS = 5.0
-"""A rank that waits for another writes what it measured so soon after SIGTERM."""
+"""The same for the ranks of a run that hangs: those that wait for another write what they measured so soon."""
 Started = subprocess.Popen[bytes] | Forked
 """A process that was started here."""
 
@@ -151,7 +149,7 @@ def to_end(
     check_timeouts(timeout_seconds, step_timeout)
     ranks, kills, log = Ranks(folder), oom_kills(), RunLog(folder)
     hangs = HangDetector(folder, step_timeout, ranks.have_opened_the_run)
-    verdict, grace_seconds, began = None, GRACE_SECONDS, time.monotonic()
+    verdict, began = None, time.monotonic()
     with open(log.path, "ab") as output, following(folder) as tick:
         processes = start(output)
         try:
@@ -168,10 +166,9 @@ def to_end(
                     )
                 )
             if verdict is hangs.found:
-                grace_seconds = HANG_GRACE_SECONDS
                 _end_hanging(hangs)
         finally:
-            ended = _end(processes, grace_seconds)
+            ended = _end(processes, GRACE_SECONDS)
             log.read(ended=True)
     status = None if verdict.status else next(filter(None, [*statuses, *ended]), 0)
     if status is not None:
@@ -195,27 +192,15 @@ def _end_hanging(hangs: HangDetector) -> None:
     The ranks are asked to end themselves, since what started them may pass nothing on. Those that wait then write what
     they measured.
     """
-    below = {process.pid: process for process in descendants(os.getpid())}
-    ranks = {rank: below[beat.pid] for rank, beat in hangs.beats().items() if beat.pid in below}
-    hangs.save_stacks(lambda: ask_for_stacks(ranks.values()))
-    for process in ranks.values():
-        send(process, signal.SIGTERM)
-    files = [hangs.folder / "ranks" / f"{rank}.json" for rank in ranks if rank not in hangs.stopped]
-    deadline = time.monotonic() + WRITE_SECONDS
-    while not all(file.exists() for file in files) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
+    pids = {beat.pid for beat in hangs.beats().values()}
+    ranks = [process for process in descendants(os.getpid()) if process.pid in pids]
+    hangs.save_stacks(lambda: ask_for_stacks(ranks))
+    end(lambda: ranks, WRITE_SECONDS)
 
 
 def start_child(argv: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a command that ends with this process, in a group of its own; it writes stdout and stderr to `output`."""
-    return subprocess.Popen(
-        bound_argv(argv),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env=child_environment(),
-    )
+    return start_bound(argv, stdout=output, stderr=subprocess.STDOUT)
 
 
 def _end(processes: Sequence[Started], grace_seconds: float) -> list[int]:

@@ -17,10 +17,11 @@ from zeropods.launch.command import Launch
 from zeropods.launch.logs import LOG, RunLog, following
 from zeropods.launch.lost_pods_and_hangs import Ending, HangDetector, Observation, judge
 from zeropods.launch.outcome import Ranks, record_run
-from zeropods.launch.supervisor import Supervision, noted_signals
+from zeropods.launch.supervisor import Supervision
 from zeropods.measure.record import LAUNCH_LOCK, Record, read_json
 from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import Host
+from zeropods.pods.processes import noted_signals
 from zeropods.programs import child_environment
 from zeropods.train.arguments import PROJECT
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from psutil import Process
 
 from zeropods import files
 from zeropods.errors import UserError
@@ -27,9 +29,9 @@ from zeropods.measure.run_folder import locked
 from zeropods.pods.hostfile import write_hostfile
 from zeropods.pods.leases import RUN_SECONDS
 from zeropods.pods.preflight import ANEW
-from zeropods.pods.processes import ENDING, RUN, Process, descendants, end, ending_in_order, handled, processes_with
+from zeropods.pods.processes import RUN, descendants, end, ending_in_order, noted_signals, processes_with, start_bound
 from zeropods.pods.wire import WireError, ask_all
-from zeropods.programs import bound_argv, child_environment
+from zeropods.programs import child_environment
 from zeropods.train.arguments import arguments_of
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ class Attempt:
         names = [pod.name for pod, number in zip(lease.pods, slots, strict=True) for _ in range(number)]
         self._ranks = Ranks(planned.folder, names)
         self._hangs = HangDetector(planned.folder, supervision.step_timeout, self._ranks.have_opened_the_run, names)
-        self._began = self._looked = time.monotonic()
+        self._began = time.monotonic()
         self._measured: float | None = None
 
     def to_its_end(self) -> tuple[Record | UnopenedError, float]:
@@ -206,30 +208,26 @@ class Attempt:
             return error, found
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start the launcher in a session of its own, which no terminal's Ctrl-C reaches. It dies with this process."""
+        """Start the launcher. It dies with this process."""
         folder, exported = self._planned.folder, self._planned.exported
         hostfile, variables = folder / "launch.hostfile", folder / "launch.environment"
         write_hostfile(hostfile, self._planned.hosts)
         # DeepSpeed's environment file has no blank line and no comment: they would raise.
         files.write_text(variables, "".join(f"{name}={value}\n" for name, value in exported.items()))
         with open(folder / LOG, "ab") as log:
-            process = subprocess.Popen(
-                bound_argv(self._supervision.argv(self._planned, hostfile), signal.SIGKILL),
-                stdin=subprocess.DEVNULL,
+            process = start_bound(
+                self._supervision.argv(self._planned, hostfile),
+                signal.SIGKILL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
                 env=runner_environment(self._planned, variables, child_environment()),
             )
-        self._began = self._looked = time.monotonic()
+        self._began = time.monotonic()
         return process
 
     def _state(self, process: subprocess.Popen[bytes], log: PdshLog, signals: list[str]) -> Observation:
         """What is seen of launcher, agents, ranks and output at this moment, and since when it is so."""
         now = time.monotonic()
-        if now - self._looked > LATE_SECONDS:
-            self._lease.forgive()
-        self._looked = now
         if self._measured is None and self._ranks.have_all_measured():
             self._measured = now
         return Observation(
@@ -267,14 +265,6 @@ class Attempt:
         return unanswered
 
 
-@contextmanager
-def noted_signals() -> Iterator[list[str]]:
-    """Names of the SIGINT, SIGTERM and SIGHUP that came; they interrupt nothing, so that no clean-up is cut short."""
-    noted: list[str] = []
-    with handled(ENDING, lambda number, _: noted.append(signal.Signals(number).name)):
-        yield noted
-
-
 class RunLease:
     """Renews the lease of a run on its pods until it is closed, and knows how long each has been silent.
 
@@ -290,6 +280,7 @@ class RunLease:
         self._secret = secret
         self._states = {pod.name: PodState(pod, time.monotonic()) for pod in self.pods}
         self._closed = threading.Event()
+        self._looked = time.monotonic()
 
     def __enter__(self) -> RunLease:
         self._ask("renew", OPEN_SECONDS, seconds=RUN_SECONDS, forks=self._forks)
@@ -300,13 +291,13 @@ class RunLease:
         self._closed.set()
 
     def states(self) -> list[PodState]:
-        """How the run stands on each pod."""
-        return list(self._states.values())
-
-    def forgive(self) -> None:
-        """Count silence from now on: this process did not run for a while, and asked nobody."""
+        """How the run stands on each pod. To be asked some times per second: else silence counts from now on."""
         now = time.monotonic()
-        self._states = {name: replace(state, answered_at=now) for name, state in self._states.items()}
+        if now - self._looked > LATE_SECONDS:
+            # This process did not run for a while, and asked nobody.
+            self._states = {name: replace(state, answered_at=now) for name, state in self._states.items()}
+        self._looked = now
+        return list(self._states.values())
 
     def stop_run(self, grace_seconds: float) -> dict[str, str]:
         """End the run on every pod; returns why by the name of each pod that did not say it is done."""

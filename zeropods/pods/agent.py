@@ -26,7 +26,7 @@ from zeropods.pods.processes import ENDING, Process, descendants
 from zeropods.pods.rendezvous import PURPOSE, Pod, register
 from zeropods.pods.ssh import FORKS, HOST_KEY, Sshd, make_key
 from zeropods.pods.wire import Message, Server, WireError, ask, control_purpose, listening_socket
-from zeropods.programs import bound_argv, child_environment, end_with_parent
+from zeropods.programs import child_environment, end_with_parent
 
 ORDERS = "ZEROPODS_ORDERS"
 """The variable by which a worker is told, as a JSON object; it is taken out at once, since it holds a secret."""
@@ -39,7 +39,6 @@ GRACE_SECONDS = 2.0
 AGENT_SECONDS = 10.0
 """From SIGTERM, which the warden passes on to the agent, until that is killed with all that is under it."""
 FAILED_SECONDS = 5.0
-COUNT_SECONDS = 20
 LONG_SECONDS = 86_400.0
 FORK_SERVER = "zeropods.launch.forks"
 
@@ -116,11 +115,7 @@ def run_agent(orders: Orders, folder: Path, warden: int) -> int:
         end_with_parent(warden, signal.SIGTERM)
         processes.become_subreaper()
         host_key = make_key(folder / HOST_KEY, "")
-        # A driver that hangs while GPUs are counted ends the agent.
-        signal.alarm(COUNT_SECONDS)
-        slots = orders.slots or own_slots()
-        signal.alarm(0)
-        return asyncio.run(_Agent(orders, folder, host_key, slots).live())
+        return asyncio.run(_Agent(orders, folder, host_key, orders.slots or own_slots()).live())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,7 +134,7 @@ class _Agent:
         self._sshd = Sshd(folder, orders.address)
         self._forks = folder / FORKS
         self._fork_server: subprocess.Popen[bytes] | None = None
-        self._leases = Leases(os.getpid(), self._daemons, self._end)
+        self._leases = Leases(self._daemons, self._end)
 
     async def live(self) -> int:
         """From the registration to the end of all that is under this process."""
@@ -232,15 +227,9 @@ class _Agent:
         if self._fork_server is not None and self._fork_server.poll() is None:
             return
         self._forks.unlink(missing_ok=True)
-        self._fork_server = subprocess.Popen(
-            bound_argv([sys.executable, "-m", FORK_SERVER, str(self._forks)]),
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=child_environment() | dict([processes.PLACE]),
-        )
+        argv, silent = [sys.executable, "-m", FORK_SERVER, str(self._forks)], subprocess.DEVNULL
+        environment = child_environment() | dict([processes.PLACE])
+        self._fork_server = processes.start_bound(argv, cwd=ROOT, stdout=silent, stderr=silent, env=environment)
 
     def _daemons(self) -> list[int]:
         server = self._fork_server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -39,8 +38,6 @@ BACKENDS: dict[str, Callable[[Path, Settings], LocalWorkers]] = {
 }
 STATE, HOSTFILE, SSH_CONFIG, KNOWN_HOSTS = "state.json", "hostfile", "ssh_config", "known_hosts"
 KEY, SECRET = "id_ed25519", "secret"
-ENVIRONMENT = "deepspeed_env"
-"""What ranks need exported, in the form of DeepSpeed's `DS_ENV_FILE`."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 SHELL_NAME = "pods"
 """The name of a cluster that the shell starts without naming it."""
@@ -122,14 +119,6 @@ class Cluster:
         return bytes.fromhex((self.folder / SECRET).read_text(encoding="ascii"))
 
     @property
-    def environment(self) -> dict[str, str]:
-        """What ranks on these pods need exported; nothing secret.
-
-        Gloo would connect over the interface of the host's name, which is not always the pod's.
-        """
-        return {"GLOO_SOCKET_IFNAME": "lo"} if self.shared_machine else {}
-
-    @property
     def agents(self) -> tuple[tuple[str, int], ...]:
         """Addresses and control ports of the agents."""
         return tuple((pod.address, pod.control_port) for pod in self.pods)
@@ -156,9 +145,12 @@ class Cluster:
 
     def check(self) -> Preflight:
         """What is found on every pod now: pods x checks, and below them the remedy of each check that is not ok."""
-        names = [pod.name for pod in self.pods]
-        found = preflight(self.hosts, expected_here(), names=names, ssh_config=self.ssh_config)
-        return replace(found, title=f"Cluster {self.name}, checked")
+        return replace(self.preflight(expected_here()), title=f"Cluster {self.name}, checked")
+
+    def preflight(self, expected: Expectation, pods: int | None = None) -> Preflight:
+        """What is found on the first `pods` of them, or on all, that is not as expected."""
+        names = [pod.name for pod in self.pods[:pods]]
+        return preflight(self.hosts[:pods], expected, names=names, ssh_config=self.ssh_config)
 
     def down(self) -> None:
         """End all pods and remove all files; a second call does nothing."""
@@ -210,8 +202,6 @@ def chosen_name() -> str | None:
 
 def workers_of(cluster: Cluster) -> LocalWorkers:
     """The workers whose records lie in a cluster's folder."""
-    if cluster.backend not in BACKENDS:
-        raise UserError(f"{cluster.folder}: backend {cluster.backend!r}; expected one of {', '.join(BACKENDS)}")
     return BACKENDS[cluster.backend](cluster.folder, cluster.settings)
 
 
@@ -241,9 +231,7 @@ def names() -> list[str]:
 
 def write_cluster(cluster: Cluster) -> None:
     """Write a cluster's state; whoever reads it meanwhile sees the old one."""
-    document = asdict(cluster)
-    del document["folder"]
-    files.write_json(cluster.folder / STATE, document)
+    files.write_json(cluster.folder / STATE, {**asdict(cluster), "folder": str(cluster.folder)})
 
 
 def read_cluster(folder: Path) -> Cluster | None:
@@ -251,19 +239,8 @@ def read_cluster(folder: Path) -> Cluster | None:
     path = folder / STATE
     if not path.is_file():
         return None
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        asked = document["settings"]
-        return Cluster(
-            folder=folder,
-            settings=Settings(**{**asked, "hosts": tuple(asked["hosts"])}),
-            workers=tuple(document["workers"]),
-            # A cluster of before had one port for all of its pods.
-            pods=tuple(Pod(**{"ssh_port": document.get("ssh_port", 0), **pod}) for pod in document["pods"]),
-        )
-    except (ValueError, TypeError, KeyError) as error:
-        problem = f"not a cluster's state ({error})"
-        raise UserError(f"{path}: {problem}; end its pods and remove {folder}") from None
+    remedy = f"this is not a cluster's state; end its pods and remove {folder}"
+    return replace(files.validated(Cluster, path, path.read_bytes(), remedy), folder=folder)
 
 
 @contextmanager
@@ -309,20 +286,14 @@ def write_files(cluster: Cluster, user: Callable[[str], str]) -> None:
         ssh_config_text(theirs, port, folder / KEY, folder / KNOWN_HOSTS, name)
         for (port, name), theirs in addresses.items()
     )
-    variables = "".join(f"{name}={value}\n" for name, value in cluster.environment.items())
     files.write_text(folder / KNOWN_HOSTS, known_hosts_text((p.address, p.ssh_port, p.host_key) for p in cluster.pods))
     files.write_text(folder / SSH_CONFIG, config)
-    files.write_text(folder / ENVIRONMENT, variables)
     write_hostfile(folder / HOSTFILE, cluster.hosts)
 
 
 def deepspeed_environment(cluster: Cluster) -> dict[str, str]:
-    """What DeepSpeed's own command needs in order to reach the pods as pinned, and to hand on what ranks need."""
-    return {
-        "PDSH_RCMD_TYPE": "ssh",
-        "PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(cluster.ssh_config),
-        "DS_ENV_FILE": str(cluster.folder / ENVIRONMENT),
-    }
+    """What DeepSpeed's own command needs in order to reach the pods as pinned."""
+    return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": pdsh_ssh_arguments(cluster.ssh_config)}
 
 
 def deepspeed_argv(cluster: Cluster) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -54,16 +55,14 @@ class RunState:
 
 
 class Leases:
-    """The pod's own lease and those of its runs.
+    """The pod's own lease and those of its runs; everything below this process is the pod's.
 
     Args:
-        agent: its pid; everything below it is the pod's.
         daemons: tells the pids of the pod's ssh daemon and of the server that forks its ranks, as far as they run.
         end: ends the pod; is told why.
     """
 
-    def __init__(self, agent: int, daemons: Callable[[], Sequence[int]], end: Callable[[str], object]) -> None:
-        self._agent = agent
+    def __init__(self, daemons: Callable[[], Sequence[int]], end: Callable[[str], object]) -> None:
         self._daemons = daemons
         self._end = end
         self._kind, self._seconds, self._until = "", math.inf, math.inf
@@ -152,7 +151,7 @@ class Leases:
         return found, sessions
 
     def _find(self) -> tuple[dict[str, list[Process]], int]:
-        return pod_processes(self._agent, self._daemons())
+        return pod_processes(os.getpid(), self._daemons())
 
     def _run(self, name: str, seconds: float) -> RunState:
         return self._runs.setdefault(name, RunState(time.monotonic() + seconds))

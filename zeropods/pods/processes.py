@@ -8,21 +8,23 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 from psutil import Process
 
 from zeropods.files import held
 from zeropods.measure.heartbeat import STACKS
-from zeropods.programs import prctl
+from zeropods.programs import bound_argv, child_environment, prctl
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
@@ -97,7 +99,16 @@ def ask_for_stacks(processes: Iterable[Process]) -> int:
     return sum(send(process, STACKS) for process in processes if catches(process, STACKS))
 
 
-# Trees of processes and their end.
+# Trees of processes, from their start to their end.
+
+
+def start_bound(argv: Sequence[str], at_end: signal.Signals = signal.SIGTERM, **how: Any) -> subprocess.Popen[bytes]:
+    """Start a command without stdin, in a session of its own, which no terminal's Ctrl-C reaches.
+
+    It gets `at_end` when this process is gone. `how`: what else `Popen` takes.
+    """
+    how = {"env": child_environment(), **how}
+    return subprocess.Popen(bound_argv(argv, at_end), stdin=subprocess.DEVNULL, start_new_session=True, **how)
 
 
 def descendants(pid: int) -> list[Process]:
@@ -202,18 +213,26 @@ def handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], o
 
 
 @contextmanager
+def noted_signals() -> Iterator[list[str]]:
+    """Names of the SIGINT, SIGTERM and SIGHUP that came; they interrupt nothing, so that no clean-up is cut short."""
+    noted: list[str] = []
+    with handled(ENDING, lambda number, _: noted.append(signal.Signals(number).name)):
+        yield noted
+
+
+@contextmanager
 def deferred() -> Iterator[None]:
     """Let what is inside come to its end before Ctrl-C or SIGTERM take effect.
 
     Without it, an interrupt could fall between starting a process and writing down that it is ours.
     """
-    came: list[int] = []
+    came = list[str]()
     try:
-        with handled(ENDING, lambda number, _: came.append(number)):
+        with noted_signals() as came:
             yield
     finally:
         for first in came[:1]:
-            os.kill(os.getpid(), first)
+            os.kill(os.getpid(), signal.Signals[first])
 
 
 @contextmanager

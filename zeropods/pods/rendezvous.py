@@ -18,7 +18,7 @@ PURPOSE = "register"
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 1.0
 ASK_SECONDS = 60.0
 """For an answer of the master: a connection that dies while all wait is not noticed otherwise."""
-WATCH_SECONDS = 0.5
+WATCH_SECONDS = 1.0
 FAREWELL_SECONDS = 2.0
 STRANGERS = 64
 """Connections without proof at once, beside two for each pod."""
@@ -128,7 +128,7 @@ class Rendezvous:
 
         Args:
             seconds: until then; counted from now.
-            watch: called some twice a second and at the end with the ids of the workers that have registered;
+            watch: called once a second and at the end with the ids of the workers that have registered;
                 what it raises ends the wait.
 
         Raises:

@@ -41,8 +41,6 @@ from zeropods.programs import LISTENED, PROGRAMS, required_programs
 from zeropods.tables import progress
 
 OTHER_SSH_PORTS = 7
-LIST_SECONDS = 1.0
-"""Time between two questions to the backend."""
 PENDING_SECONDS = 5.0
 """A worker that has still to start is named on stderr after that time."""
 
@@ -220,8 +218,7 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, sec
     `UserError` names a worker that has ended, or those that are missing after so many seconds. One that waits for
     long to be started is mentioned on stderr.
     """
-    settings, began = cluster.settings, time.monotonic()
-    listed, mentioned = began, set[str]()
+    settings, began, mentioned = cluster.settings, time.monotonic(), set[str]()
 
     def started() -> list[Worker]:
         return [worker for worker in workers.list() if worker.id in cluster.workers]
@@ -229,18 +226,13 @@ def _gather(rendezvous: Rendezvous, workers: LocalWorkers, cluster: Cluster, sec
     with progress("pods", "pods", settings.count) as bar:
 
         def watch(registered: frozenset[str]) -> None:
-            nonlocal listed
             bar.update(len(registered) - bar.n)
-            now = time.monotonic()
-            if now - listed < LIST_SECONDS:
-                return
-            listed = now
             for worker in started():
                 if worker.has_ended:
                     code = f"status {worker.status}" if worker.exit_code is None else f"exit code {worker.exit_code}"
                     end = f"ended with {code} before the cluster was ready"
                     raise UserError(f"{_shown(worker)} {end}{_last_words(worker)}")
-                if worker.is_pending and now - began >= PENDING_SECONDS and worker.id not in mentioned:
+                if worker.is_pending and time.monotonic() - began >= PENDING_SECONDS and worker.id not in mentioned:
                     mentioned.add(worker.id)
                     bar.clear()
                     print(_state_of(worker, settings), file=sys.stderr, flush=True)

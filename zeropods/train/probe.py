@@ -25,7 +25,7 @@ from zeropods.measure.calibration import PROBE_AGAIN, MachineProbe, read_probe
 from zeropods.measure.memory import resident_bytes
 from zeropods.pods.cluster import Cluster
 from zeropods.pods.hostfile import own_gpus
-from zeropods.pods.preflight import TIMED_OUT, Expectation, preflight, run_all
+from zeropods.pods.preflight import TIMED_OUT, Expectation, run_all
 from zeropods.pods.ssh import ssh_argv
 from zeropods.programs import free_port
 
@@ -51,7 +51,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     gpus = _gpus()
     hosts = [host.address for host in cluster.hosts] if cluster else ["127.0.0.1"] * min(LOCAL, len(gpus) or LOCAL)
     # As in training: threads that spin would take the cores from one another.
-    variables = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), cluster.environment if cluster else {})}
+    variables = {"OMP_WAIT_POLICY": "PASSIVE", **exported_variables((), {})}
     own: list[dict[str, str]] = [{} for _ in hosts]
     if cluster is None or cluster.shared_machine:
         if 0 < len(gpus) < len(hosts):
@@ -61,8 +61,7 @@ def probe(cluster: Cluster | None = None) -> MachineProbe:
     port = free_port()
     commands = [_rank(number, hosts, port, {**variables, **own[number]}) for number in range(len(hosts))]
     if cluster:
-        names, expected = [pod.name for pod in cluster.pods], Expectation.of_this_machine(PROJECT, master_port=port)
-        preflight(cluster.hosts, expected, names=names, ssh_config=cluster.ssh_config).require()
+        cluster.preflight(Expectation.of_this_machine(PROJECT, master_port=port)).require()
         shells = zip(hosts, commands, strict=True)
         commands = [
             ssh_argv(cluster.ssh_config, host, ["sh", "-c", f"cd {shlex.quote(str(PROJECT))}; exec {shlex.join(argv)}"])

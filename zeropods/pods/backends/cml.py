@@ -44,11 +44,11 @@ class CmlWorkers(LocalWorkers):
     def master_address(self) -> str:
         return own_address()
 
-    def claim(self, n: int) -> Sequence[str]:
+    def claim(self) -> Sequence[str]:
         return [own_address()]
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
-        here = self.start_here(1, orders)
+        here = super().start(orders)
         if self.settings.count == 1:
             return here
         started = self._module.launch_workers(

@@ -67,9 +67,9 @@ class OwnHosts(LocalWorkers):
     def user(self, address: str) -> str:
         return self._found[address].user
 
-    def claim(self, n: int) -> Sequence[str]:
+    def claim(self) -> Sequence[str]:
         """The hosts' addresses, in the order of the hostfile."""
-        return list(self._found)[:n]
+        return list(self._found)
 
     def command(self, address: str, argv: list[str]) -> list[str]:
         host = self._found[address].host

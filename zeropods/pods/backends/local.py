@@ -19,7 +19,7 @@ from zeropods import files
 from zeropods.errors import UserError
 from zeropods.files import ROOT
 from zeropods.pods.agent import ORDERS
-from zeropods.pods.processes import Process, deferred, end, find_process, is_alive
+from zeropods.pods.processes import Process, end, find_process, is_alive
 from zeropods.pods.ssh import account
 
 SSH_PORT = 2222
@@ -113,8 +113,11 @@ class LocalWorkers:
         """The account under which the pod at an address runs."""
         return account()
 
-    def claim(self, n: int) -> Sequence[str]:
-        """Addresses for n pods, 127.A.B.1 and so on; A and B are drawn, so that other clusters have others."""
+    def claim(self) -> Sequence[str]:
+        """Addresses of the pods here, 127.A.B.1 and so on; A and B are drawn, so that other clusters have others."""
+        n = self.settings.count
+        if n > MOST:
+            raise UserError(f"--count {n}; expected at most {MOST} pods on a machine")
         first = random.SystemRandom().randrange(1 << 8, 1 << 16)
         subnets = (number % (1 << 16) for number in range(first, first + 1 + n // PODS_OF_A_SUBNET))
         hosts = (f"127.{net >> 8}.{net & 255}.{host}" for net in subnets for host in range(1, PODS_OF_A_SUBNET + 1))
@@ -129,19 +132,16 @@ class LocalWorkers:
         return self.settings.slots
 
     def start(self, orders: Mapping[str, Any]) -> tuple[str, ...]:
-        """Start an agent on each worker, told by the fields of `Orders` what it needs; returns their ids."""
-        return self.start_here(self.settings.count, orders)
+        """Start an agent on each worker, told by the fields of `Orders` what it needs; returns their ids.
 
-    def start_here(self, n: int, orders: Mapping[str, Any]) -> tuple[str, ...]:
-        """Start n agents as processes of this machine. It does not limit their cores, memory and GPUs."""
-        if n > MOST:
-            raise UserError(f"--count {n}; expected at most {MOST} pods on a machine")
-        seconds, began, ids = orders["register_seconds"], time.monotonic(), list[str]()
-        with deferred():
-            for address in self.claim(n):
-                if time.monotonic() - began > seconds:
-                    raise UserError(f"{len(ids)} of {n} pods were started in {seconds:g} s; give them more --seconds")
-                ids.append(self._start(address, {**orders, "slots": self.slots(address)}))
+        Those here are processes of this machine, whose cores, memory and GPUs are not limited.
+        """
+        seconds, began, ids, there = orders["register_seconds"], time.monotonic(), list[str](), self.claim()
+        for address in there:
+            if time.monotonic() - began > seconds:
+                said = f"{len(ids)} of {len(there)} pods were started in {seconds:g} s"
+                raise UserError(f"{said}; give them more --seconds")
+            ids.append(self._start(address, {**orders, "slots": self.slots(address)}))
         return tuple(ids)
 
     def list(self) -> Sequence[Worker]:
@@ -150,8 +150,7 @@ class LocalWorkers:
 
     def stop(self, ids: Sequence[str]) -> None:
         """End the workers with these ids, and all that are processes of this machine; then they are gone."""
-        with deferred():
-            end(lambda: filter(None, (each.find() for each in self.processes())), STOP_SECONDS)
+        end(lambda: filter(None, (each.find() for each in self.processes())), STOP_SECONDS)
         for popen in self._popens.values():
             popen.poll()
 
@@ -163,7 +162,9 @@ class LocalWorkers:
     def _start(self, address: str, orders: Mapping[str, Any]) -> str:
         worker = secrets.token_hex(8)
         place = {"CDSW_IP_ADDRESS": address, "CDSW_ENGINE_ID": worker, "CDSW_MASTER_IP": self.master_address()}
-        with open(self._log(worker), "ab", opener=_open_private) as log:
+        # Nobody else can read what lies in a cluster's folder.
+        self._log(worker).parent.mkdir(exist_ok=True)
+        with open(self._log(worker), "ab") as log:
             popen = subprocess.Popen(
                 self.command(address, [sys.executable, str(WORKER_SCRIPT)]),
                 stdin=subprocess.DEVNULL,
@@ -194,9 +195,3 @@ class LocalWorkers:
 
     def _log(self, worker: str) -> Path:
         return self.folder / LOGS / f"{worker}.log"
-
-
-def _open_private(path: str, flags: int) -> int:
-    """Open a file that only its owner can read."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    return os.open(path, flags, 0o600)
