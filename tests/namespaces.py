@@ -38,11 +38,11 @@ class Namespaces(LocalWorkers):
             self._open()
         return f"{self._subnet}.{MASTER}"
 
-    def claim(self, n: int) -> Sequence[str]:
-        """Make n namespaces."""
+    def claim(self) -> Sequence[str]:
+        """Make a namespace for each pod."""
         self.master_address()
         made = []
-        for number in range(1, n + 1):
+        for number in range(1, self.settings.count + 1):
             space, address = f"{self._name}-{number}", f"{self._subnet}.{number}"
             ip("netns", "add", space)
             ip("link", "add", space, "type", "veth", "peer", "name", "eth0", "netns", space)

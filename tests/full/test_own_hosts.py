@@ -124,7 +124,7 @@ def test_hosts_with_a_network_of_their_own_reach_this_machine(
 ) -> None:
     network = Namespaces(tmp_path, replace(SETTINGS, backend="namespaces"))
     try:
-        second, first = network.claim(2)
+        second, first = network.claim()
         monkeypatch.setitem(NAMES, "first", first)
         monkeypatch.setitem(NAMES, "second", second)
         made = own(tmp_path / "user", network)

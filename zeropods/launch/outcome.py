@@ -156,7 +156,7 @@ class UnopenedError(UserError):
             said = [found[1] for found in told if found]
             super().__init__(next((each for each in said if not each.startswith(ENDED)), said[0]))
         else:
-            super().__init__("\n".join([f"{line}; last lines of {LOG}:", *lines]))
+            super().__init__("\n".join([f"{line}; last lines of {LOG}:", *lines]) if lines else line)
 
 
 def record_run(

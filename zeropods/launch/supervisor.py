@@ -93,27 +93,28 @@ def run_launch(planned: Launch, cluster: Cluster, supervision: Supervision | Non
         return earlier
     current, left = _first_attempt(planned, cluster, min_pods)
     began, opened, journal, seconds = time.monotonic(), False, list[JournalEntry](), supervision.timeout_seconds
-    while True:
-        rest = seconds and max(1.0, seconds - (time.monotonic() - began))
-        end, found = _attempt(current, left, replace(supervision, timeout_seconds=rest))
-        opened, following_launch = opened or isinstance(end, Record), None
-        if calls_for_another(end) and current.restarts < restarts:
-            lost = end.pod if end.status == "pod_lost" else None
-            left = _answering(left, [pod for pod in left.statuses(OPEN_SECONDS) if pod.pod != lost])
-            following_launch = next_attempt(planned, left, min_pods or 1, opened=opened)
-        if not isinstance(following_launch, Launch):
-            if following_launch is not None:
-                print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
-            if isinstance(end, UnopenedError):
-                raise end
-            return end
-        current = replace(following_launch, restarts=current.restarts + 1)
-        supervision = replace(supervision, is_checked=False)
-        ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
-        entry = JournalEntry.of(planned, current, left, found_unix_seconds=found, **ended)
-        journal.append(entry)
-        files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(each) for each in journal]})
-        print(f"{planned.folder}: {entry.line(f'restart {current.restarts} of {restarts}')}", file=sys.stderr)
+    with ending_in_order(), locked(planned.folder, LAUNCH_LOCK):
+        while True:
+            rest = seconds and max(1.0, seconds - (time.monotonic() - began))
+            end, found = _attempt(current, left, replace(supervision, timeout_seconds=rest))
+            opened, following_launch = opened or isinstance(end, Record), None
+            if calls_for_another(end) and current.restarts < restarts:
+                lost = end.pod if end.status == "pod_lost" else None
+                left = _answering(left, [pod for pod in left.statuses(OPEN_SECONDS) if pod.pod != lost])
+                following_launch = next_attempt(planned, left, min_pods or 1, opened=opened)
+            if not isinstance(following_launch, Launch):
+                if following_launch is not None:
+                    print(f"{planned.folder}: does not go on by itself: {following_launch}", file=sys.stderr)
+                if isinstance(end, UnopenedError):
+                    raise end
+                return end
+            current = replace(following_launch, restarts=current.restarts + 1)
+            supervision = replace(supervision, is_checked=False)
+            ended = {"status": end.status, "pod": end.pod, "reason": end.reason, "steps": end.steps}
+            entry = JournalEntry.of(planned, current, left, found_unix_seconds=found, **ended)
+            journal.append(entry)
+            files.write_json(planned.folder / JOURNAL, {"restarts": [asdict(each) for each in journal]})
+            print(f"{planned.folder}: {entry.line(f'restart {current.restarts} of {restarts}')}", file=sys.stderr)
 
 
 def _first_attempt(planned: Launch, cluster: Cluster, min_pods: int | None) -> tuple[Launch, Cluster]:
@@ -146,17 +147,22 @@ def _answering(cluster: Cluster, told: Sequence[PodStatus]) -> Cluster:
 
 
 def _attempt(planned: Launch, cluster: Cluster, supervision: Supervision) -> tuple[Record | UnopenedError, float]:
-    with ending_in_order():
-        if not supervision.is_checked:
+    if not supervision.is_checked:
+        try:
             command.check_pods(planned, cluster)
-        run = secrets.token_hex(8)
-        marked = replace(planned, exported={**planned.exported, RUN: run})
-        pods = cluster.pods[: len(planned.hosts)]
-        # A script of somebody else's starts its ranks by itself: no pod has to import torch for it.
-        opened = RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None)
-        with locked(planned.folder, LAUNCH_LOCK), opened as lease:
-            command.remember(planned)
-            return Attempt(marked, supervision, lease).to_its_end()
+        except UserError as error:
+            dead = [pod.pod for pod in cluster.statuses()[: len(planned.hosts)] if not pod.is_ready]
+            if not dead:
+                raise
+            # It was there a moment ago: it is lost like one that dies in the run.
+            return UnopenedError(planned.folder, Ending("pod_lost", str(error), dead[0]), ()), time.time()
+    run = secrets.token_hex(8)
+    marked = replace(planned, exported={**planned.exported, RUN: run})
+    pods = cluster.pods[: len(planned.hosts)]
+    # A script of somebody else's starts its ranks by itself: no pod has to import torch for it.
+    with RunLease(pods, cluster.secret, run, forks=arguments_of(planned.script) is not None) as lease:
+        command.remember(planned)
+        return Attempt(marked, supervision, lease).to_its_end()
 
 
 class Attempt:
