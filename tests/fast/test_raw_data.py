@@ -40,38 +40,27 @@ def test_an_example_comes_with_its_table_and_query_whose_numbers_become_text(tmp
 
 
 @pytest.mark.parametrize(
-    ("examples", "said"),
+    ("tables", "examples", "said"),
     [
-        ([b"{broken"], "2: broken JSON"),
-        ([b"[]"], "2: it is []"),
-        ([EXAMPLE | {"table_id": "u"}], "2: table_id 'u' has no table"),
-        ([EXAMPLE | {"question": " "}], "2: question is ' '"),
-        ([EXAMPLE | {"sql": SQL | {"sel": 2}}], "2: Query(sel=2"),
-        ([EXAMPLE | {"sql": SQL | {"sel": True}}], "2: sql.sel is True"),
-        ([EXAMPLE | {"sql": SQL | {"conds": [[5, 0, "x"]]}}], "its table t has 2 columns"),
-        ([EXAMPLE | {"sql": SQL | {"conds": [[0, 4, "x"]]}}], "2: sql.conds.0.1 is 4"),
-        ([EXAMPLE | {"sql": SQL | {"conds": [[0, 0]]}}], "2: sql.conds.0"),
+        ([], [b"{broken"], "train.jsonl:2: broken JSON"),
+        ([], [b"[]"], "train.jsonl:2: it is []"),
+        ([], [EXAMPLE | {"table_id": "u"}], "train.jsonl:2: table_id 'u' has no table"),
+        ([], [EXAMPLE | {"question": " "}], "train.jsonl:2: question is ' '"),
+        ([], [EXAMPLE | {"sql": SQL | {"sel": 2}}], "train.jsonl:2: Query(sel=2"),
+        ([], [EXAMPLE | {"sql": SQL | {"sel": True}}], "train.jsonl:2: sql.sel is True"),
+        ([], [EXAMPLE | {"sql": SQL | {"conds": [[5, 0, "x"]]}}], "its table t has 2 columns"),
+        ([], [EXAMPLE | {"sql": SQL | {"conds": [[0, 4, "x"]]}}], "train.jsonl:2: sql.conds.0.1 is 4"),
+        ([], [EXAMPLE | {"sql": SQL | {"conds": [[0, 0]]}}], "train.jsonl:2: sql.conds.0"),
+        ([TABLE], [], "tables.jsonl:2: table id 't' occurs twice"),
+        ([TABLE | {"id": "u", "rows": [["Ann"]]}], [], "tables.jsonl:2: 2 columns, but a row or the types with 1"),
+        ([TABLE | {"id": "u", "types": ["text", "date"]}], [], "tables.jsonl:2: types.1 is 'date'"),
+        ([TABLE | {"id": "u", "header": []}], [], "tables.jsonl:2: header is []"),
     ],
 )
-def test_a_bad_example_is_named_with_its_line(tmp_path: Path, examples: list[Any], said: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, tables: list[Any], examples: list[Any], said: str) -> None:
     with pytest.raises(UserError) as raised:
-        list(read_split(write(tmp_path, [TABLE], [EXAMPLE, *examples]), "train"))
-    assert "train.jsonl:2" in str(raised.value) and said in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({}, "tables.jsonl:2: table id 't' occurs twice"),
-        ({"id": "u", "rows": [["Ann"]]}, "tables.jsonl:2: 2 columns, but a row or the types with 1"),
-        ({"id": "u", "types": ["text", "date"]}, "tables.jsonl:2: types.1 is 'date'"),
-        ({"id": "u", "header": []}, "tables.jsonl:2: header is []"),
-    ],
-)
-def test_a_bad_table_is_named_with_its_line(tmp_path: Path, table: Any, said: str) -> None:
-    with pytest.raises(UserError) as raised:
-        list(read_split(write(tmp_path, [TABLE, TABLE | table], [EXAMPLE]), "train"))
-    assert said in str(raised.value)
+        list(read_split(write(tmp_path, [TABLE, *tables], [EXAMPLE, *examples]), "train"))
+    assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_split_that_is_empty_or_missing_is_named(tmp_path: Path) -> None:
