@@ -166,21 +166,16 @@ def _title(axes: Axes, text: str) -> None:
     axes.set_title(text, fontsize="medium")
 
 
-def _main_kind(lines: Sequence[Values], key: str) -> str | None:
-    """The kind of memory that most rows have: those of another are not drawn beside them."""
+def _of_main_kind(lines: Sequence[Values], key: str) -> tuple[str | None, list[Values]]:
+    """The kind of memory that most rows have, and these rows: nothing in the places of others, which are not drawn."""
     kinds = Counter(line[key] for line in lines if line[key] is not None)
-    return max(kinds, key=kinds.__getitem__, default=None)
+    main = max(kinds, key=kinds.__getitem__, default=None)
+    return main, [line if line[key] == main else {} for line in lines]
 
 
 def _unit(kind: str | None) -> tuple[int, str]:
     """In which sizes of such a plan are drawn: bytes of it, and its name."""
     return (GIB, "GiB") if kind == DEVICE_USED else (MIB, "MiB")
-
-
-def _of_kind(lines: Sequence[Values], key: str) -> list[Values]:
-    """The rows of the main kind, and nothing in the places of the others."""
-    kind = _main_kind(lines, key)
-    return [line if line[key] == kind else {} for line in lines]
 
 
 # Speed against memory: a point a row, the first picture of a page.
@@ -194,11 +189,11 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     """
     about = [line for line in lines if line["is_compared"]] or lines
     timed = [line for line in about if line["samples_per_second"] and line["measured_bytes"]]
-    found = [line for line in _of_kind(timed, "planned_kind") if line]
+    kind, of_kind = _of_main_kind(timed, "planned_kind")
+    found = [line for line in of_kind if line]
     shown = found[:SHOWN_ROWS]
     figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * len(shown))
-    kind, pods = _main_kind(timed, "planned_kind"), sorted({line["pods"] for line in shown})
-    unit, name = _unit(kind)
+    (unit, name), pods = _unit(kind), sorted({line["pods"] for line in shown})
     what = "of GPU memory in use" if kind == DEVICE_USED else "of parameters, gradients, optimizer states"
     axes.set(xlabel=f"{name} {what}, per process", ylabel="samples/s; lines: 95 % interval")
     _title(axes, f"Speed against memory: up and left is better{_of_all(len(shown), len(found))}")
@@ -364,12 +359,11 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     shown = found[:SHOWN_PAIRS]
     labels = [_literal(line["label"]) for line in shown]
     figure, axes = new_axes(WIDTH, 2.2 + 2.2 * BAR_INCHES * max(2, len(shown)), rows=2)
-    kind = _main_kind(shown, "memory_kind")
-    peaks = [one.get("peak_memory_bytes") for one in _of_kind(shown, "memory_kind")]
-    bars_beside(axes[0], labels, {"peak": peaks}, GIB)
+    kind, used = _of_main_kind(shown, "memory_kind")
+    bars_beside(axes[0], labels, {"peak": [one.get("peak_memory_bytes") for one in used]}, GIB)
     axes[0].set_xlabel(f"GiB {kind or ''}")
     _title(axes[0], f"Peak of the fullest pod{_of_all(len(shown), len(found))}")
-    kind, planned = _main_kind(shown, "planned_kind"), _of_kind(shown, "planned_kind")
+    kind, planned = _of_main_kind(shown, "planned_kind")
     series = {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}
     unit, name = _unit(kind)
     bars_beside(axes[1], labels, series, unit)
@@ -444,18 +438,13 @@ def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
         what: `memory`, of the first kind that has samples; `use` of the GPU, where there is none of the cores.
     """
     kinds, unit = (MEMORY_COLUMNS, GIB) if what == "memory" else (USE_COLUMNS, 1)
-    shown = [timeline for timeline in timelines if timeline.column(kinds)]
+    shown = [(timeline, column) for timeline in timelines if (column := timeline.column(kinds))]
     columns = max(1, min(PANEL_COLUMNS, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
     figure, axes = new_axes(WIDTH, 1.1 + PANEL_INCHES * rows, columns=columns, rows=rows)
-    peaks: dict[str, float] = {}
-    for timeline in shown:
-        column = timeline.column(kinds)
-        peaks[column] = max(peaks.get(column, 0.0), timeline.peak(column) / unit)
-    for number, (one, timeline) in enumerate(zip(axes, shown, strict=False)):
-        column = timeline.column(kinds)
+    for number, (one, (timeline, column)) in enumerate(zip(axes, shown, strict=False)):
         _panel(one, timeline, column, unit)
-        one.set_ylim(0, 1.1 * peaks[column] or 1)
+        one.set_ylim(0, 1.1 * (max(other.peak(column) for other, kind in shown if kind == column) / unit))
         if number % columns == 0:
             one.set_ylabel(kinds[column], fontsize="small")
         if number + columns >= len(shown):
@@ -465,8 +454,8 @@ def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
         empty.set_axis_off()
     figure.suptitle(f"{what.capitalize()} of each rank over time{_of_all(len(shown), found)}", fontsize="medium")
     if shown:
-        _phase_legend(figure, max(max(timeline.ranks) for timeline in shown) + 1)
-    return Plot(figure, f"{what} over time of {_listed([timeline.label for timeline in shown])}")
+        _phase_legend(figure, max(max(timeline.ranks) for timeline, _ in shown) + 1)
+    return Plot(figure, f"{what} over time of {_listed([timeline.label for timeline, _ in shown])}")
 
 
 def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:
