@@ -15,8 +15,7 @@ DEAREST = (
 """Files that take longest: whoever got one of them last would be waited for."""
 
 INTERFACES = (
-    "browser/test_notebooks", "browser/test_lab", "browser/test_curves", "full/test_demo_page", "full/test_gallery",
-    "full/test_own_hosts",
+    "browser/test_notebooks", "full/test_demo_page", "full/test_gallery", "full/test_own_hosts",
 )  # fmt: skip
 """Files that drive chromium, and those that make network interfaces: whenever one comes or goes, it drops requests."""
 

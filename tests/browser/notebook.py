@@ -152,6 +152,15 @@ def run_all(page: Page, file: Path) -> Seen:
     return look(page, file)
 
 
+def restart_and_run_all(page: Page, file: Path) -> Seen:
+    """Run all cells of the notebook that is open on a fresh kernel, from the menu, save it, and look at it."""
+    menu(page, "Kernel", "Restart Kernel and Run All Cells")
+    accept(page)
+    page.wait_for_function(f"() => ({PROMPTS})().some(prompt => !/\\d/.test(prompt))")
+    await_end(page)
+    return look(page, file)
+
+
 def look(page: Page, file: Path) -> Seen:
     """Save the notebook that is open, and read it."""
     cells = save(page, file)["cells"]

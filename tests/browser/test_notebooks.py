@@ -1,8 +1,9 @@
-"""Notebooks 00 to 06 as a person runs them, in JupyterLab in a browser; then again without one, as `make demo` does."""
+"""`make lab`: notebooks 00 to 06 as a person runs them, in a browser; then again without one, as `make demo` does."""
 
 import json
 import re
-from collections.abc import Iterator
+import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,25 @@ from typing import Any
 import nbformat
 import pytest
 from nbstripout import strip_output
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
-from tests.browser.notebook import Seen, close, is_done, lab, open_lab, open_notebook, run_all
-from tests.full.clusters import processes_naming
+from tests.browser.notebook import (
+    Seen,
+    await_end,
+    close,
+    is_done,
+    lab,
+    menu,
+    open_lab,
+    open_notebook,
+    restart_and_run_all,
+    run_all,
+)
+from tests.full.clusters import processes_naming, processes_of
 from tests.full.demo import LIMIT_SECONDS, executed, outputs
 from tests.full.demo_page import ROOT
 from tests.full.forks import train_ranks
+from tests.full.launches import until
 from zeropods.data.prepare import prepare
 from zeropods.measure.record import read_record
 from zeropods.report.formulas import figures
@@ -43,6 +56,9 @@ BAR = re.compile(r"\w+: +(\d+%\||\d+ \w+ \[)")
 """The line of a progress bar, with and without a total."""
 MODELS = ("t5-tiny", "t5-large-tiny")
 """The one that was trained, and one beside it."""
+PODS = "two_of_them"
+CELL = "from zeropods import pods\ncluster = pods.up(2, name='menu')"
+END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,18 @@ class Sequence:
 
     folder: Path
     seen: dict[str, Seen]
+    again: Seen
+    """The first notebook, run once more on a fresh kernel."""
+    greetings: int
+    """Dialogs and notices on the page that was opened first."""
+    kernel: list[str]
+    """The command line of the first kernel."""
+    changed: list[str]
+    """Notebooks whose files were changed by opening them."""
+    pods_seconds: float
+    """How long pods lived on after their kernel was shut down from the menu."""
+    server: tuple[int, str]
+    """Exit status of the server after Ctrl-C, and what it had said."""
     requests: set[str]
     """Hosts that the page asked for anything."""
     summary: dict[str, Any]
@@ -62,24 +90,63 @@ class Sequence:
 
 
 @pytest.fixture(scope="module")
-def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence]:
-    """The notebooks opened and run one after the other, each closed with its kernel."""
+def browsed(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Sequence:
+    """The notebooks opened and run one after the other, each closed with its kernel; pods of one that is shut down."""
     folder = tmp_path_factory.mktemp("lab")
     seen: dict[str, Seen] = {}
     requests: set[str] = set()
+    changed, kernels = [], []
     with lab(folder, ZEROPODS_RUNS=str(folder / "runs"), **SMALL) as server:
+        add_notebook(folder / "notebooks" / f"{PODS}.ipynb")
         page = chromium.new_page(viewport={"width": 1280, "height": 900})
         page.on("request", lambda request: requests.add(request.url))
         open_lab(page, server.address)
+        page.wait_for_timeout(1000)
+        greetings = page.locator(".jp-Dialog, .Toastify__toast").count()
         for name in NOTEBOOKS:
             if name == "03_train_pods":
                 train_states(folder)
+            file = folder / "notebooks" / f"{name}.ipynb"
+            before = file.read_bytes()
             open_notebook(page, name)
-            seen[name] = run_all(page, folder / "notebooks" / f"{name}.ipynb")
+            changed += [name] * (file.read_bytes() != before)
+            kernels += [command for command in commands(folder) if "ipykernel_launcher" in command]
+            seen[name] = run_all(page, file)
+            if name == "00_plan":
+                again = restart_and_run_all(page, file)
             close(page)
+        summary = json.loads((folder / "runs" / "summary" / "summary.json").read_text())
+        pods_seconds = pods_ended(page, folder)
         page.close()
+        server.process.send_signal(signal.SIGINT)
+        ended = server.process.wait(timeout=30), server.log.read_text()
+        # A kernel may take a moment to see that its server has gone.
+        until(lambda: not processes_of(folder / "home"), END_SECONDS)
     hosts = {url.split("/")[2] for url in requests if url.startswith(("http", "ws"))}
-    yield Sequence(folder, seen, hosts, json.loads((folder / "runs" / "summary" / "summary.json").read_text()))
+    return Sequence(folder, seen, again, greetings, kernels[0], changed, pods_seconds, ended, hosts, summary)
+
+
+def add_notebook(path: Path) -> None:
+    """One with two pods."""
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
+    cells = [nbformat.v4.new_code_cell(CELL)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
+
+
+def commands(folder: Path) -> list[list[str]]:
+    """What runs for the clusters and kernels of the sequence."""
+    found = (Path(f"/proc/{pid}/cmdline") for pid in processes_of(folder / "home"))
+    return [path.read_text(errors="replace").split("\0") for path in found]
+
+
+def pods_ended(page: Page, folder: Path) -> float:
+    """How long pods live on after their kernel was shut down from the menu."""
+    open_notebook(page, PODS)
+    menu(page, "Run", "Run All Cells")
+    await_end(page)
+    assert sum("worker_p.py" in " ".join(command) for command in commands(folder)) >= 2
+    menu(page, "Kernel", "Shut Down Kernel")
+    return until(lambda: not any("worker_p.py" in " ".join(command) for command in commands(folder)), 60.0)
 
 
 def train_states(folder: Path) -> None:
@@ -115,6 +182,16 @@ def test_a_notebook_runs_and_is_readable(browsed: Sequence, name: str) -> None:
         nbformat.read(folder / "notebooks" / f"{name}.ipynb", as_version=4) for folder in (ROOT, browsed.folder)
     )
     assert strip_output(theirs, keep_output=False, keep_count=False, keep_id=True).cells == ours.cells
+
+
+def test_a_first_visit_meets_no_dialog_and_ctrl_c_ends_kernels_and_server(browsed: Sequence) -> None:
+    assert browsed.greetings == 0 and browsed.changed == []
+    assert browsed.kernel[0] == sys.executable
+    prompts = browsed.again.prompts
+    assert prompts == [f"[{number + 1}]:" for number in range(len(prompts))] and not browsed.again.errors
+    assert browsed.pods_seconds < END_SECONDS
+    status, said = browsed.server
+    assert status == 0 and "Traceback" not in said
 
 
 def test_progress_bars_end_at_100_percent_and_the_page_asks_no_other_host(browsed: Sequence) -> None:

@@ -103,6 +103,4 @@ def zeropods(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def program(code: str) -> subprocess.Popen[str]:
     """A Python program that is followed through its stdout."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -48,11 +48,12 @@ def text_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cut_text(source: Path, folder: Path) -> Path:
-    """Copy the beginnings of a text's files, of which a few blocks of each split can be made."""
-    sizes = {"train.txt": 9_000, "valid.txt": 1_500, "test.txt": 1_200}
-    for path in source.glob("*.txt"):
-        (folder / path.name).write_text(path.read_text()[: sizes[path.name]])
+@pytest.fixture(scope="session")
+def text(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginnings of its files, of which a few blocks of each split can be made."""
+    folder = tmp_path_factory.mktemp("text")
+    for name, size in {"train.txt": 9_000, "valid.txt": 1_500, "test.txt": 1_200}.items():
+        (folder / name).write_text((text_sample / name).read_text()[:size])
     return folder
 
 

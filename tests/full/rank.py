@@ -70,7 +70,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--no_save", action="store_true")
     parser.add_argument("--leave_behind", action="store_true")
-    parser.add_argument("--still_rank", type=int, default=-1)
     parser.add_argument("--hog_mib", type=int, default=0)
     parser.add_argument("--said", nargs="*", default=[])
     parser.add_argument("--seconds_again", type=float, default=0.5)
@@ -143,8 +142,7 @@ def train(arguments: argparse.Namespace, rank: int, folder: Path, beating: Heart
     hogged = []
     while time.monotonic() < deadline and not (folder / "enough").exists():
         time.sleep(0.05)
-        if arguments.still_rank < 0:
-            beating.mark(beating.step + 1)
+        beating.mark(beating.step + 1)
         if arguments.hog_mib:
             hogged.append(b"x" * (arguments.hog_mib << 20))
 

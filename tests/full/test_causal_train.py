@@ -19,16 +19,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tests.full.conftest import ROOT, cut_text, run_several
+from tests.full.conftest import ROOT, run_several
 from zeropods.cli import main
 from zeropods.data.encoding import train_byte_tokenizer
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError, guarded
-from zeropods.export import export
 from zeropods.measure.record import BatchShape, Record, read_record
-from zeropods.plan.models import known_config
 from zeropods.train.arguments import CausalArguments, parse_flags
-from zeropods.train.causal import Causal, causal_config, load_causal, random_causal, set_dropout
+from zeropods.train.causal import Causal, load_causal, set_dropout
 from zeropods.train.run import fine_tune
 
 TINY = [
@@ -60,12 +58,6 @@ def refused(capsys: pytest.CaptureFixture[str], *flags: object) -> str:
 
 def losses(record: Record, key: str = "losses") -> list[float]:
     return [entry.loss for entry in getattr(record, key)]
-
-
-@pytest.fixture(scope="module")
-def text(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Raw text: the sample's, cut so that a few blocks of each split remain."""
-    return cut_text(text_sample, tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +131,6 @@ def test_the_model_can_be_loaded_by_anyone(text_run: Path, squad_run: Path) -> N
         assert getattr(model.config, "prompt", None) == prompt
 
 
-def test_it_is_exported_with_its_tied_weight_once(text_run: Path, tmp_path: Path) -> None:
-    from safetensors.numpy import load_file
-
-    done = export(text_run, tmp_path / "out")
-    assert (done.source, done.checkpoint) == (str(text_run / "model"), 5)
-    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
-
-
 def test_data_that_a_run_has_prepared_are_not_replaced(
     text_run: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,22 +190,6 @@ def test_deepspeeds_optimizer_and_schedule_train_with_what_the_flags_say(
     # The rate of DeepSpeed's schedules is 0 in the first step.
     assert losses(record)[0] == pytest.approx(losses(read_record(squad_run))[0], rel=1e-5)
     assert losses(record)[-1] < losses(record)[0] - 0.5
-
-
-def test_real_questions_train_with_a_published_tokenizer(shared_data: Path, tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = tmp_path / "model"
-    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=256)).save_pretrained(model)
-    own = ("--init", "pretrained", "--model_name_or_path", model, "--tokenizer_name", shared_data / "gpt2")
-    few = ("--max_train_steps", 2, "--max_seq_length", 256, "--learning_rate", "1e-2")
-    # The whole takes longer to prepare than all else here.
-    (tmp_path / "questions").mkdir()
-    for file in (shared_data / "squad").glob("*.json"):
-        document = json.loads(file.read_text())
-        (tmp_path / "questions" / file.name).write_text(json.dumps({**document, "data": document["data"][:1]}))
-    record = train(tmp_path / "squad", tmp_path / "questions", "--task", "squad", "--subset", 24, *own, *few)
-    assert record.status == "ok" and losses(record)[-1] < losses(record)[0]
 
 
 @pytest.mark.parametrize(
@@ -303,16 +271,6 @@ def change_weights(folder: Path, name: str, value: torch.Tensor | None) -> None:
     else:
         tensors[name] = value
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator() -> None:
-    config = causal_config({**known_config("llama-tiny"), "num_hidden_layers": 1})
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    first, second = random_causal(config, 3), random_causal(config, 3)
-    assert torch.rand(1) == expected
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_weights_of_a_folder_are_loaded_in_fp32(

@@ -58,16 +58,6 @@ def kill_pod(cluster: Cluster, number: int) -> None:
     processes.end(lambda: [found], 20.0)
 
 
-def test_three_pods_come_up_serve_and_leave_nothing(home: Path) -> None:
-    cluster = pods.up(3)
-    assert [ssh(cluster, pod.address, "echo", pod.name) for pod in cluster.pods] == ["pod1", "pod2", "pod3"]
-    assert cluster.hostfile.read_text() == "".join(f"{pod.address} slots={pod.slots}\n" for pod in cluster.pods)
-    ports = ports_of([cluster])
-    cluster.down()
-    cluster.down()
-    assert not processes_of(home) and not any(listens(*port) for port in ports) and not list(home.iterdir())
-
-
 def test_check_finds_good_pods_good_and_names_one_that_has_died(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,15 +77,28 @@ def test_check_finds_good_pods_good_and_names_one_that_has_died(
     assert line in found._repr_html_() and any(told.startswith(line) for told in str(found).splitlines())
 
 
-def test_the_same_again_is_the_same_cluster_and_other_settings_are_refused(home: Path) -> None:
-    cluster = pods.up(2, name="one")
-    assert pods.up(2, name="one") == cluster
+def test_a_cluster_is_found_again_not_changed_listed_and_ended_by_another_process_and_leaves_nothing(
+    home: Path,
+) -> None:
+    cluster = pods.up(2, slots=4, name="one")
+    assert [ssh(cluster, pod.address, "echo", pod.name) for pod in cluster.pods] == ["pod1", "pod2"]
+    assert cluster.hostfile.read_text() == "".join(f"{pod.address} slots=4\n" for pod in cluster.pods)
+    assert pods.up(2, slots=4, name="one") == cluster
     with pytest.raises(UserError, match=r"one: is up with other settings \(count 2 -> 1\)"):
-        pods.up(1, name="one")
+        pods.up(1, slots=4, name="one")
     hostfile = home.parent / "hosts"
     hostfile.write_text("127.0.0.1 slots=1\n")
     with pytest.raises(UserError, match=r"count 2 -> 1, .*hosts none -> 127\.0\.0\.1 slots=1"):
         pods.up(hostfile=hostfile, name="one")
+    (found,) = json.loads(zeropods("pods", "list", "--json").stdout)["clusters"]
+    assert found["hostfile"] == str(cluster.hostfile)
+    assert [(pod["address"], pod["slots"], pod["status"]) for pod in found["pods"]] == [
+        (pod.address, 4, "ready") for pod in cluster.pods
+    ]
+    ports = ports_of([cluster])
+    assert zeropods("pods", "down").stdout == "down: one\n"
+    cluster.down()
+    assert not processes_of(home) and not any(listens(*port) for port in ports) and not list(home.iterdir())
 
 
 def test_a_dead_cluster_is_replaced_and_the_old_one_does_not_end_the_new(home: Path) -> None:
@@ -106,16 +109,6 @@ def test_a_dead_cluster_is_replaced_and_the_old_one_does_not_end_the_new(home: P
     assert new.pods != old.pods and ssh(new, new.pods[0].address, "echo", "there") == "there"
     old.down()
     assert new.is_ready()
-
-
-def test_another_process_finds_lists_and_ends_it(home: Path) -> None:
-    cluster = pods.up(2, slots=4, name="pods")
-    (found,) = json.loads(zeropods("pods", "list", "--json").stdout)["clusters"]
-    assert found["hostfile"] == str(cluster.hostfile)
-    assert [(pod["address"], pod["slots"], pod["status"]) for pod in found["pods"]] == [
-        (pod.address, 4, "ready") for pod in cluster.pods
-    ]
-    assert zeropods("pods", "down").stdout == "down: pods\n" and not processes_of(home)
 
 
 def test_two_clusters_at_once_have_their_own_pods(home: Path) -> None:

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.full.clusters import listens
+from tests.full.clusters import listens, processes_naming
 from tests.full.launches import ROOT, until
 from zeropods.programs import free_port
 
@@ -163,46 +164,55 @@ def test_a_task_outside_the_project_s_folder_is_one_line(project: Path, tmp_path
     assert done.returncode == 1 and f"zeropods: {tmp_path}: not the project's folder" in done.stderr
 
 
-def is_served(port: int) -> bool:
+def fetched(port: int, path: str = "") -> str:
+    """What an application answers; nothing while it does not."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, TimeoutError):
-        return False
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+            return str(answer.read(), "utf-8")
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return ""
 
 
 def test_an_application_is_served_until_its_kernel_is_interrupted(project: Path) -> None:
     port = free_port("127.0.0.1")
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(executed, project, "cml/start_tensorboard.py", CDSW_APP_PORT=port)
-        until(lambda: is_served(port) or running.done(), SECONDS)
-        assert is_served(port)
+        until(lambda: fetched(port) or running.done(), SECONDS)
+        assert fetched(port)
         (kernel,) = [child for child in psutil.Process().children() if "ipykernel_launcher" in child.cmdline()]
         kernel.send_signal(signal.SIGINT)
         _, error = running.result(SECONDS)
-    assert error.startswith("KeyboardInterrupt") and not is_served(port)
+    assert error.startswith("KeyboardInterrupt") and not fetched(port)
 
 
 def refused(application: Path, *arguments: object, **environment: str) -> str:
     """What an application of CML says where it cannot start."""
-    kept = {name: value for name, value in os.environ.items() if name != "CDSW_APP_PORT"}
-    command = [sys.executable, str(application), *map(str, arguments)]
-    whole = {**kept, **environment}
+    command, whole = [sys.executable, application, *map(str, arguments)], {**os.environ, **environment}
     done = subprocess.run(command, env=whole, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 1
     return done.stderr
 
 
-def test_a_killed_application_leaves_nothing(trained: Path) -> None:
-    """What it shows, and its end by Ctrl-C, are looked at in the browser."""
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_application_shows_runs_that_begin_meanwhile_and_leaves_nothing(
+    trained: Path, tmp_path: Path, number: int, status: int
+) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "tensorboard").symlink_to(trained / "tensorboard")
     port = free_port("127.0.0.1")
-    command = [sys.executable, str(TENSORBOARD), "--runs", str(trained.parent), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as application:
+    command = [sys.executable, str(TENSORBOARD), "--runs", str(tmp_path / "runs"), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as application:
         try:
-            until(lambda: listens("127.0.0.1", port), SECONDS)
+            until(lambda: "first/tensorboard/train" in fetched(port, "data/runs"), SECONDS)
+            shutil.copytree(trained / "tensorboard", tmp_path / "runs" / "second" / "tensorboard")
+            until(lambda: "second/tensorboard/train" in fetched(port, "data/runs"), SECONDS)
+            curve = json.loads(fetched(port, "data/plugin/scalars/scalars?run=second/tensorboard/train&tag=loss"))
+            assert [step for _, step, _ in curve] == [1, 2, 3, 4, 5, 6]
         finally:
-            application.kill()
-    until(lambda: not listens("127.0.0.1", port), 10)
+            application.send_signal(number)
+            said, _ = application.communicate(timeout=30)
+    assert application.returncode == status and "Traceback" not in said, said
+    until(lambda: not listens("127.0.0.1", port) and not processes_naming(tmp_path), 10)
 
 
 def test_it_says_in_one_line_why_it_cannot_start_and_so_does_the_demo(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
@@ -89,23 +88,12 @@ def page(chromium: Browser, application: Served) -> Iterator[Page]:
 
 
 def opened(visit: BrowserContext, served: Served) -> Page:
-    """The page with its first table in place.
-
-    Where another test makes or removes a network interface, chromium drops all requests (ERR_NETWORK_CHANGED), those
-    to this machine too: then it is loaded again, as a person would do.
-    """
+    """The page with its first table in place."""
     page = visit.new_page()
-    dropped: list[str] = []
-    page.on("requestfailed", lambda request: dropped.append(request.failure or ""))
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        dropped.clear()
-        page.goto(served.address)
-        while "net::ERR_NETWORK_CHANGED" not in dropped and time.monotonic() < deadline:
-            if page.locator("#zp-preview table").count() and page.locator("#zp-examples tbody tr").count():
-                return page
-            page.wait_for_timeout(100)
-    raise AssertionError(f"no table within {SECONDS} s; failed requests: {dropped}")
+    page.goto(served.address)
+    for shown in ("#zp-preview table", "#zp-examples tbody tr"):
+        page.locator(shown).first.wait_for()
+    return page
 
 
 def ask(page: Page, question: str) -> str:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,7 +40,8 @@ def divided(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     ranks = begin_ranks(zero1, 2, folder / "told", ZEROPODS_SAVE_SIGNAL="USR1")
     until(lambda: (one / "train.log").exists() and "step 3 " in (one / "train.log").read_text(), pause=0.01)
-    ranks[1].send_signal(signal.SIGUSR1)
+    # Again and again to its end, while it saves too.
+    until(lambda: ranks[1].send_signal(signal.SIGUSR1) or ranks[1].returncode is not None, SECONDS, pause=0.001)
     said = [rank.communicate(SECONDS) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [os.EX_TEMPFAIL] * 2, said
     train_ranks(zero1, 2, folder / "again")
@@ -64,6 +66,7 @@ def test_a_signal_to_one_of_two_ranks_saves_and_ends_both(divided: Path) -> None
     assert said == {("interrupted", f"SIGUSR1: saved at step {step}")}
     assert (len(interrupted["ranks"]), record.status) == (2, "ok")
     assert [rank.first_step for rank in record.ranks] == [step, step]
+    assert [len(np.load(run / place / "0.npy")) for place in ("attempts/0.steps", "steps")] == [step, 20 - step]
 
 
 @pytest.mark.parametrize("technique", ["zero1", "zero3"])

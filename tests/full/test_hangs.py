@@ -16,41 +16,16 @@ import pytest
 
 from tests.full.conftest import ROOT, TINY
 from tests.full.forks import Forked, begin_ranks
-from tests.full.launches import RANK, ended, left, record, started, until
+from tests.full.launches import ended, left, record, started, until
 from tests.small_memory import small_memory, within
 from zeropods import pods
 from zeropods.launch.local import start_child, to_end
 from zeropods.measure.heartbeat import read_beats
-from zeropods.measure.record import LAUNCH_LOCK, Record, read_record
+from zeropods.measure.record import LAUNCH_LOCK, read_record
 from zeropods.measure.run_folder import locked
 from zeropods.pods.cluster import Cluster
 
 STEP_TIMEOUT = 6.0
-
-
-def run(folder: Path, *arguments: object) -> Record:
-    """A process that trains nothing, watched as `--launcher none` has it."""
-    return alone([RANK, "--outputdir", folder, "--seconds", 60, *arguments], folder, RANK="0", WORLD_SIZE="1")
-
-
-def alone(words: list[object], folder: Path, **variables: str) -> Record:
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in {**variables, "PYTHONPATH": str(ROOT)}.items():
-            environment.setenv(name, value)
-        argv = [sys.executable, *map(str, words)]
-        with locked(folder, LAUNCH_LOCK):
-            return to_end(lambda output: [start_child(argv, output)], folder, step_timeout=STEP_TIMEOUT)
-
-
-def test_a_process_that_does_no_step_is_ended_with_its_stacks(tmp_path: Path) -> None:
-    done = run(tmp_path / "run", "--still_rank", 0)
-    assert done.status == "timeout"
-    assert "rank 0 is at tests/full/rank.py" in (done.reason or "") and " train (phase steady, 0 steps done)" in (
-        done.reason or ""
-    )
-    stacks = (tmp_path / "run" / "stacks" / "0.txt").read_text()
-    assert "in train" in stacks and "in _run" in stacks
-    assert not left(tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +42,12 @@ def hung(cluster: Cluster, prepared: Path, tmp_path_factory: pytest.TempPathFact
     os.kill(read_beats(stopped)[1].pid, signal.SIGSTOP)
     flags = [*TINY, "--dataset_path", prepared, "--eval_steps", 0, "--max_steps", 100]
     runs = ["--", 1, folder / "full", "--", 2, folder / "skipped"]
+    argv = [sys.executable, "-m", "tests.full.misbehaving", *map(str, [*flags, *runs])]
     try:
-        alone(["-m", "tests.full.misbehaving", *flags, *runs], folder / "skipped")
+        # Watched as `--launcher none` has it.
+        with pytest.MonkeyPatch.context() as environment, locked(folder / "skipped", LAUNCH_LOCK):
+            environment.setenv("PYTHONPATH", str(ROOT))
+            to_end(lambda output: [start_child(argv, output)], folder / "skipped", step_timeout=STEP_TIMEOUT)
     finally:
         said = ended(process)
     assert process.returncode == 1, said

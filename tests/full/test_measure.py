@@ -8,67 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.full.conftest import ROOT, TINY, run_several
-from zeropods.measure.calibration import planned
 from zeropods.measure.record import PHASES, RankMeasurement, read_record
-from zeropods.plan.models import known_config
 from zeropods.train.device import matmul_rates
 from zeropods.train.meter import Mark, Meter, StepClock, Tokens
-
-EMBEDDING = 1_024 * 128
-P = EMBEDDING + 2 * (196_864 + 262_528) + 512
-"""Parameters of t5-tiny by hand: two layers of encoder and decoder (attention 4 x 128 x 128, feed-forward
-2 x 128 x 512, norms), two last norms and two tables of position biases (32 x 4)."""
-KEPT = P - EMBEDDING
-"""Elements that ZeRO-3 keeps gathered: those of parameters of at most 100,000 (dsconfig/zero3.json)."""
-LIVE = {
-    "none": (1, "none", 4 * P, 4 * P, 8 * P),
-    "zero1": (2, "zero1", 4 * P, 4 * P // 2, 12 * P // 2),
-    "zero3": (2, "zero3", 4 * P // 2 + 4 * KEPT, 4 * P // 2, 12 * P // 2),
-    "zero3_offload": (1, "zero3_offload", 4 * P, 4 * P + 4 * P, 12 * P),
-}
-"""Ranks, configuration, and FP32 bytes of parameters, gradients, and optimizer on each rank.
-
-DeepSpeed keeps an FP32 master beside FP32 weights: 12 bytes instead of Adam's 8. ZeRO-3 offload has the gradients of
-a backward pass and, for the optimizer, the gradients of its master."""
-
-
-@pytest.fixture(scope="module")
-def runs(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three steps for each row of `LIVE`."""
-    folder = tmp_path_factory.mktemp("measured")
-    common = [*TINY, "--dataset_path", prepared, "--max_steps", 3, "--eval_steps", 0, "--precision", "fp32",
-              "--per_device_train_batch_size", 4]  # fmt: skip
-    runs = []
-    for name, (ranks, technique, *_) in LIVE.items():
-        config = [] if technique == "none" else ["--deepspeed", ROOT / "dsconfig" / f"{technique}.json"]
-        runs.append((ranks, folder / name, ["--threads", 2 // ranks, *config]))
-    run_several(common, *runs)
-    return folder
-
-
-@pytest.mark.parametrize("name", LIVE)
-def test_live_bytes_are_those_of_the_technique_s_arithmetic_and_of_the_plan(runs: Path, name: str) -> None:
-    ranks, _, *expected = LIVE[name]
-    record = read_record(runs / name)
-    assert len(record.ranks) == ranks
-    for rank in record.ranks:
-        live = rank.live_bytes
-        assert [live.parameters, live.gradients, live.optimizer] == pytest.approx(expected, rel=0.02)
-    plan = planned(record)
-    assert plan is not None
-    assert plan.state_bytes == pytest.approx(sum(vars(record.ranks[0].live_bytes).values()), rel=0.02)
-
-
-def test_a_rank_says_what_it_trained(runs: Path) -> None:
-    first, second = read_record(runs / "zero3").ranks
-    assert first.parameters == second.parameters == P
-    assert first.shape is not None and known_config("t5-tiny").items() <= first.shape.items()
-    assert first.largest_batch.rows == 4
-    assert first.machine == second.machine == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert first.matmul_flops_per_second > 1e9
-    assert second.matmul_flops_per_second is None
-    assert (first.gpu, first.peak_allocated_bytes, first.energy_joules) == (None, None, None)
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -97,12 +39,6 @@ def test_step_time_speed_padding_and_memory_stand_beside_the_loss(trained: Path)
     assert len(drawn["padding_share"]) == 6 and all(0 <= share < 1 for _, share in drawn["padding_share"])
     assert all(50e6 < value <= 1.02 * rank.peak_resident_bytes for _, value in drawn["resident_bytes"])
     assert len(drawn["cpu_percent"]) == len(drawn["resident_bytes"])
-
-
-def test_deepspeed_s_own_scalars_are_in_the_run_folder(runs: Path) -> None:
-    drawn = scalars(runs / "zero1" / "tensorboard" / "train_t5")
-    # Its steps are samples, 4 rows of each of two ranks; beside the rate it writes times where its profiler is on.
-    assert [step for step, _ in drawn["Train/Samples/lr"]] == [8, 16, 24]
 
 
 def test_the_phases_fill_the_time_of_the_run(trained: Path) -> None:

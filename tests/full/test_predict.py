@@ -17,14 +17,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from tests.full.conftest import cut_text
+from tests.full.test_causal_train import train
 from zeropods.cli import main
 from zeropods.data.encoding import train_tokenizer
 from zeropods.data.prepare import Preparation, prepare
-from zeropods.data.squad import SquadExample, read_squad
 from zeropods.data.wikisql import Example, SQLTable, read_split, source_of
 from zeropods.errors import UserError
-from zeropods.evaluate.generate import Generation, QueryAnswerer, QuestionAnswerer, sample_text, text_perplexity
+from zeropods.evaluate.generate import Generation, QueryAnswerer, sample_text, text_perplexity
 from zeropods.evaluate.models import SavedModel, task_of
 from zeropods.evaluate.score import read_predictions
 from zeropods.sql.grammar import QueryAutomaton
@@ -68,36 +67,6 @@ def test_predict_and_score_print_one_document_each(
     assert (tmp_path / "score.test.json").exists(), "the score of answers that are still there"
     answers(trained, sample, out, "--limit", "1")
     assert not (tmp_path / "score.test.json").exists(), "a score of answers that are gone"
-
-
-OLD = '{"index": 0, "question": "q", "prediction": "p", "query": null}\n'
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (["--model", "nowhere"], "no trained model"),
-        (["--max-seq-length", "9"], "--max-seq-length: is for squad, this is text2sql"),
-        (["--out", "mine.csv"], "--out mine.csv: is there, and holds no predictions; choose another file"),
-    ],
-)
-def test_bad_calls_are_one_line_and_leave_the_old_file(
-    trained: Path,
-    sample: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    changed: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    out, mine = tmp_path / "p.jsonl", tmp_path / "mine.csv"
-    out.write_text(OLD)
-    mine.write_text("question,sql\n")
-    call = ["predict", "--model", str(trained), "--data", str(sample), "--split", "test", "--out", str(out)]
-    assert main([*call, *changed]) == 1
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert (out.read_text(), mine.read_text()) == (OLD, "question,sql\n")
 
 
 # A tiny random T5 under the grammar can say nothing but queries.
@@ -186,12 +155,6 @@ def test_answers_of_packed_weights_are_those_of_plain_ones(
 KNOWN, LENGTH, BLOCK = 5, 96, 64
 
 
-@pytest.fixture(scope="module")
-def text(text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first articles of the sample of text."""
-    return cut_text(text_sample, tmp_path_factory.mktemp("text"))
-
-
 def a_model(vocabulary: int, **values: Any) -> GPT2LMHeadModel:
     torch.manual_seed(0)
     shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, **values}
@@ -200,54 +163,13 @@ def a_model(vocabulary: int, **values: Any) -> GPT2LMHeadModel:
 
 @pytest.fixture(scope="module")
 def run(squad_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder whose model knows the first questions of train by heart."""
-    folder = tmp_path_factory.mktemp("runs") / "heart"
-    wanted = Preparation(
-        task="squad", data=squad_sample, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=KNOWN
-    )  # fmt: skip
-    manifest, _ = prepare(wanted, folder / "data")
-    rows = load_split(folder / "data", "train")
-    assert rows is not None
-    model = a_model(manifest.vocabulary_size, prompt="squad")
-    _learn(model, [rows[i] for i in range(len(rows))])
-    model.save_pretrained(folder / "model")
-    AutoTokenizer.from_pretrained(folder / "data" / "tokenizer").save_pretrained(folder / "model")
-    config = {"task": "squad", "identity": {"max_seq_length": LENGTH}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def _learn(model: GPT2LMHeadModel, rows: list[Any]) -> None:
-    longest = max(len(ids) for ids, _ in rows)
-    ids, labels = torch.zeros(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
-    for row, (of_row, labels_of_row) in enumerate(rows):
-        ids[row, : len(of_row)], labels[row, : len(of_row)] = torch.tensor(of_row), torch.tensor(labels_of_row)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    model.train()
-    for _ in range(300):
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss.item() < 0.02:
-            return
-    raise AssertionError(f"the loss is still {loss.item()}")
-
-
-@pytest.fixture(scope="module")
-def asked_by_heart(run: Path) -> QuestionAnswerer:
-    return QuestionAnswerer.load(run)
-
-
-@pytest.fixture(scope="module")
-def some(squad_sample: Path) -> list[SquadExample]:
-    """The questions that the model knows, and some that it does not."""
-    return list(read_squad(squad_sample, "train"))[:KNOWN] + list(read_squad(squad_sample, "dev"))[:6]
-
-
-def predicted(run: Path, squad_sample: Path, out: Path, *flags: str) -> int:
-    call = ["predict", "--model", str(run), "--data", str(squad_sample), "--split", "train", "--out", str(out)]
-    return main([*call, "--limit", str(KNOWN), "--max-new-tokens", "12", *flags])
+    """A run whose model knows the first questions of train by heart; beside it, in `data`, what it was trained on."""
+    folder = tmp_path_factory.mktemp("heart")
+    wanted = Preparation(task="squad", data=squad_sample, tokenizer="gpt-tiny", max_seq_length=LENGTH, limit=KNOWN)
+    prepare(wanted, folder / "data")
+    steps = ("--max_train_steps", 100, "--eval_steps", 0, "--lr_scheduler_type", "constant", "--logging_steps", 50)
+    train(folder / "run", folder / "data", *steps, "--per_device_train_batch_size", KNOWN)
+    return folder / "run"
 
 
 @pytest.mark.parametrize("flags", [("--batch-size", "3"), ("--num-beams", "3")])
@@ -256,60 +178,13 @@ def test_what_a_model_knows_by_heart_scores_one(
 ) -> None:
     out = tmp_path / "predictions.train.jsonl"
     assert (task_of(run), task_of(run / "model")) == ("squad", "squad")
-    assert predicted(run, squad_sample, out, "--json", *flags) == 0
+    call = ["predict", "--model", str(run), "--data", str(squad_sample), "--split", "train", "--out", str(out)]
+    assert main([*call, "--limit", str(KNOWN), "--max-new-tokens", "12", "--json", *flags]) == 0
     speed = json.loads(capsys.readouterr().out)
     assert speed["questions_per_second"] == pytest.approx(KNOWN / speed["seconds"])
     assert main(["score", str(out), "--data", str(squad_sample), "--split", "train", "--json"]) == 0
     score = json.loads(capsys.readouterr().out)
     assert (score["examples"], score["exact_match"], score["f1"]) == (KNOWN, 1.0, 1.0)
-
-
-def test_answers_in_batches_are_those_one_at_a_time(asked_by_heart: QuestionAnswerer, some: list[SquadExample]) -> None:
-    single, batched = (asked_by_heart.answer(some, Generation(max_new_tokens=8, batch_size=n)) for n in (1, 11))
-    assert [a.id for a in single] == [a.id for a in batched] == [e.id for e in some]
-    # A batch is multiplied by other kernels, whose roundings may decide between two tokens that are as likely.
-    assert sum(one == other for one, other in zip(single, batched, strict=True)) >= len(some) - 1
-
-
-def test_a_line_break_ends_an_answer(asked_by_heart: QuestionAnswerer) -> None:
-    tokenizer = asked_by_heart.saved.tokenizer
-    assert {tokenizer.eos_token_id, *tokenizer("\n").input_ids} <= set(asked_by_heart.ends)
-    assert all("\n" in tokenizer.decode(i) for i in asked_by_heart.ends if i != tokenizer.eos_token_id)
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (["--unconstrained"], "--unconstrained: is for text2sql, this is squad"),
-        (["--max-new-tokens", str(LENGTH)], f"--max-new-tokens {LENGTH}: no room for a prompt"),
-        (["--split", "test"], "test-v1.1.json: no such file"),
-        (["--precision", "fp16"], "--precision fp16: needs a GPU"),
-    ],
-)
-def test_bad_calls_for_answers_are_one_line_and_leave_the_old_file(
-    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: list[str], said: str
-) -> None:
-    if "fp16" in changed and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    out = tmp_path / "p.jsonl"
-    old = '{"index": 0, "prediction": "old"}\n'
-    out.write_text(old)
-    assert predicted(run, squad_sample, out, *changed) == 1
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert out.read_text() == old
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [({}, "does not say its task; give --task text2sql or squad"), ({"prompt": "lm"}, "trained on text")],
-)
-def test_a_model_that_answers_no_questions_is_refused(
-    run: Path, squad_sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, str], said: str
-) -> None:
-    (tmp_path / "model.safetensors").write_bytes((run / "model" / "model.safetensors").read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert predicted(tmp_path, squad_sample, tmp_path / "p.jsonl") == 1
-    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -349,22 +224,6 @@ def test_raw_text_has_the_perplexity_of_the_prepared_set(
     assert raw == json.loads(capsys.readouterr().out) == json.loads((tmp_path / "score.test.json").read_text())
 
 
-def test_perplexity_of_what_the_model_cannot_read_is_refused(
-    language: tuple[Path, Path], run: Path, text: Path
-) -> None:
-    folder, prepared = language
-    for source, data, split, length, said in (
-        (run, prepared, "dev", None, "prepared with another tokenizer"),
-        (run, run / "data", "dev", None, "prepared for squad; perplexity is of text"),
-        (folder, prepared, "validation", None, "no split 'validation' in it; expected train or dev or test"),
-        (folder, prepared, "dev", 32, "is in blocks already"),
-        (folder, text, "validation", None, "no split 'validation' in it; expected train or dev or test"),
-        (folder, text, "dev", LENGTH + 1, f"blocks of {LENGTH + 1} tokens, the model has {LENGTH} positions"),
-    ):
-        with pytest.raises(UserError, match=said):
-            text_perplexity(source, data, split, max_seq_length=length)
-
-
 def test_a_sample_is_the_likeliest_text_ends_with_the_models_positions_and_begins_with_words(
     language: tuple[Path, Path],
 ) -> None:
@@ -374,3 +233,79 @@ def test_a_sample_is_the_likeliest_text_ends_with_the_models_positions_and_begin
     for prompt, said in {"": "no tokens", "town " * 400: f"the model has {LENGTH} positions"}.items():
         with pytest.raises(UserError, match=said):
             sample_text(language[0], prompt)
+
+
+# What is asked of a model that cannot do it.
+
+
+OLD = '{"index": 0, "question": "q", "prediction": "p", "query": null}\n'
+OF_SQUAD = "predict --model heart --data squad --split train"
+PERPLEXITY = "perplexity --split dev"
+
+
+@pytest.fixture
+def here(
+    trained: Path, run: Path, language: tuple[Path, Path], sample: Path, squad_sample: Path, text: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> Path:  # fmt: skip
+    """A working folder with models, data, a file of predictions and one of something else."""
+    monkeypatch.chdir(tmp_path)
+    for name, place in {
+        "trained": trained, "heart": run, "gpt": language[0], "blocks": language[1], "data": sample,
+        "squad": squad_sample, "text": text, "known": run.parent / "data",
+    }.items():  # fmt: skip
+        (tmp_path / name).symlink_to(place)
+    for name, config in {"t5": {"is_encoder_decoder": True}, "silent": {}, "of-text": {"prompt": "lm"}}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "p.jsonl").write_text(OLD)
+    (tmp_path / "mine.csv").write_text("question,sql\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict --model nowhere --data data", "no trained model"),
+        ("predict --model trained --data data --max-seq-length 9", "--max-seq-length: is for squad, this is text2sql"),
+        ("predict --model trained --data data --out mine.csv", "--out mine.csv: is there, and holds no predictions; c"),
+        ("predict --model trained --data data --prompt question", "was trained with schema; leave it out, or add --fo"),
+        ("predict --model t5 --task squad --data t5", "--task squad: t5 is a T5, which answers text2sql; leave it out"),
+        ("predict --model t5 --data nowhere", "t5: does not say its prompt; give --prompt question or schema"),
+        ("predict --model t5", "t5: a model folder, which does not say where its data are; give --data DIR"),
+        ("predict --model silent --data squad", "does not say its task; give --task text2sql or squad"),
+        ("predict --model of-text --data squad", "trained on text"),
+        (f"{OF_SQUAD} --unconstrained", "--unconstrained: is for text2sql, this is squad"),
+        (f"{OF_SQUAD} --max-new-tokens {LENGTH}", f"--max-new-tokens {LENGTH}: no room for a prompt"),
+        (f"{OF_SQUAD} --split test", "test-v1.1.json: no such file"),
+        (f"{OF_SQUAD} --precision fp16", "--precision fp16: needs a GPU"),
+        (f"{PERPLEXITY} trained --data data", "trained: its model is a t5; expected a causal one, such as gpt2"),
+        (f"{PERPLEXITY} ./none --data data", "./none: no such folder; expected a run or model folder, or a hub id"),
+        (f"{PERPLEXITY} heart --data blocks", "prepared with another tokenizer"),
+        (f"{PERPLEXITY} heart --data known", "prepared for squad; perplexity is of text"),
+        (f"{PERPLEXITY} gpt --data blocks --max-seq-length 32", "is in blocks already"),
+        (f"{PERPLEXITY} gpt --data text --max-seq-length {LENGTH + 1}", f"tokens, the model has {LENGTH} positions"),
+    ],
+)
+def test_a_call_that_cannot_be_is_one_line_and_leaves_the_old_files(
+    words: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "fp16" in words and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    verb, *more = words.split()
+    usual = ["--split", "test", "--limit", "2", "--out", "p.jsonl"] if verb == "predict" else []
+    assert main([verb, *usual, *more]) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert ((here / "p.jsonl").read_text(), (here / "mine.csv").read_text()) == (OLD, "question,sql\n")
+
+
+def test_another_prompt_than_the_models_can_be_forced(here: Path) -> None:
+    words = "predict --model trained --data data --split test --limit 2 --out p.jsonl --prompt question --force-prompt"
+    assert main(words.split()) == 0
+
+
+@pytest.mark.parametrize("data", ["blocks", "text"])
+def test_a_split_that_is_not_there_has_no_perplexity(here: Path, data: str) -> None:
+    with pytest.raises(UserError, match="no split 'validation' in it; expected train or dev or test"):
+        text_perplexity(here / "gpt", here / data, "validation")

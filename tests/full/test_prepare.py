@@ -40,13 +40,6 @@ def test_a_second_call_does_nothing_and_the_same_data_give_the_same_tokenizer(
     assert prepare(wanted, tmp_path / "again") == (manifest, True)
 
 
-def test_other_settings_replace_the_set(sample: Path, tmp_path: Path) -> None:
-    prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=20), tmp_path / "set")
-    manifest, made = prepare(Preparation(data=sample, tokenizer="t5-tiny", limit=10), tmp_path / "set")
-    assert made
-    assert manifest.splits["train"].rows == 10
-
-
 def test_truncation_is_counted_and_keeps_the_end_token(sample: Path, tmp_path: Path) -> None:
     wanted = Preparation(data=sample, tokenizer="t5-tiny", limit=30, max_source_tokens=12)
     manifest, _ = prepare(wanted, tmp_path / "short")
@@ -98,18 +91,6 @@ def test_missing_characters_survive_in_the_completed_vocabulary_and_when_it_is_r
     again = load_tokenizer(str(tmp_path))
     assert again.get_vocab() == tokenizer.get_vocab()
     assert again("a < b ~ c").input_ids == tokenizer("a < b ~ c").input_ids
-
-
-def test_wikisql_is_prepared_and_little_of_it_lost(shared_data: Path, tmp_path: Path) -> None:
-    wanted = Preparation(
-        data=shared_data / "wikisql", tokenizer=str(shared_data / "t5" / "spiece.model"), prompt="question", limit=4_000
-    )
-    manifest, _ = prepare(wanted, tmp_path / "set")
-    train, dev = manifest.splits["train"], manifest.splits["dev"]
-    assert (train.rows, dev.rows) == (4_000, 4_000)
-    assert (train.targets_lost + dev.targets_lost) / 8_000 < 0.025
-    assert abs(train.source.mean - 20.0) < 0.1
-    assert json.loads((tmp_path / "set" / "manifest.json").read_text())["prompt"] == "question"
 
 
 def test_ids_by_words_are_the_tokenizers_own(shared_data: Path) -> None:

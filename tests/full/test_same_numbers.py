@@ -9,17 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.full.conftest import ROOT, TINY, cut_text, run_several
+from tests.full.conftest import ROOT, TINY, run_several
 from tests.full.forks import train_ranks
 from tests.full.test_checkpoint_training import losses
+from tests.full.test_measure import scalars
 from tests.full.test_train import Trap
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError
 from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
 from zeropods.launch.supervisor import run_launch
+from zeropods.measure.calibration import planned
 from zeropods.measure.profile_checks import check
 from zeropods.measure.record import read_record
+from zeropods.plan.models import known_config
 from zeropods.pods.cluster import Cluster
 from zeropods.train.checkpoints import Origin, complete, hashed, names_in, read_manifest
 from zeropods.train.resume import Checkpoints
@@ -29,7 +32,21 @@ STEPS = 6
 LEARNING_RATE = 3e-4
 MAX_GRAD_NORM = 1.0
 """Below the gradients' norms (1.6 to 5.3 here), so that clipping takes part in every step."""
-T5_TINY_PARAMETERS = 1_050_368
+T5_TINY_PARAMETERS = P = 1_024 * 128 + 2 * (196_864 + 262_528) + 512
+"""By hand: an embedding; two layers of encoder and decoder (attention 4 x 128 x 128, feed-forward 2 x 128 x 512,
+norms); two last norms and two tables of position biases (32 x 4)."""
+KEPT = P - 1_024 * 128
+"""Elements that ZeRO-3 keeps gathered: those of parameters of at most 100,000 (dsconfig/zero3.json)."""
+LIVE = {
+    "none-1": (4 * P, 4 * P, 8 * P),
+    "zero1profiler-2": (4 * P, 4 * P / 2, 12 * P / 2),
+    "zero3-3": (4 * P / 3 + 4 * KEPT, 4 * P / 3, 12 * P / 3),
+    "zero3profiler-2": (4 * P / 2 + 4 * KEPT, (4 * P + 4 * P) / 2, 12 * P / 2),
+}
+"""FP32 bytes of parameters, gradients, and optimizer on each rank of some runs.
+
+DeepSpeed keeps an FP32 master beside FP32 weights: 12 bytes instead of Adam's 8. ZeRO-3 offload has the gradients of
+a backward pass and, for the optimizer, the gradients of its master."""
 TECHNIQUES = ("ddp", "zero1", "zero1_offload", "zero2", "zero2_offload", "zero3", "zero3_offload")
 PROFILED = {"zero1profiler": "zero1", "zero2profiler": "zero2", "zero3profiler": "zero3_offload"}
 SEVEN = [
@@ -159,8 +176,35 @@ def test_a_loaded_model_that_zero3_divides_is_trained_and_saved_as_by_one_proces
     assert_loads_without_a_missing_weight(two)
 
 
-# Runs that go on with another number of ranks: to the losses, step by step, of one that nothing disturbed.
+@pytest.mark.parametrize("name", ["none-1", *(f"{name}-{ranks}" for name, ranks in SEVEN)])
+def test_live_bytes_are_those_of_the_plan_and_of_the_technique_s_arithmetic(forked: Path, name: str) -> None:
+    record = read_record(forked / name)
+    found = [vars(rank.live_bytes) for rank in record.ranks]
+    plan = planned(record)
+    assert plan is not None and plan.state_bytes == pytest.approx(sum(found[0].values()), rel=0.02)
+    for live in found if name in LIVE else ():
+        assert [live[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx(LIVE[name], rel=0.02)
 
+
+def test_a_rank_says_what_it_trained_and_on_what(forked: Path) -> None:
+    first, *others = read_record(forked / "zero3-3").ranks
+    assert {rank.parameters for rank in (first, *others)} == {P}
+    assert first.shape is not None and known_config("t5-tiny").items() <= first.shape.items()
+    assert first.largest_batch.rows == 4
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert {rank.machine for rank in (first, *others)} == {boot}
+    assert first.matmul_flops_per_second > 1e9
+    assert {rank.matmul_flops_per_second for rank in others} == {None}
+    assert (first.gpu, first.peak_allocated_bytes, first.energy_joules) == (None, None, None)
+
+
+def test_deepspeed_s_own_scalars_are_in_the_run_folder(forked: Path) -> None:
+    drawn = scalars(forked / "zero2-3" / "tensorboard" / "train_t5")
+    # Its steps are samples, 12 rows of each; beside the rate it writes times where its profiler is on.
+    assert [step for step, _ in drawn["Train/Samples/lr"]] == [12 * step for step in range(1, STEPS + 1)]
+
+
+# Runs that go on with another number of ranks: to the losses, step by step, of one that nothing disturbed.
 
 SAVED, LAST = (10, 20) if os.environ.get("ZEROPODS_SOAK") == "1" else (5, 10)
 TEXT_TO_SQL, CAUSAL = "textsql_train.py", "causal_train.py"
@@ -222,11 +266,11 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(prepared: Path, text_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(prepared: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Of blocks of a few lines, where they are of text."""
-    text = cut_text(text_sample, tmp_path_factory.mktemp("text"))
-    prepare(Preparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=32), text / "prepared")
-    return Runs({TEXT_TO_SQL: prepared, CAUSAL: text / "prepared"}, tmp_path_factory.mktemp("runs"))
+    blocks = tmp_path_factory.mktemp("blocks") / "prepared"
+    prepare(Preparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=32), blocks)
+    return Runs({TEXT_TO_SQL: prepared, CAUSAL: blocks}, tmp_path_factory.mktemp("runs"))
 
 
 def assert_same_losses(run: Path, undisturbed: Path) -> None:

@@ -210,23 +210,6 @@ def test_what_a_node_lacks_is_named(jobs: Jobs) -> None:
         assert said in jobs.end(number, "FAILED")
 
 
-def shell_files() -> list[Path]:
-    folders = ("slurm", "cloud", "tools", ".ci")
-    files = [path for folder in folders for path in sorted((ROOT / folder).iterdir()) if path.is_file()]
-    return [path for path in files if path.suffix in (".sh", ".sbatch") or b"bash" in path.read_bytes()[:30]]
-
-
-def test_shellcheck_has_nothing_to_say() -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("no shellcheck: apt-get install shellcheck")
-    files = shell_files()
-    assert len(files) >= 10
-    done = subprocess.run(
-        ["shellcheck", "--external-sources", *map(str, files)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout
-
-
 def pyxis(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the set-up with a docker and an enroot that keep their words."""
     programs = folder / "bin"

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,11 @@ def here(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
     return slurm
 
 
-def launched(folder: Path, *arguments: object, pods: int = 1, timeout: float | None = None, **asked: Any) -> dict:
+def launched(folder: Path, *arguments: object, pods: int = 1, **asked: Any) -> dict:
     """The record of a launch of the stand-in rank, and the lines that it showed."""
     shown: list[str] = []
-    words = ["--outputdir", str(folder), *map(str, arguments)]
-    submission = plan_slurm(RANK, words, pods=pods, **asked)
-    # Should SLURM never start the job, this test still ends.
-    deadline = threading.Timer(WAIT_SECONDS, subprocess.run, [["scancel", f"--user={getuser()}"]])
-    deadline.start()
-    try:
-        return {
-            **run_slurm(submission, Supervision(show=shown.append, timeout_seconds=timeout)).to_json(),
-            "shown": shown,
-        }
-    finally:
-        deadline.cancel()
+    submission = plan_slurm(RANK, ["--outputdir", str(folder), *map(str, arguments)], pods=pods, **asked)
+    return {**run_slurm(submission, Supervision(show=shown.append)).to_json(), "shown": shown}
 
 
 def command(cluster: SlurmCluster, *arguments: object) -> subprocess.Popen[str]:
@@ -81,25 +70,38 @@ def test_arguments_reach_the_script_unchanged(here: SlurmCluster, tmp_path: Path
     assert any(line.endswith(f"trains {said!r}") for line in found["shown"])
 
 
-def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node(here: SlurmCluster, tmp_path: Path) -> None:
-    found = launched(tmp_path / "run", "--fail_rank", 1, "--seconds", 1, pods=2)
+def test_a_rank_that_fails_fails_the_run_with_its_reason_and_node_and_a_rejected_job_leaves_it_so(
+    here: SlurmCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    found = launched(folder, "--fail_rank", 1, "--seconds", 1, pods=2)
     assert (found["status"], found["reason"]) == ("oom", "rank 1: no memory left")
     assert found["pod"] == found["ranks"][1]["host"]
     assert found["last_lines"] and all(line.startswith(f"{found['pod']}: ") for line in found["last_lines"])
+    before = (folder / "record.json").read_bytes()
+    with pytest.raises(SlurmError):
+        launched(folder, options=("--time=soon",))
+    assert (folder / "record.json").read_bytes() == before
+    # One that SLURM does not know is no error.
+    assert look(4_000_000).has_ended
 
 
-def test_a_cancelled_job_is_an_interrupted_run(here: SlurmCluster, tmp_path: Path) -> None:
+def test_a_cancelled_job_is_an_interrupted_run_and_one_that_takes_too_long_is_cancelled(
+    here: SlurmCluster, tmp_path: Path
+) -> None:
+    limits = {"CANCELLED": (), "SIGINT": (), "took longer than 4 s": ("--timeout", 4)}
     runs = {
-        by: command(here, "--", RANK, "--outputdir", tmp_path / by, "--seconds", 60) for by in ("CANCELLED", "SIGINT")
+        by: command(here, *limit, "--", RANK, "--outputdir", tmp_path / by, "--seconds", 60)
+        for by, limit in limits.items()
     }
-    for by in runs:
+    for by in ("CANCELLED", "SIGINT"):
         train(tmp_path / by, ranks=1)
     here.ask("scancel", job_of(tmp_path / "CANCELLED"))
     os.killpg(runs["SIGINT"].pid, signal.SIGINT)
     for by, process in runs.items():
-        assert process.wait(WAIT_SECONDS) == 130
-        found = record(tmp_path / by)
-        assert found["status"] == "interrupted" and by in found["reason"]
+        ended = (1, "timeout") if limits[by] else (130, "interrupted")
+        assert (process.wait(WAIT_SECONDS), record(tmp_path / by)["status"]) == ended
+        assert by in record(tmp_path / by)["reason"]
         assert here.state(job_of(tmp_path / by)) == "CANCELLED"
 
 
@@ -114,11 +116,6 @@ def test_a_node_that_fails_is_a_lost_pod(here: SlurmCluster, tmp_path: Path) -> 
     until(lambda: "pod2 idle" in here.ask("sinfo", "--noheader", "--Node", "--format=%N %t"), WAIT_SECONDS)
     found = record(folder)
     assert found["status"] == "pod_lost" and "NODE_FAIL" in found["reason"]
-
-
-def test_a_job_that_takes_too_long_is_cancelled(here: SlurmCluster, tmp_path: Path) -> None:
-    found = launched(tmp_path / "run", "--seconds", 60, timeout=2.0)
-    assert (found["status"], found["reason"]) == ("timeout", "took longer than 2 s")
 
 
 def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
@@ -148,28 +145,13 @@ def test_a_job_whose_follower_was_killed_is_followed_again_by_the_same_launch(
         ),
         ({"pods": 4}, UserError, "4 nodes: SLURM has 3 of all partitions"),
         ({"cpus_per_slot": 999}, UserError, r"failed: job \d+ cannot start as it was asked for: PartitionConfig"),
+        ({}, UserError, r"(?s)failed: SLURM's job .*MOUNT /nowhere: not there"),
     ],
 )
-def test_what_slurm_cannot_give_is_refused(
-    here: SlurmCluster, tmp_path: Path, asked: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_what_slurm_cannot_give_is_refused_and_a_job_that_cannot_begin_says_why(
+    here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], error: type[Exception],
+    said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("MOUNT", "/nowhere")
     with pytest.raises(error, match=said):
         launched(tmp_path / "run", **asked)
-
-
-def test_a_rejected_job_leaves_a_failed_run_as_it_was(here: SlurmCluster, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    found = launched(folder, "--fail_rank", 0)
-    assert (found["status"], found["pod"][:3]) == ("oom", "pod") and "no memory left" in found["reason"]
-    before = (folder / "record.json").read_bytes()
-    with pytest.raises(SlurmError):
-        launched(folder, options=("--time=soon",))
-    assert (folder / "record.json").read_bytes() == before
-    # One that SLURM does not know is no error.
-    assert look(4_000_000).has_ended
-
-
-def test_a_job_that_cannot_begin_says_why(here: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOUNT", "/nowhere")
-    with pytest.raises(UserError, match=r"(?s)failed: SLURM's job .*MOUNT /nowhere: not there"):
-        launched(tmp_path / "run")

@@ -16,7 +16,6 @@ import yaml
 from tests.full.clusters import processes_of
 from tests.full.launches import ROOT, ended, left, processes, processes_of_pod, until
 from zeropods import pods
-from zeropods.cli import main
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import score_of
 from zeropods.measure.record import read_record
@@ -128,20 +127,6 @@ def test_an_interrupted_sweep_goes_on_where_it_was(cluster: Cluster, tmp_path: P
     assert {cell: row["status"] for cell, row in rows(file).items()} == {well: "ok", slow: "timeout"}
 
 
-def test_a_sweep_that_was_killed_goes_on(tmp_path: Path) -> None:
-    file = matrix(tmp_path, [{"model": "slow", **ALONE}], timeout_seconds=3)
-    process = begun(file)
-    trains(file, "slow-none-1-pod-schema")
-    process.kill()
-    ended(process)
-    until(lambda: not left(tmp_path / "out" / "slow-none-1-pod-schema"))
-    assert rows(file)["slow-none-1-pod-schema"]["status"] is None
-    process = begun(file)
-    said = ended(process)
-    assert process.returncode == 0, said
-    assert rows(file)["slow-none-1-pod-schema"]["status"] == "timeout"
-
-
 def test_pods_of_a_sweep_s_own_are_renewed_and_end_with_it(home: Path, tmp_path: Path) -> None:
     file = matrix(tmp_path, [{"model": ["slow", "well"], **OVER_PODS}])
     process = begun(file)
@@ -165,7 +150,7 @@ def test_a_cluster_of_too_few_pods_is_refused_before_anything_starts(cluster: Cl
     assert not (tmp_path / "out" / "well-ddp-4-pods-schema").exists()
 
 
-# Finished runs answer test questions and are scored: those of a matrix, and those of a launch.
+# Finished runs of a matrix answer test questions and are scored.
 
 
 QUESTIONS = 8
@@ -201,19 +186,9 @@ def test_runs_of_a_matrix_are_scored_once_and_a_run_whose_data_have_gone_is_name
     assert f"not scored: {score.parent}: the raw data of {tmp_path} are no longer near it" in capsys.readouterr().err
 
 
-def test_a_matrix_of_other_data_is_refused_and_a_set_that_has_gone_is_made_again(tmp_path: Path) -> None:
-    document = {
-        "model": "t5-tiny", "technique": "none", "pods": 1, "data": "sample", "limit": 40, "tokenizer": "t5-tiny",
-        "flags": FLAGS,
-    }  # fmt: skip
-    assert run_sweep(matrix_of(document, "m.yaml"), tmp_path / "out").is_measured
-    shutil.rmtree(tmp_path / "out" / "prepared")
-    assert run_sweep(matrix_of(document, "m.yaml"), tmp_path / "out").is_measured
-    with pytest.raises(UserError, match=r"was run with other settings .* choose another --out"):
-        run_sweep(matrix_of({**document, "limit": 80}, "m.yaml"), tmp_path / "out")
-
-
-def test_a_published_run_has_its_result_at_tiny_scale(tmp_path: Path) -> None:
+def test_a_published_run_has_its_result_at_tiny_scale_its_set_is_made_again_and_other_data_are_refused(
+    tmp_path: Path,
+) -> None:
     """That of one process. What the others ask for is read in the fast lane; notebook 03 has such over pods."""
     file = ROOT / "matrices" / "published.yaml"
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -227,13 +202,7 @@ def test_a_published_run_has_its_result_at_tiny_scale(tmp_path: Path) -> None:
     assert (record.model_id, record.technique, record.pods) == ("t5-large-tiny", "none", 1)
     assert (record.effective_batch_size, record.gradient_checkpointing, record.steps) == (32, True, 3)
     assert record.eval_losses
-
-
-def test_a_launch_is_scored(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [word for name, value in FLAGS.items() for word in (f"--{name}", str(value))]
-    data = ["--model_id", "t5-tiny", "--dataset_path", str(prepared), "--outputdir", str(tmp_path / "run")]
-    launch = ["launch", "--launcher", "none", "--questions", str(QUESTIONS), "--json", "--", "textsql_train.py"]
-    assert main([*launch, *data, *flags]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["score"]["examples"] == QUESTIONS
-    assert json.loads((tmp_path / "run" / "score.test.json").read_text()) == result["score"]
+    shutil.rmtree(sweep.out / "prepared")
+    assert run_sweep(matrix, sweep.out).is_measured
+    with pytest.raises(UserError, match=r"was run with other settings .* choose another --out"):
+        run_sweep(matrix.model_copy(update={"limit": 80}), sweep.out)

@@ -1,6 +1,5 @@
 """Runs of `textsql_train.py`: what they leave, how they go on, what they refuse; somebody's first runs."""
 
-import json
 import os
 import pickle
 import re
@@ -78,12 +77,21 @@ def test_accumulation_gives_the_losses_of_one_large_batch_and_memory_need_not_be
     assert parts.ranks[0].sampled == {}
 
 
-def test_a_run_that_ends_well_says_so_in_a_line_whose_command_works(
+def test_a_run_that_ends_well_says_so_in_a_line_whose_command_works_and_who_may_read_its_folder_may_read_its_weights(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a run"
-    record = train(folder, prepared, "--max_steps", 1, "--per_device_train_batch_size", 4)
-    last = capsys.readouterr().out.splitlines()[-1]
+    before = os.umask(0o027)
+    try:
+        record = train(folder, prepared, "--max_steps", 1, "--save_steps", 1, "--per_device_train_batch_size", 4)
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert main(["export", str(folder), "--out", str(tmp_path / "exported")]) == 0
+    finally:
+        os.umask(before)
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"{tmp_path / 'exported'}: 1,0") and f" parameters of {folder / 'model'}, step 1," in said
+    modes = {path.parent.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*.safetensors")}
+    assert modes == dict.fromkeys(["model", "checkpoint-1", "exported"], "0o640")
     said = (
         rf"ok: 1 step, loss {record.losses[-1].loss:.4g}, dev loss [\d.]+(, .* samples/s)?; {folder}; next: zeropods "
     )
@@ -173,16 +181,14 @@ def test_weights_that_are_not_there_are_named(
     capsys: pytest.CaptureFixture[str], prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    (tmp_path / "empty").mkdir()
     here = ("--init", "pretrained", "--dataset_path", prepared)
-    assert "no weights" in refused(capsys, *here, "--model_id", tmp_path / "empty", "--outputdir", tmp_path / "a")
     assert "cannot be loaded" in refused(capsys, *here, "--model_id", "nobody/nothing", "--outputdir", tmp_path / "b")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "half" / "model.safetensors").write_bytes(bytes(9))
     assert "cannot be loaded" in refused(capsys, *here, "--model_id", tmp_path / "half", "--outputdir", tmp_path / "c")
     # Nothing began, so nothing is left.
-    assert sorted(os.listdir(tmp_path)) == ["empty", "half"]
+    assert sorted(os.listdir(tmp_path)) == ["half"]
 
 
 def test_a_run_goes_on_with_the_model_of_another(trained: Path, prepared: Path, tmp_path: Path) -> None:
@@ -213,42 +219,23 @@ class Trap:
         return Path.touch, (self._file,)
 
 
-@pytest.fixture
-def sprung(tmp_path: Path) -> Path:
-    """What is there if the trap was sprung."""
-    return tmp_path / "sprung"
-
-
-@pytest.fixture
-def model(tmp_path: Path, trained: Path, sprung: Path) -> Path:
-    """A trained model whose weights are a pickle that works."""
-    folder = Path(
-        shutil.copytree(trained / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
-    )
-    weights = folder / "pytorch_model.bin"
-    weights.write_bytes(pickle.dumps(Trap(sprung)))
-    pickle.loads(weights.read_bytes())
-    sprung.unlink()
-    return folder
-
-
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside safetensors of another name"])
-def test_training_refuses_pickled_weights(
-    capsys: pytest.CaptureFixture[str], prepared: Path, trained: Path, model: Path, sprung: Path, beside: bool
+def test_pickled_weights_are_refused_by_training_and_prediction(
+    capsys: pytest.CaptureFixture[str], prepared: Path, trained: Path, tmp_path: Path
 ) -> None:
-    if beside:
-        shutil.copy(trained / "model" / "model.safetensors", model / "other.safetensors")
-    flags = ("--init", "pretrained", "--model_id", model, "--dataset_path", prepared)
-    said = refused(capsys, *flags, "--outputdir", model.parent / "run")
-    assert ("cannot be loaded" if beside else f"{model}: no weights (*.safetensors) in this folder") in said
-    assert not sprung.exists()
-
-
-def test_prediction_refuses_a_folder_with_pickled_weights_only(model: Path, sprung: Path) -> None:
     from zeropods.evaluate.generate import QueryAnswerer
 
+    model, sprung = tmp_path / "model", tmp_path / "sprung"
+    shutil.copytree(trained / "model", model, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = pickle.dumps(Trap(sprung))
+    pickle.loads(weights)
+    sprung.unlink()
+    (model / "pytorch_model.bin").write_bytes(weights)
+    flags = ("--init", "pretrained", "--model_id", model, "--dataset_path", prepared, "--outputdir", tmp_path / "run")
+    assert f"{model}: no weights (*.safetensors) in this folder" in refused(capsys, *flags)
     with pytest.raises(UserError, match="no trained model"):
         QueryAnswerer.load(model)
+    shutil.copy(trained / "model" / "model.safetensors", model / "other.safetensors")
+    assert "cannot be loaded" in refused(capsys, *flags)
     assert not sprung.exists()
 
 
@@ -290,58 +277,6 @@ def test_a_model_of_which_a_byte_was_changed_is_refused(
         assert main(["export", "run", "--out", "meant"]) == 0
     else:
         assert changed in said(capsys, "prepare", *data, "--tokenizer", "run/model", "--limit", 2, "--out", "set")
-
-
-def test_another_prompt_than_the_models_is_refused_unless_forced(
-    copy: Path, sample: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["predict", "--model", "run", "--data", sample, *ASK, "--prompt", "question"]
-    assert "was trained with schema; leave it out, or add --force-prompt" in said(capsys, *words)
-    assert main([*map(str, words), "--force-prompt"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        (["--task", "squad", "--data", "t5"], "--task squad: t5 is a T5, which answers text2sql; leave it out"),
-        (["--data", "nowhere"], "t5: does not say its prompt; give --prompt question or schema"),
-        ([], "t5: a model folder, which does not say where its data are; give --data DIR"),
-    ],
-)
-def test_a_t5_is_asked_for_no_data_of_another_task(
-    words: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "t5").mkdir()
-    (tmp_path / "t5" / "model.safetensors").touch()
-    (tmp_path / "t5" / "config.json").write_text(json.dumps({"is_encoder_decoder": True}))
-    assert fault in said(capsys, "predict", "--model", "t5", *ASK, *words)
-
-
-def test_a_t5_has_no_perplexity(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = said(capsys, "perplexity", trained, "--data", "data", "--split", "test")
-    assert line == f"zeropods: {trained}: its model is a t5; expected a causal one, such as gpt2"
-    for name in ("runs/of/none", "./none"):
-        line = said(capsys, "perplexity", name, "--data", "data", "--split", "test")
-        assert line == f"zeropods: {name}: no such folder; expected a run or model folder, or a hub id"
-
-
-def test_whoever_may_read_a_folder_may_read_its_weights(
-    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = os.umask(0o027)
-    try:
-        train(tmp_path / "run", prepared, "--max_steps", 1, "--save_steps", 1, "--eval_steps", 0)
-        assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "exported")]) == 0
-    finally:
-        os.umask(before)
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        said.startswith(f"{tmp_path / 'exported'}: 1,0")
-        and f" parameters of {tmp_path / 'run' / 'model'}, step 1," in said
-    )
-    modes = {path.parent.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*.safetensors")}
-    assert modes == dict.fromkeys(["model", "checkpoint-1", "exported"], "0o640")
 
 
 def test_a_call_that_did_no_step_leaves_its_folder_to_the_corrected_one(
