@@ -36,15 +36,11 @@ CATS = "Name;Age\nTom;3\nKit;5\n<b>Mia</b>;2\n"
 def runs(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, the first with the better score, and one with a score as good whose weights are damaged."""
     folder = untrained_runs(tmp_path_factory.mktemp("demo") / "runs", sample)
-    damage(Path(shutil.copytree(folder / "first", folder / "damaged")))
+    damaged = Path(shutil.copytree(folder / "first", folder / "damaged")) / "model"
+    os.truncate(damaged / "model.safetensors", 1000)
+    # The newest of all.
+    os.utime(damaged / "config.json")
     return folder
-
-
-def damage(run: Path) -> None:
-    """Cut the weights of a run short. Its model is then the newest."""
-    weights = run / "model" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    os.utime(run / "model" / "config.json")
 
 
 @pytest.fixture(scope="module")

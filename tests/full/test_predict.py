@@ -12,22 +12,21 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerBase,
     T5Config,
     T5ForConditionalGeneration,
 )
 
 from tests.full.test_causal_train import train
 from zeropods.cli import main
-from zeropods.data.encoding import train_tokenizer
 from zeropods.data.prepare import Preparation, prepare
-from zeropods.data.wikisql import Example, SQLTable, read_split, source_of
+from zeropods.data.wikisql import Example, read_split, source_of
 from zeropods.errors import UserError
 from zeropods.evaluate.generate import Generation, QueryAnswerer, sample_text, text_perplexity
 from zeropods.evaluate.models import SavedModel, task_of
 from zeropods.evaluate.score import read_predictions
+from zeropods.plan.models import known_config
 from zeropods.sql.grammar import QueryAutomaton
-from zeropods.sql.query import Query, format_query, parse_query
+from zeropods.sql.query import format_query, parse_query
 from zeropods.train.device import PackedLinear
 from zeropods.train.sampler import load_split
 
@@ -71,52 +70,34 @@ def test_predict_and_score_print_one_document_each(
 
 # A tiny random T5 under the grammar can say nothing but queries.
 
-HEADERS = [["Player", "NHL team", "Age"], ["Year", "Number of votes"], ["a"]]
-QUESTIONS = ["Which player of New Jersey Devils is older than 30?", "How many votes in 1999?", "Ü 3"]
-TEXTS = [*QUESTIONS, *map(" ".join, HEADERS), "SELECT MAX MIN COUNT SUM AVG FROM table WHERE = > < AND"]
-
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return train_tokenizer(TEXTS * 4, vocabulary=150)
-
-
-@pytest.fixture(scope="module")
-def model(tokenizer: PreTrainedTokenizerBase) -> T5ForConditionalGeneration:
+def answerer(trained: Path) -> QueryAnswerer:
     torch.manual_seed(0)
-    shape = {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2}
-    return T5ForConditionalGeneration(
-        T5Config(**shape, vocab_size=len(tokenizer) + 8, decoder_start_token_id=tokenizer.pad_token_id)
-    ).eval()
+    config = T5Config.from_dict({**known_config("t5-tiny"), "decoder_start_token_id": 0})
+    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
+    return QueryAnswerer(SavedModel(T5ForConditionalGeneration(config).eval(), tokenizer), "schema")
 
 
 @pytest.fixture(scope="module")
-def answerer(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerBase) -> QueryAnswerer:
-    return QueryAnswerer(SavedModel(model, tokenizer), "question")
-
-
-def examples(rows: list[int]) -> list[Example]:
-    tables = [SQLTable(str(row), tuple(HEADERS[row]), ("text",) * len(HEADERS[row]), ()) for row in rows]
-    return [Example(row, QUESTIONS[row], table, Query(0, 0, ())) for row, table in zip(rows, tables, strict=True)]
-
-
-def said(answerer: QueryAnswerer, rows: list[int], **how: int) -> list[Query | None]:
-    """The queries that the model says for these questions, asked as one batch."""
-    answers = answerer.answer(examples(rows), Generation(**{"max_new_tokens": 30, **how}))
-    return [answer.query for answer in answers]
+def asked(sample: Path) -> list[Example]:
+    """Three questions on three tables."""
+    return list(itertools.islice(read_split(sample, "test"), 0, 300, 100))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_an_answer_does_not_depend_on_the_rest_of_the_batch(answerer: QueryAnswerer, beams: int) -> None:
-    together = said(answerer, [0, 1, 2, 0], num_beams=beams)
-    alone = [said(answerer, [row], num_beams=beams)[0] for row in (0, 1, 2)]
-    assert together == [*alone, alone[0]]
+def test_an_answer_does_not_depend_on_the_rest_of_the_batch(
+    answerer: QueryAnswerer, asked: list[Example], beams: int
+) -> None:
+    how = Generation(max_new_tokens=30, num_beams=beams)
+    together = answerer.answer([*asked, asked[0]], how)
+    alone = [answerer.answer([example], how)[0] for example in asked]
+    assert [answer.query for answer in together] == [answer.query for answer in (*alone, alone[0])]
 
 
-def test_answers_are_those_of_transformers_own_search(answerer: QueryAnswerer) -> None:
+def test_answers_are_those_of_transformers_own_search(answerer: QueryAnswerer, asked: list[Example]) -> None:
     """Free, at a fixed length, and constrained."""
-    asked = examples([0, 1, 2])
-    ids = [answerer.tokenizer(source_of(example, "question")).input_ids for example in asked]
+    ids = [answerer.tokenizer(source_of(example, "schema")).input_ids for example in asked]
     machines = [QueryAutomaton(answerer.vocabulary, e.table.header, e.question) for e in asked]
 
     def allowed(number: int, row: torch.Tensor) -> list[int]:
