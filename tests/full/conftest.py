@@ -1,7 +1,5 @@
 """Fixtures of the full lane: a small sample, prepared once, and a run trained on it."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,9 +65,9 @@ def prepared(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 6 steps, made by the script as a user calls it."""
+    """A run of 6 steps."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    script([*TINY, "--max_steps", "6", "--eval_steps", "3", "--dataset_path", prepared, "--outputdir", folder])
+    run_several([*TINY, "--max_steps", "6", "--eval_steps", "3", "--dataset_path", prepared], (1, folder, []))
     return folder
 
 
@@ -111,14 +109,6 @@ def slurm() -> Iterator[SlurmCluster]:
     cluster = SlurmCluster()
     yield cluster
     cluster.stop()
-
-
-def script(arguments: list[object], *, status: int = 0, launcher: tuple[str, ...] = ()) -> str:
-    """Run `textsql_train.py` in a process of its own; returns its stderr."""
-    command = [sys.executable, *launcher, str(ROOT / "textsql_train.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == status, done.stderr[-4000:]
-    return done.stderr
 
 
 def run_several(common: list[object], *runs: tuple[int, Path, list[object]], script: str = "textsql_train.py") -> None:

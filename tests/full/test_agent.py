@@ -56,12 +56,6 @@ def said(cluster: Cluster) -> str:
     return log.read_text(encoding="utf-8")
 
 
-def ask(cluster: Cluster, **request: Any) -> dict[str, Any]:
-    (answer,) = ask_all(cluster.agents, cluster.secret, request, WAIT_SECONDS)
-    assert isinstance(answer, dict), answer
-    return answer
-
-
 def shell(cluster: Cluster, command: str) -> list[str]:
     """The command line that lets the pod's shell run a command."""
     return [*ssh_argv(cluster.ssh_config, cluster.pods[0].address, [])[:-1], command]
@@ -117,7 +111,8 @@ def test_an_idle_lease_is_held_by_a_session(home: Path, tmp_path: Path) -> None:
 )
 def test_nothing_is_left_however_a_pod_ends(home: Path, tmp_path: Path, victim: str, signum: int, told: str) -> None:
     cluster, near, away = up(), tmp_path / "near", tmp_path / "away"
-    ask(cluster, do="renew", run="r", seconds=20.0)
+    renewed = {"do": "renew", "run": "r", "seconds": 20.0}
+    ask_all(cluster.agents, cluster.secret, renewed, WAIT_SECONDS)
     detached = f"(setsid nohup {rank(away)} </dev/null >/dev/null 2>&1 &)"
     session(cluster, f"export ZEROPODS_RUN=r; {detached}; {rank(near)}; true")
     for folder in (near, away):
@@ -136,7 +131,7 @@ def test_nothing_is_left_however_a_pod_ends(home: Path, tmp_path: Path, victim: 
             send(agent, signal.SIGSTOP)
         os.killpg(worker.pid, signum)
     else:
-        assert ask(cluster, do="end") == {"ending": True}
+        assert [*ask_all(cluster.agents, cluster.secret, {"do": "end"}, WAIT_SECONDS)] == [{"ending": True}]
     worker.wait(WAIT_SECONDS)
     until(lambda: not any(map(is_alive, family)))
     assert not Path(place).exists() and told in said(cluster)

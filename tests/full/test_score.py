@@ -91,14 +91,6 @@ def queries(folder: Path, answers: Iterable[tuple[int, str]]) -> Path:
     return path
 
 
-def answers(folder: Path, texts: dict[int, str]) -> Path:
-    path = folder / "predictions.dev.jsonl"
-    write_predictions(
-        path, [Prediction(index=i, id=f"q{i}", question=QUESTIONS[i][0], text=text) for i, text in texts.items()]
-    )
-    return path
-
-
 def query_score(predictions: Path, data: Path, **how: Any) -> QueryScore:
     found = score(predictions, data, "dev", **how)
     assert isinstance(found, QueryScore)
@@ -162,7 +154,10 @@ def test_the_verb_scores_answers_with_custom_metrics_and_loads_no_torch(
 ) -> None:
     metric = "def starts(prediction, answers):\n    return float(any(a.startswith(prediction[:1]) for a in answers))\n"
     (tmp_path / "start_metrics.py").write_text(metric)
-    path = answers(tmp_path, {0: "A red  fox.", 1: "grey wolf", 2: ""})
+    path, texts = tmp_path / "predictions.dev.jsonl", ("A red  fox.", "grey wolf", "")
+    write_predictions(
+        path, [Prediction(index=i, id=f"q{i}", question=QUESTIONS[i][0], text=text) for i, text in enumerate(texts)]
+    )
     call = ["score", str(path), "--data", str(squad), "--split", "dev", "--json"]
     command = [sys.executable, "-c", WITHOUT_TORCH, *call, "--metric", "start_metrics:starts"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
