@@ -167,6 +167,19 @@ def test_a_worker_that_cannot_begin_says_why_in_one_line(changes: dict[str, obje
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_worker_that_waits_for_its_master_ends_at_once_on_a_signal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as master:
+        environment = worker_environment(register_seconds=600, master=master.getsockname())
+        with subprocess.Popen(
+            [sys.executable, str(ROOT / "worker_p.py")], env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        ) as worker:
+            master.settimeout(WAIT_SECONDS)
+            connection, _ = master.accept()
+            worker.terminate()
+            assert worker.wait(WAIT_SECONDS) == 0
+            connection.close()
+
+
 def worker_environment(**changes: object) -> dict[str, str]:
     orders = {
         "master": ("127.0.0.1", 1),

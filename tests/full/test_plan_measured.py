@@ -89,17 +89,13 @@ def test_activations_of_a_t5_are_what_autograd_saves(
     )
     monkeypatch.setattr(nn.functional, "dropout", fused_dropout)
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", fused)
-    model = as_asked(t5_on_meta(name).train(), job)
+    with torch.device("meta"):
+        model = as_asked(T5ForTextToSQL(T5Config.from_dict(known_config(name))).train(), job)
     planned = Activations(job)
     # The head's gradients come with the backward pass.
     expected = pytest.approx(planned.in_loss() - 2 * planned.head, rel=0.01 if checkpointing else 0.005)
     with torch.device("meta"):
         assert saved_bytes(model, lambda: t5_loss_of(model, job)) == expected
-
-
-def t5_on_meta(name: str) -> T5ForTextToSQL:
-    with torch.device("meta"):
-        return T5ForTextToSQL(T5Config.from_dict(known_config(name)))
 
 
 def planned_most(job: Workload) -> int:

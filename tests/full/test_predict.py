@@ -136,12 +136,6 @@ def test_answers_of_packed_weights_are_those_of_plain_ones(
 KNOWN, LENGTH, BLOCK = 5, 96, 64
 
 
-def a_model(vocabulary: int, **values: Any) -> GPT2LMHeadModel:
-    torch.manual_seed(0)
-    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, **values}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **shape))
-
-
 @pytest.fixture(scope="module")
 def run(squad_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose model knows the first questions of train by heart; beside it, in `data`, what it was trained on."""
@@ -173,7 +167,9 @@ def language(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """A model folder with random weights, and a set that was prepared with its tokenizer."""
     folder, prepared = tmp_path_factory.mktemp("lm") / "model", tmp_path_factory.mktemp("lm") / "prepared"
     manifest, _ = prepare(Preparation(task="lm", data=text, tokenizer="gpt-tiny", max_seq_length=BLOCK), prepared)
-    a_model(manifest.vocabulary_size).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH}
+    GPT2LMHeadModel(GPT2Config(vocab_size=manifest.vocabulary_size, **shape)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(prepared / "tokenizer").save_pretrained(folder)
     return folder, prepared
 
