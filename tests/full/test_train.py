@@ -102,13 +102,18 @@ def test_a_run_that_ends_well_says_so_in_a_line_whose_command_works_and_who_may_
     assert main([*call, "--limit", "2"]) == 0 and (folder / "score.test.json").is_file()
 
 
-def test_two_processes_of_torchrun_train_as_one(trained: Path, prepared: Path, tmp_path: Path) -> None:
-    """Forks with its variables: it and they would import torch for ten seconds more."""
+def script(flags: list[object], *launcher: str) -> str:
+    """What `textsql_train.py` says on stderr, in a process of its own."""
+    command = [sys.executable, *launcher, ROOT / "textsql_train.py", *flags]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr
+
+
+def test_two_processes_of_torchs_launcher_train_as_one(trained: Path, prepared: Path, tmp_path: Path) -> None:
     two = [*TINY, *LIKE_TRAINED, "--per_device_train_batch_size", "16", "--outputdir", tmp_path / "two"]
-    flags = [*two, "--dataset_path", prepared]
-    ranks = begin_ranks(flags, 2, tmp_path / "said", LOCAL_SIZE="", LOCAL_WORLD_SIZE="2", TORCHELASTIC_RUN_ID="none")
-    said = [rank.communicate(120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    script([*two, "--dataset_path", prepared], *launcher)
     record = read_record(tmp_path / "two")
     assert (record.technique, record.world_size, len(record.ranks)) == ("ddp", 2, 2)
     assert_same_losses(record, read_record(trained))
@@ -132,17 +137,15 @@ def test_a_run_without_offload_imports_and_compiles_no_more_than_it_needs_has_it
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     place = ["--dataset_path", prepared, "--outputdir", tmp_path / "ü", "--deepspeed", ROOT / "dsconfig" / "zero1.json"]
     flags = [*TINY, *place, "--max_steps", 1, "--eval_steps", 0, "--threads", 3]
-    command = [sys.executable, "-X", "importtime", "-c", WATCHED, ROOT / "textsql_train.py", *flags]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    said = script(flags, "-X", "importtime", "-c", WATCHED)
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
     assert {"torch", "deepspeed.runtime.engine", "transformers.modeling_utils"} <= imported
     assert not imported & {"datasets", "pandas", "scipy.optimize"}
     assert not list((tmp_path / "extensions").glob("*/*.so"))
     buffers = Path("/dev/shm").glob("deepspeed_allreduce_buffer_*")
     assert not [file for file in buffers if file.stat().st_uid == os.getuid()]
     # Accelerate would choose another number.
-    assert "threads: 3\n" in done.stderr
+    assert "threads: 3\n" in said
 
 
 def test_an_interrupted_run_says_so_and_has_measured_what_it_did(prepared: Path, tmp_path: Path) -> None:
