@@ -161,7 +161,8 @@ def takes_sigterm(process: Process) -> bool:
     """Whether a process is asked to end before it is killed.
 
     Not asked: shells and sshd, which would cut the output of their children off, and DeepSpeed's
-    launcher, which answers by ending its ranks over 30 s; they end by themselves after the ranks.
+    launcher, which answers by ending its ranks over 30 s; they end by themselves after the ranks. A launcher that has
+    not started its ranks yet does not catch the signal, and is asked: nothing else would end it.
     """
     try:
         name, arguments = process.name(), process.cmdline()
@@ -169,7 +170,8 @@ def takes_sigterm(process: Process) -> bool:
         return False
     if name in SHELLS or name.startswith("sshd"):
         return False
-    return not any(argument.endswith(DEEPSPEED_LAUNCHERS) for argument in arguments)
+    is_launcher = any(argument.endswith(DEEPSPEED_LAUNCHERS) for argument in arguments)
+    return not (is_launcher and catches(process, signal.SIGTERM))
 
 
 def become_subreaper() -> None:
