@@ -1,6 +1,7 @@
 """Equal effective batch and seed, FP32, no dropout: the same numbers on any number of pods, by every technique."""
 
 import os
+import pickle
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.full.test_measure import scalars
 from tests.full.test_train import Trap
 from zeropods.data.prepare import Preparation, prepare
 from zeropods.errors import UserError
+from zeropods.files import plain_values_only
 from zeropods.launch.command import plan_launch
 from zeropods.launch.outcome import failure
 from zeropods.launch.supervisor import run_launch
@@ -333,6 +335,25 @@ def test_a_universal_form_that_was_left_behind_is_made_again(saved: Path) -> Non
     assert fitted(saved, 3) == place
     assert {path.name for path in whole} >= {"scheduler.pt", "trainer_state.json", "latest_universal", "fp32.pt"}
     assert (place / "scheduler.pt").read_bytes() == whole[place / "scheduler.pt"]
+
+
+def test_stages_as_python_3_11_2_pickles_them_are_read_and_no_other_attribute(tmp_path: Path) -> None:
+    import torch
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    class Attribute:
+        def __init__(self, *asked: object) -> None:
+            self.asked = asked
+
+        def __reduce__(self) -> tuple[object, ...]:
+            return getattr, self.asked
+
+    torch.save([Attribute(ZeroStageEnum, "gradients"), torch.ones(2)], tmp_path / "stage.pt")
+    torch.save([Attribute("text", "upper")], tmp_path / "attribute.pt")
+    with plain_values_only():
+        assert torch.load(tmp_path / "stage.pt")[0] is ZeroStageEnum.gradients
+        with pytest.raises(pickle.UnpicklingError, match="getattr"):
+            torch.load(tmp_path / "attribute.pt")
 
 
 def test_a_pickle_that_is_no_plain_value_is_not_opened_though_its_manifest_fits(saved: Path, tmp_path: Path) -> None:

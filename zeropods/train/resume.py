@@ -143,9 +143,9 @@ class Checkpoints:
         place = self.folder / UNIVERSAL / str(manifest.step)
 
         def made() -> Path:
-            _say(f"{place}: made of {checkpoint.name} ({saved_by} ranks -> {self.origin.world_size})")
             with said_in_one_line(place.parent, place.name, REMEDY):
                 make_universal(place, checkpoint, manifest)
+            _say(f"{place}: made of {checkpoint.name} ({saved_by} ranks -> {self.origin.world_size})")
             return place
 
         return processes.on_rank_zero(made)
