@@ -314,7 +314,7 @@ def plain_values_only() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    def member(enumeration: object, name: str) -> ZeroStageEnum:
+    def member(enumeration: Any, name: str) -> ZeroStageEnum:
         """What `getattr` is allowed to do here: Python 3.11.2 (Debian 12's) pickles a stage so."""
         if enumeration is not ZeroStageEnum:
             raise pickle.UnpicklingError("GLOBAL getattr of anything but ZeRO's stages")
