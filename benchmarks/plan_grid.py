@@ -14,7 +14,7 @@ import math
 import random
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +34,7 @@ from zeropods.measure.calibration import (
     Sample,
     fitted,
     judge,
+    measured_memory,
     measured_step,
     probe_for,
     read_calibration,
@@ -49,7 +50,7 @@ from zeropods.train.probe import probe
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
-SEEN = 72
+SEEN = 96
 """Cells beyond the grid that were looked at when the plan's parts were chosen."""
 REPEATED = 8
 """One run in so many is made twice."""
@@ -190,8 +191,8 @@ class GridRun:
     sample: Sample | None = None
     live_bytes_ratio: float | None = None
     """Live bytes of states, measured / planned."""
-    repeat_seconds: float | None = None
-    """A step of the same run once more."""
+    repeated: dict[str, float | None] = field(default_factory=dict)
+    """What the same run measured once more, by quantity."""
 
 
 def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repeat: bool) -> GridRun:
@@ -208,7 +209,7 @@ def measured(cell: GridCell, half: str, work: Path, machine: MachineProbe, repea
         status=record.status,
         sample=sample_of(record, probe_for(record, machine)),
         live_bytes_ratio=figures["measured_to_planned"],
-        repeat_seconds=None if again is None else measured_step(again),
+        repeated={} if again is None else {"memory": measured_memory(again), "time": measured_step(again)},
     )
 
 
@@ -238,16 +239,19 @@ def errors(runs: Sequence[GridRun], calibration: Calibration) -> list[Figure]:
                    asked=asked[1], note=f"{len(offs)} runs, worst {max(offs):.0%}"),
         ]  # fmt: skip
     states = [abs(each.live_bytes_ratio - 1) for each in judges if each.live_bytes_ratio]
-    spread = [
-        abs(each.repeat_seconds / value - 1)
-        for each in runs
-        if each.sample and each.repeat_seconds and (value := each.sample.measured["time"])
-    ]
+    for quantity, what in (("memory", "resident memory"), ("time", "a step")):
+        spread = [
+            abs(again / value - 1)
+            for each in runs
+            if each.sample and (again := each.repeated.get(quantity)) and (value := each.sample.measured[quantity])
+        ]
+        if spread:
+            note = f"{len(spread)} repeats, worst {max(spread):.0%}"
+            name = f"the same run again: median difference of {what}"
+            figures.append(Figure(name=name, value=100 * median(spread), unit="%", note=note))
     fastest = _fastest(judges, calibration)
     figures += [
         Figure(name="live bytes of states: worst error", value=100 * max(states or [math.nan]), unit="%", asked="1"),
-        Figure(name="the same run again: median difference of a step", value=100 * median(spread or [math.nan]),
-               unit="%", note=f"{len(spread)} repeats"),
         Figure(name="the fastest is, or within 5 % of it", value=_share(fastest), unit="%", asked="90",
                note=f"{len(fastest)} groups of one model, batch and length"),
         Figure(name="intervals said to hold 80 %: hold", value=_share(inside), unit="%", asked="70 to 90"),
