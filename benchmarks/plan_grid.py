@@ -50,7 +50,7 @@ from zeropods.train.probe import probe
 
 CELLS, DRAWN, STEPS = 64, 400, 4
 """Runs of the grid, combinations that are drawn for each to choose from, and optimizer steps of a run."""
-SEEN = 96
+SEEN = 72
 """Cells beyond the grid that were looked at when the plan's parts were chosen."""
 REPEATED = 8
 """One run in so many is made twice."""

@@ -314,14 +314,9 @@ def plain_values_only() -> Iterator[None]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    def member(enumeration: Any, name: str) -> ZeroStageEnum:
-        """What `getattr` is allowed to do here: Python 3.11.2 (Debian 12's) pickles a stage so."""
-        if enumeration is not ZeroStageEnum:
-            raise pickle.UnpicklingError("GLOBAL getattr of anything but ZeRO's stages")
-        return ZeroStageEnum[name]
-
-    allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-    allowed.append((member, "builtins.getattr"))
+    # Python 3.11.2 (Debian 12's) pickles a stage as `getattr` of its class; no other attribute is given.
+    stage = (lambda _, name: ZeroStageEnum[name], "builtins.getattr")
+    allowed: list[Any] = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, stage]
     with variable_set(STRICT, "1"), torch.serialization.safe_globals(allowed):
         yield
 

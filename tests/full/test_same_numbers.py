@@ -1,7 +1,6 @@
 """Equal effective batch and seed, FP32, no dropout: the same numbers on any number of pods, by every technique."""
 
 import os
-import pickle
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -352,7 +351,7 @@ def test_stages_as_python_3_11_2_pickles_them_are_read_and_no_other_attribute(tm
     torch.save([Attribute("text", "upper")], tmp_path / "attribute.pt")
     with plain_values_only():
         assert torch.load(tmp_path / "stage.pt")[0] is ZeroStageEnum.gradients
-        with pytest.raises(pickle.UnpicklingError, match="getattr"):
+        with pytest.raises(KeyError, match="upper"):
             torch.load(tmp_path / "attribute.pt")
 
 

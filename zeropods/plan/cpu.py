@@ -50,26 +50,21 @@ def resident_parts(work: Workload) -> list[list[Term]]:
     # No more of a buffer is resident than is written to: a model's gradients may leave most of it empty.
     whole = MASTER * shape.parameters
     buffers = [replace(term, bytes=min(term.bytes, whole)) for term in plan.terms if term.part == "buffers"]
-    saved, later, embeddings = Activations(work), 0, 0
+    saved, later = Activations(work), total(buffers) if stage in (1, 2) else 0
     layers = Term("layers, and gradients of the one at work", saved.in_layers(), "as on a GPU", "activations")
-    if stage in (1, 2):
-        # Beside both gradients of a tied embedding only one of the buffers is full.
-        later = total(buffers)
-        embeddings = later - min(MASTER * work.zero.reduce_elements, whole)
-    elif stage == 0 and work.passes == 1:
+    if stage == 0 and work.passes == 1:
         later = work.element_bytes * shape.embedding
-    most = max(0, 3 * saved.head - later, saved.tied_gradients - embeddings)
+    most = max(3 * saved.head - later, saved.tied_gradients)
     large = Term("the loss, or gradients of the embedding", most, "the larger of both", "activations")
     group = Term("process group", UNIT // 2, "a constant")
-    # Each rank draws or loads the whole model first. What is large of it is given back; the holes that the rest leaves
-    # in the heap are hardly used again (glibc 2.36's `memalign` asks for more than a hole of the same size has).
+    # Each rank draws or loads the whole model first; what is large of it is given back.
     loaded = Term.of("what a load leaves, FP32", MASTER, shape.parameters - shape.embedding)
     return [
         [*kept, layers, *buffers, large],
         [Term("libraries that work has touched", UNIT, "a constant")],
         [group] if together else [],
         [replace(group, name="further groups of DeepSpeed")] if together and stage else [],
-        [loaded] if stage else [],
+        [loaded] if stage == 3 else [],
     ]
 
 
