@@ -195,6 +195,8 @@ class Turn:
         """Wait for the turn. What another process has compiled is found up to date, what it has begun is ended."""
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        if not (folder := self._path.parent).joinpath(f"{folder.name}.so").exists():
+            print(f"zeropods: compiling DeepSpeed's {folder.name}, once: it takes minutes", file=sys.stderr)
         return True
 
     def wait(self) -> None:

@@ -62,9 +62,11 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("how", ["it ends", "it is killed"])
 def test_a_second_process_waits_for_the_first_and_no_longer(
-    how: str, holder: subprocess.Popen[str], tmp_path: Path
+    how: str, holder: subprocess.Popen[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     turn = Turn(str(tmp_path / "lock"))
+    if how == "it ends":
+        (tmp_path / f"{tmp_path.name}.so").touch()
     waiting = threading.Thread(target=turn.try_acquire, daemon=True)
     waiting.start()
     waiting.join(0.3)
@@ -77,6 +79,8 @@ def test_a_second_process_waits_for_the_first_and_no_longer(
     assert not waiting.is_alive()
     turn.release()
     assert not is_held(tmp_path / LOCK)
+    # Whoever waits for a compiler is told so.
+    assert (f"compiling DeepSpeed's {tmp_path.name}, once" in capfd.readouterr().err) == (how == "it is killed")
 
 
 # Files that are safe: weights that run nothing when they are read, private folders that nobody else holds.
