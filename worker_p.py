@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from zeropods.errors import guarded
@@ -12,6 +13,9 @@ from zeropods.errors import guarded
 
 def main() -> int:
     """Be a pod until it ends."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("stdin", nargs="?", choices=["stdin"], help="its variables come as the first line on stdin")
+    parser.parse_args()
     from zeropods.pods.agent import main as warden
 
     return warden()

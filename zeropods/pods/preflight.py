@@ -64,8 +64,8 @@ FAILURES = (
         "key refused",
         "the pod belongs to another cluster: " + ANEW + "; a host of your own: ssh-copy-id {address}",
     ),
-    ("Connection refused", "nothing listens", "no sshd at {address}; see 'zeropods pods list', then " + ANEW),
-    ("Could not resolve hostname", "unknown name", "correct '{address}' in the hostfile, or add it to /etc/hosts"),
+    ("Connection refused", "nothing listens", f"no sshd at {{address}}; {ANEW}; a host of your own: start its sshd"),
+    ("Could not resolve hostname", "unknown name", "correct '{address}' in the hostfile, or add it to ~/.ssh/config"),
     ("No route to host|Network is unreachable", "unreachable", "no network to {address}; is the pod running?"),
     ("timed out|imeout", "no answer", "{address} is cut off or its sshd hangs; see 'zeropods pods list'"),
     (
