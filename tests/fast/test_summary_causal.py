@@ -52,6 +52,13 @@ def section(summary: Summary, title: str) -> str:
     return summary.to_markdown().split(f"## {title}")[1].split("##")[0]
 
 
+def test_published_runs_of_another_task_stand_beside_none(three: Summary, tmp_path: Path) -> None:
+    causal(tmp_path / "c", "lm", score=LM_SCORE)
+    for summary, is_shown in ((three, True), (read_runs([tmp_path]), False)):
+        texts = (summary.to_text(), summary.to_markdown(), summary.to_page())
+        assert {"Published elsewhere" in text for text in texts} == {is_shown} == {bool(summary.to_json()["reference"])}
+
+
 def test_runs_of_each_task_are_rows_with_their_scores(three: Summary) -> None:
     keys = ("task", "model_id", "exact_match", "f1", "perplexity", "text_tokens", "execution_accuracy")
     assert [[row[key] for key in keys] for row in rows(three)] == [

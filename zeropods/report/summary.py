@@ -14,6 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from zeropods.evaluate.score_json import TEXT2SQL
 from zeropods.files import writing
 from zeropods.plan.machines import GIGA
 from zeropods.report.answers import Answers, answers
@@ -88,9 +89,9 @@ class Summary:
 
     @cached_property
     def reference(self) -> list[dict[str, str]]:
-        """The published rows as they were transcribed; an empty text where nothing was published."""
+        """The published rows as they were transcribed, beside runs of their task; empty texts are not published."""
         with open(REFERENCE, encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            return list(csv.DictReader(file)) if any(line["task"] in (TEXT2SQL, None) for line in self.lines) else []
 
     @cached_property
     def timelines(self) -> list[Timeline]:
@@ -171,8 +172,9 @@ class Summary:
     def to_text(self, shown: Callable[[Table], str] = str) -> str:
         """The tables, and below them what to know before reading them."""
         notes = (_markdown_list(title, items) for title, items in self.notes.items())
-        published = [shown(reference_table(self.reference)), _markdown_list(REFERENCE_NOTE, self.confounders)]
-        return "\n".join(part for part in (*map(shown, self.tables), *notes, *published) if part)
+        published = [shown(reference_table(self.reference))] if self.reference else []
+        about = _markdown_list(REFERENCE_NOTE, self.confounders)
+        return "\n".join(part for part in (*map(shown, self.tables), *notes, *published, about) if part)
 
     def to_csv(self) -> str:
         """A line for each run, raw values, empty where nothing was measured, a list's items with spaces between."""
@@ -198,7 +200,9 @@ class Summary:
             notes=self._notes_html(),
             folded="\n".join(f"<details><summary>{title}</summary>{fold}</details>" for title, fold in folds.items()),
             others="\n".join(f"<figure>{other}</figure>" for other in others),
-            published=reference_table(self.reference).to_html() + html_list(REFERENCE_NOTE, self.confounders),
+            published=reference_table(self.reference).to_html() + html_list(REFERENCE_NOTE, self.confounders)
+            if self.reference
+            else "",
         )
 
     def write(self, out: Path) -> dict[str, Any]:
