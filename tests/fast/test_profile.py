@@ -245,14 +245,31 @@ def test_a_real_zero3_report_is_mended_to_what_zero1_says_and_arithmetic_by_hand
     assert (faults["shared_parameters"].where, faults["shared_parameters"].said) == ("depth 1, T5Stack", 1_180_000.0)
 
 
-def test_a_run_shows_the_profilers_own_cost_another_run_and_recomputation() -> None:
-    fault = found(made(), a_profiled_record())["profiler_overhead"]
-    # 2 rows / 0.08 s, the median of the steps after warm-up; the report says 2 / 0.05 s.
-    assert (fault.where, fault.said, fault.corrected) == ("samples/second", 40.0, pytest.approx(25.0))
-    record = a_profiled_record(effective_batch_size=8, gradient_accumulation_steps=4)
+@pytest.mark.parametrize(("seconds", "name"), [(0.08, "unusual_step"), (0.03, "profiler_overhead")])
+def test_figures_of_an_unusual_step_are_corrected_to_those_of_the_run(seconds: float, name: str) -> None:
+    """2 rows / the median of the steps after warm-up; the report says 2 / 0.05 s."""
+    record = a_profiled_record(ranks=[a_rank(step_seconds=[0.5, 0.3, *[seconds] * 9], warmup_steps=2)])
+    checked = check_report(read(made()), as_record(record))
+    faults = {fault.where: fault for fault in checked.faults if fault.name == name}
+    assert {where: (fault.said, fault.corrected) for where, fault in faults.items()} == {
+        "iter latency": (0.05, pytest.approx(seconds)),
+        "samples/second": (40.0, pytest.approx(2 / seconds)),
+    }
+    table = {line: corrected for line, _, corrected in ProfileReport(checked, "made").summary().rows if corrected}
+    assert set(table) == {"iter latency", "FLOPS per GPU", "samples/second"}
+    pair = ProfileReport(check_report(read(made())), "unmended").against(ProfileReport(checked, "made"))
+    ratios = {line["name"]: line["ratio"] for line in pair.compared()}
+    assert ratios["iteration_seconds"] == pytest.approx(seconds / 0.05)
+    assert ratios["samples_per_second"] == ratios["flops_per_second"] == pytest.approx(0.05 / seconds)
+
+
+def test_a_run_shows_passes_another_run_and_recomputation() -> None:
+    record = a_profiled_record(per_device_train_batch_size=2, effective_batch_size=8, gradient_accumulation_steps=4)
     assert "one pass of 4" in found(made(), record)["profiler_overhead"].reason
-    fault = found(made(), a_profiled_record(per_device_train_batch_size=3))["another_run"]
-    assert (fault.where, fault.said, fault.corrected) == ("batch size per GPU", 2, 3)
+    # Nothing is corrected by the times of another run.
+    faults = found(made(), a_profiled_record(per_device_train_batch_size=3))
+    fault = faults["another_run"]
+    assert (fault.where, fault.said, fault.corrected) == ("batch size per GPU", 2, 3) and "unusual_step" not in faults
     fault = found(made(), a_profiled_record(gradient_checkpointing=True))["recomputation_left_out"]
     assert fault.corrected == pytest.approx(3 * 15_360 / 0.02)
 
@@ -268,7 +285,7 @@ def test_the_record_beside_a_report_is_found_and_an_old_one_does_no_harm(
     (folder / "profile.txt").write_text(made())
     result, text = profile(folder)
     assert run in result["run"] and run in text
-    assert ("profiler_overhead" in {fault["name"] for fault in result["faults"]}) == ("ranks" in record)
+    assert ("unusual_step" in {fault["name"] for fault in result["faults"]}) == ("ranks" in record)
 
 
 def test_plots_say_in_words_what_they_show() -> None:

@@ -140,7 +140,8 @@ def assert_report_is_read_and_its_faults_are_found(run: Path, name: str) -> None
     of_stage = {"linear_counted_twice", "sharded_parameters"} if name == "zero3profiler" else {"shared_parameters"}
     assert not checked.report.missing and checked.root is not None
     # How much the profiler costs differs between machines.
-    assert {fault.name for fault in checked.faults} - {"profiler_overhead"} == always | of_stage
+    of_time = {"profiler_overhead", "unusual_step"}
+    assert {fault.name for fault in checked.faults} - of_time == always | of_stage
     assert checked.figures["parameters_per_gpu"] == pytest.approx(T5_TINY_PARAMETERS, rel=0.005)
     assert checked.figures["forward_macs"] == pytest.approx(checked.closed_form_macs, rel=0.01)
 

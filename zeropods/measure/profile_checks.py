@@ -104,8 +104,10 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
     Args:
         record: of the run that was profiled, where there is one.
     """
-    checked = _corrected(report)
-    of_run = () if record is None else _run_faults(report, record)
+    checked, of_run = _corrected(report), tuple[Fault, ...]()
+    if record is not None and not (of_run := tuple(_another_run(report, record))):
+        usual = _of_usual_step(checked, record)
+        checked, of_run = replace(checked, figures=checked.figures | usual), tuple(_run_faults(report, record, usual))
     return replace(checked, faults=(*_wrong_figures(checked), *_reading_faults(report), *of_run))
 
 
@@ -343,6 +345,10 @@ OVERHEAD = (
     "one step, with a profiler that stops at every module and without what lies between two steps; right is the "
     "median of the run's own timed steps"
 )
+UNUSUAL = (
+    "one step, and quicker than the run's usual one even with the profiler: a batch of fewer tokens, or time between "
+    "two steps that is left out; right is the median of the run's own timed steps"
+)
 CONTRADICTS = "the other lines of the summary give another figure: the report was changed, or a line is missing"
 SEVERAL = "this is the last; where gradients are accumulated, that of the pass before the optimizer's step"
 
@@ -405,27 +411,46 @@ def _reading_faults(report: Report) -> Iterator[Fault]:
         yield Fault("several_reports", report.number, "the file", report.reports, None, "", SEVERAL)
 
 
-def _run_faults(report: Report, record: Record) -> Iterator[Fault]:
-    """Where the report and its run's record say different things."""
-    summary, profiler = report.summary, (record.deepspeed or {}).get("flops_profiler", {})
-    asked = profiler.get("profile_step")
+def _another_run(report: Report, record: Record) -> Iterator[Fault]:
+    """Where the record beside the report says that it is of another run."""
+    asked = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
     for key, expected in (
         ("world_size", record.world_size),
         ("batch_size_per_gpu", record.per_device_train_batch_size),
-        ("step", summary["step"] if asked is None else asked + 1),
+        ("step", report.summary["step"] if asked is None else asked + 1),
     ):
-        if summary[key] not in (None, expected):
+        if report.summary[key] not in (None, expected):
             reason = "the record beside the report has another figure: the report is of another run"
             yield _of_line(report, "another_run", key, expected, reason)
-    # A step that took another time than rank 0's timed ones, those of warm-up and the profiler left out.
-    timed, passes = record.rank_0 and record.rank_0.step_seconds, record.gradient_accumulation_steps
-    if timed and timed.median and summary["iteration_seconds"] is not None:
-        accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
-        rate = record.effective_batch_size / timed.median
-        for key, right in (("iteration_seconds", timed.median), ("samples_per_second", rate)):
-            said = summary[key]
-            if said is not None and abs(said / right - 1) > NEAR:
-                yield _of_line(report, "profiler_overhead", key, right, OVERHEAD + accumulated)
+
+
+def _of_usual_step(checked: Checked, record: Record) -> Figures:
+    """What rank 0's timed steps give, those of warm-up and the profiler left out, where the profiled one is not near.
+
+    FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
+    """
+    timed = record.rank_0 and record.rank_0.step_seconds
+    if not timed or not timed.median:
+        return {}
+    figures, summary = checked.figures, checked.report.summary
+    flops, factor = figures["forward_flops"] or nan, figures["backward_factor"] or nan
+    usual = {
+        "iteration_seconds": timed.median,
+        "flops_per_second": record.gradient_accumulation_steps * (1 + factor) * flops / timed.median,
+        "samples_per_second": record.effective_batch_size / timed.median,
+    }
+    return {key: right for key, right in usual.items() if abs((summary[key] or nan) / right - 1) > NEAR}
+
+
+def _run_faults(report: Report, record: Record, usual: Figures) -> Iterator[Fault]:
+    """Where the report and its run's record say different things."""
+    summary, passes = report.summary, record.gradient_accumulation_steps
+    accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
+    is_quicker = (summary["iteration_seconds"] or 0.0) < (usual.get("iteration_seconds") or 0.0)
+    name, reason = ("unusual_step", UNUSUAL) if is_quicker and passes == 1 else ("profiler_overhead", OVERHEAD)
+    for key in ("iteration_seconds", "samples_per_second"):
+        if key in usual:
+            yield _of_line(report, name, key, usual[key], reason + accumulated)
     backward, flops = summary["backward_seconds"], summary["forward_flops"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
         computed = _ratio(flops, backward, 3)
