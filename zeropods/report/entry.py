@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ class Entry:
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None
     score: Score | None = None
+    values: Values = field(default_factory=dict)
+    """Every raw value by name, in a summary."""
 
     @property
     def record(self) -> Record | None:

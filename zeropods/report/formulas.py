@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean, median
 from typing import Any
@@ -26,33 +25,25 @@ Values = dict[str, Any]
 """Figures by their keys, which have the unit of the raw value; None where it was not measured."""
 
 
-@dataclass(frozen=True)
-class MatmulPeak:
-    """The best matrix multiplication of one device that was measured on some hardware, and by which run."""
-
-    flops_per_second: float
-    run: str
-
-
 def figures(
     record: Record | None,
     price_per_hour: float | None = None,
     *,
     earlier: Sequence[Record] = (),
-    peak: MatmulPeak | None = None,
+    peak: tuple[float, str] | None = None,
 ) -> Values:
     """Every figure of a run by its key; all None where there is no record.
 
     Args:
         price_per_hour: price of one pod, in any currency.
         earlier: records of the run's earlier attempts, in their order.
-        peak: the best that was measured on such hardware; the run's own where it is not given.
+        peak: the best FLOP/s that were measured on one such device, and by which run; where not given, the run's own.
     """
     if record is None:
         return dict.fromkeys(RULES)
     values = {**_speed(record), **_arithmetic(record), **_memory(record), **_use(record), "peak_flops_run": None}
     if peak is not None and values["peak_flops_kind"] == MEASURED:
-        values |= {"peak_flops_per_second": _of_all_devices(record, peak.flops_per_second), "peak_flops_run": peak.run}
+        values |= {"peak_flops_per_second": _of_all_devices(record, peak[0]), "peak_flops_run": peak[1]}
     seconds = values["duration_seconds"]
     priced = seconds is not None and price_per_hour is not None
     return {

@@ -54,6 +54,11 @@ class Column:
         return self.form(value) + span
 
 
+def shown(value: Any, form: Callable[[Any], str] = str) -> str:
+    """A value as people read it."""
+    return NOT_MEASURED if value is None else form(value)
+
+
 # Tables of rows.
 
 
@@ -177,7 +182,7 @@ def inference_text(values: Values) -> str:
 def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
     """Every row, with the columns of the tasks that were trained for or scored."""
     found = list(_accuracy_lines(groups, [line["label"] for line in lines]))
-    scores = [run.entry.score for group in groups for run in group.measured]
+    scores = [run.score for group in groups for run in group.measured]
     tasks = {group.values["task"] for group in groups if group.first.config}
     tasks |= {score.task for score in scores if score}
     known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
@@ -190,7 +195,7 @@ def _accuracy_lines(groups: Sequence[Group], labels: Sequence[str]) -> Iterator[
     unscored = [group for group in measured if group.values["split"] is None]
     for group in measured:
         if group.values["split"] is not None:
-            for line in accuracy_lines([run.entry for run in group.measured]):
+            for line in accuracy_lines(group.measured):
                 yield {**line, "label": labels[group.number]}
     if unscored:
         yield {"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]}

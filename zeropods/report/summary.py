@@ -70,7 +70,7 @@ class Summary:
 
     def __init__(self, groups: Sequence[Group], *, allow_differences: bool) -> None:
         self.groups, self.allow_differences = groups, allow_differences
-        self.entries = [run.entry for group in groups for run in group.runs]
+        self.entries = [run for group in groups for run in group.runs]
         # Rows as tables and plots take them.
         self.lines = row_lines(groups)
         # The first run of each row, with the row's label; of these the ones that have samples of their memory.
@@ -155,7 +155,7 @@ class Summary:
             "schema_version": SCHEMA_VERSION,
             "answers": self.answers().to_json(),
             "runs": [
-                {"row": group.letter, **run.values, "accuracy": run.entry.score and asdict(run.entry.score)}
+                {"row": group.letter, **run.values, "accuracy": run.score and asdict(run.score)}
                 for group in self.groups
                 for run in group.runs
             ],
