@@ -11,7 +11,7 @@ import pytest
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.report.gate import GateRow, compare, gate_text, read_rows
+from zeropods.report.gate import GateRow, compare, read_rows
 from zeropods.report.summary import read_runs
 
 
@@ -137,7 +137,7 @@ def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
 
 
 def test_people_read_rows_new_and_allowed(tmp_path: Path) -> None:
-    text = gate_text(compare(rows(tmp_path / "old"), rows(tmp_path / "new", 1.0)))
+    text = str(compare(rows(tmp_path / "old"), rows(tmp_path / "new", 1.0)))
     assert "1 figure got worse, of 1 row compared" in text and "| 40  | 32  | 38 " in text
 
 

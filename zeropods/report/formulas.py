@@ -74,6 +74,11 @@ def is_resumed(record: Record) -> bool:
     return any(rank.first_step > 0 for rank in record.ranks)
 
 
+def is_done(status: str) -> bool:
+    """Whether the figures of a row of that status are of runs that ended well: `ok`, or `2 ok, 1 oom`."""
+    return "ok" in status.replace(",", " ").split()
+
+
 # Time and rates.
 
 
@@ -97,14 +102,11 @@ def _speed(record: Record) -> Values:
         "padding_share": 1 - tokens / padded if padded else None,
         "evaluation_samples_per_second": ratio(record.dev_rows or None, evaluation),
         "start_seconds": over_ranks(record, "start_seconds", max),
-        "evaluate_seconds": over_ranks(record, "evaluate_seconds", _longest),
-        "save_seconds": over_ranks(record, "save_seconds", _longest),
+        **{
+            key: over_ranks(record, key, lambda ranks: max(each.total for each in ranks))
+            for key in ("evaluate_seconds", "save_seconds")
+        },
     }
-
-
-def _longest(seconds: Sequence[Statistics]) -> float:
-    """Sum of durations, of the slowest rank."""
-    return max(each.total for each in seconds)
 
 
 def _samples(record: Record) -> int:
@@ -208,13 +210,18 @@ def _memory(record: Record) -> Values:
     are those of a pod's processes at their largest batch, by the plan: nothing counts them on a CPU. Compared with the
     plan are on GPUs the peak of device-used memory, on CPUs the states, of the rank that needed most.
     """
-    peaks = {kind: _peaks(record, kind) for kind in (DEVICE_USED, RESERVED, ALLOCATED, RESIDENT)}
+    peaks = {kind: of_ranks(record, f"peak_{column_of(kind)}") or [] for kind in (RESERVED, ALLOCATED, RESIDENT)}
+    peaks = {DEVICE_USED: [one.peak for one in samples_of(record, column_of(DEVICE_USED))], **peaks}
     most = {kind: max(of_kind, default=None) for kind, of_kind in peaks.items()}
     kind = next((kind for kind in (DEVICE_USED, ALLOCATED, RESIDENT) if peaks[kind]), None)
     pods = None if kind is None else _of_pods(record, peaks[kind], sum if kind == RESIDENT else max)
     states = over_ranks(record, "live_bytes", lambda ranks: [live.total for live in ranks])
     has_phases = any(rank.phases for rank in record.ranks)
     phase_kind = next((kind for kind in (ALLOCATED, RESIDENT) if peaks[kind] and has_phases), None)
+    phases: dict[str, list[Any]] = {
+        phase: [getattr(rank.phases.get(phase), f"peak_{phase_kind}_bytes", None) for rank in record.ranks]
+        for phase in PHASES
+    }
     plan, is_gpu = planned(record), bool(of_ranks(record, "gpu"))
     return {
         "pod_memory_bytes": pods,
@@ -224,18 +231,12 @@ def _memory(record: Record) -> Values:
         "memory_kind": kind,
         **{f"peak_{column_of(kind)}": peak for kind, peak in most.items()},
         "phase_kind": phase_kind,
-        **{f"peak_{phase}_bytes": _phase_peak(record, phase, phase_kind) for phase in PHASES},
+        # None if a rank has none.
+        **{f"peak_{phase}_bytes": None if None in of else max(of, default=None) for phase, of in phases.items()},
         "planned_kind": DEVICE_USED if is_gpu else LIVE_STATES,
         "planned_bytes": None if plan is None else plan.device_bytes if is_gpu else plan.state_bytes,
         "measured_bytes": most[DEVICE_USED] if is_gpu else max(states or (), default=None),
     }
-
-
-def _peaks(record: Record, kind: str) -> list[float]:
-    """The peak of each rank in one kind of memory; empty unless every rank has one."""
-    if kind == DEVICE_USED:
-        return [one.peak for one in samples_of(record, column_of(kind))]
-    return of_ranks(record, f"peak_{column_of(kind)}") or []
 
 
 def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[float]], float]) -> list[float]:
@@ -244,12 +245,6 @@ def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[f
     for rank, value in zip(record.ranks, values, strict=True):
         pods.setdefault(rank.rank // record.slots, []).append(value)
     return [rule(of_pod) for of_pod in pods.values()]
-
-
-def _phase_peak(record: Record, phase: str, kind: str | None) -> float | None:
-    """Peak within a phase, of the rank that needed most; None if a rank has none."""
-    peaks: list[Any] = [getattr(rank.phases.get(phase), f"peak_{kind}_bytes", None) for rank in record.ranks]
-    return None if None in peaks else max(peaks, default=None)
 
 
 # How busy the hardware was, and what came of it.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from zeropods.errors import UserError
 from zeropods.files import validated
 from zeropods.measure.record import STRICT
+from zeropods.report.formulas import is_done
 from zeropods.report.settings import PREFIX, as_key, unequal
 from zeropods.tables import Table, counted
 
@@ -50,17 +51,10 @@ class GateRow:
     f1_interval: tuple[float, float] | None = None
     perplexity: float | None = None
 
-    @property
-    def is_ok(self) -> bool:
-        """Whether its figures are of runs that ended well: `ok`, or `2 ok, 1 oom`."""
-        return "ok" in self.status.replace(",", " ").split()
-
-    @property
-    def hardware(self) -> dict[str, Any]:
+    def of_hardware(self) -> dict[str, Any]:
         """The settings that say what it ran on."""
         return {key: value for key, value in self.settings.items() if key.startswith("hardware ")}
 
-    @property
     def key(self) -> str:
         """Equal for rows that are the same but for hardware, versions and seed.
 
@@ -80,7 +74,7 @@ class GateRows:
     groups: list[GateRow]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Worse:
     """A figure of a row that got worse than is allowed."""
 
@@ -103,6 +97,14 @@ class GateVerdict:
     judged: int
     """Number of rows that were compared."""
 
+    def __str__(self) -> str:
+        """What people read of it."""
+        lines = [f"{counted(len(self.worse), 'figure')} got worse, of {counted(self.judged, 'row')} compared"]
+        if self.worse:
+            shown = [{key: _shown(value) for key, value in vars(one).items()} for one in self.worse]
+            lines += ["", str(Table.of(shown))]
+        return "\n".join([*lines, *(f"not compared: {line}" for line in self.not_comparable)])
+
 
 def read_rows(path: Path) -> list[GateRow]:
     """The rows of a `summary.json`; `UserError` where it is none, of another version, or holds what is no figure."""
@@ -119,49 +121,39 @@ def compare(old: Sequence[GateRow], new: Sequence[GateRow]) -> GateVerdict:
     """
     candidates: dict[str, list[GateRow]] = {}
     for row in new:
-        candidates.setdefault(row.key, []).append(row)
+        candidates.setdefault(row.key(), []).append(row)
     worse, unjudged, judged = list[Worse](), list[str](), 0
-    for before in (row for row in old if row.is_ok):
-        found = candidates.get(before.key, [])
-        same = [row for row in found if not unequal(row.hardware, before.hardware)]
+    for before in (row for row in old if is_done(row.status)):
+        found = candidates.get(before.key(), [])
+        same = [row for row in found if not unequal(row.of_hardware(), before.of_hardware())]
         if found and not same:
             unjudged.append(f"{before.name}: was measured on other hardware")
             continue
         judged += 1
-        now = next((row for row in same if row.is_ok), None)
+        now = next((row for row in same if is_done(row.status)), None)
         if now is None:
-            gone = same[0].status if same else None
-            worse.append(Worse(row=before.name, figure="status", old=before.status, new=gone, allowed="ok"))
+            worse.append(Worse(before.name, "status", before.status, same[0].status if same else None, "ok"))
             continue
         for figure in JUDGED:
             had, has, what = getattr(before, figure), getattr(now, figure), figure
-            is_other = figure == "peak_memory_bytes" and now.memory_kind != before.memory_kind
-            if is_other:
-                what = f"{figure}, {before.memory_kind} and {now.memory_kind}"
-            if had is not None and (has is None or is_other):
+            if figure == "peak_memory_bytes" and now.memory_kind != before.memory_kind:
+                has, what = None, f"{figure}, {before.memory_kind} and {now.memory_kind}"
+            if had is None:
+                continue
+            limit = _limit(figure, before, now)
+            if has is None:
                 unjudged.append(f"{before.name}: {what}: not measured in both")
-            elif had is not None:
-                limit = _limit(figure, before, now)
-                if has < limit if figure in HIGH_IS_GOOD else has > limit:
-                    worse.append(Worse(row=before.name, figure=figure, old=had, new=has, allowed=limit))
+            elif has < limit if figure in HIGH_IS_GOOD else has > limit:
+                worse.append(Worse(before.name, figure, had, has, limit))
     return GateVerdict(tuple(worse), tuple(unjudged), judged)
-
-
-def gate_text(verdict: GateVerdict) -> str:
-    """What people read of a verdict."""
-    lines = [f"{counted(len(verdict.worse), 'figure')} got worse, of {counted(verdict.judged, 'row')} compared"]
-    if verdict.worse:
-        shown = [{key: _shown(value) for key, value in asdict(one).items()} for one in verdict.worse]
-        lines += ["", str(Table.of(shown))]
-    return "\n".join([*lines, *(f"not compared: {line}" for line in verdict.not_comparable)])
 
 
 def _limit(figure: str, before: GateRow, now: GateRow) -> float:
     old: float = getattr(before, figure)
     if figure == "samples_per_second":
-        spans = [span for row in (before, now) if (span := row.samples_per_second_interval) is not None]
+        spans = [row.samples_per_second_interval for row in (before, now)]
         # Half of both intervals together: their ends then do not meet.
-        return old - (sum(high - low for low, high in spans) / 2 if len(spans) == 2 else old * RATE_TOLERANCE)
+        return old - (old * RATE_TOLERANCE if None in spans else sum(span[1] - span[0] for span in spans if span) / 2)
     if figure in SHARES:
         interval = getattr(before, f"{figure}_interval")
         return float(interval[0]) if interval else old * (1 - ACCURACY_TOLERANCE)
@@ -171,8 +163,6 @@ def _limit(figure: str, before: GateRow, now: GateRow) -> float:
 
 
 def _shown(value: float | str | None) -> str:
-    if value is None:
-        return "gone"
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or "gone"
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
