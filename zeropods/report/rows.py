@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,11 +92,11 @@ def table(
         label: what each line begins with, where that is not the row's label.
     """
     first = label or LABEL
-    found = [(first.show(line), [column.show(line) for column in columns]) for line in lines]
-    kept = [(name, cells) for name, cells in found if whole or set(cells) - {NOT_MEASURED}]
-    used = [i for i in range(len(columns)) if whole or any(cells[i] != NOT_MEASURED for _, cells in kept)]
-    header = (first.heading, *(columns[i].heading for i in used))
-    return Table(header, tuple((name, *(cells[i] for i in used)) for name, cells in kept), title)
+    found = [[first.show(line), *(column.show(line) for column in columns)] for line in lines]
+    kept = [cells for cells in found if whole or set(cells[1:]) - {NOT_MEASURED}]
+    used = [n for n in range(len(columns) + 1) if whole or not n or any(cells[n] != NOT_MEASURED for cells in kept)]
+    headings = [column.heading for column in (first, *columns)]
+    return Table(tuple(headings[n] for n in used), tuple(tuple(cells[n] for n in used) for cells in kept), title)
 
 
 def run_table(entry: Entry) -> Table:
@@ -116,6 +116,23 @@ def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Colu
     return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", THREE) for key in own)]))
 
 
+def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
+    """Every row that was scored, then a line for all that were not, with the columns of the tasks that were trained for
+    or scored; a row that ended badly has none."""
+    labels, unscored, found = [line["label"] for line in lines], [], list[Values]()
+    tasks = {group.values["task"] for group in groups if group.first.config}
+    for group in (group for group in groups if group.measured):
+        tasks |= {run.score.task for run in group.measured if run.score}
+        if group.values["split"] is None:
+            unscored.append(group)
+        else:
+            found += [{**line, "label": labels[group.number]} for line in accuracy_lines(group.measured)]
+    if unscored:
+        found.append({"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]})
+    known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
+    return table("Accuracy", accuracy_columns(known, found), found, whole=True)
+
+
 # Rows as lines of tables and plots.
 
 
@@ -124,26 +141,20 @@ def row_lines(groups: Sequence[Group]) -> list[Values]:
 
     Rows are called by letter, technique, pods and slots behind it, and the model where there are several.
     """
-    compared = compared_rows(groups)
+    compared, lines = compared_rows(groups), []
     several = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
-    return [
-        {
-            **group.values,
-            "label": _label(group.values, with_model=several),
-            "short_label": _label(group.values, with_model=False),
-            "hardware": hardware_text(group.first.config),
-            "is_compared": group.letter in compared,
-        }
-        for group in groups
-    ]
-
-
-def _label(values: Values, *, with_model: bool) -> str:
-    if values["technique"] is None:
-        return f"{values['row']} {values['status']}"
-    model = f"{values['model_id'].rsplit('/', 1)[-1]} " if with_model else ""
-    slots = values["world_size"] // max(1, values["pods"])
-    return f"{values['row']} {model}{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
+    for group in groups:
+        values = group.values
+        label = short = f"{values['row']} {values['status']}"
+        if values["technique"] is not None:
+            slots = values["world_size"] // max(1, values["pods"])
+            name = f"{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
+            label = short = f"{values['row']} {name}"
+            if several:
+                label = f"{values['row']} {values['model_id'].rsplit('/', 1)[-1]} {name}"
+        hardware, is_compared = hardware_text(group.first.config), values["row"] in compared
+        lines.append({**values, "label": label, "short_label": short, "hardware": hardware, "is_compared": is_compared})
+    return lines
 
 
 def hardware_text(config: RunConfig | None) -> str:
@@ -156,9 +167,7 @@ def hardware_text(config: RunConfig | None) -> str:
 
 def _base_text(values: Values) -> str:
     """The letter of the base row, marked where the two differ in more than technique and pods."""
-    if values["base"] == values["row"]:
-        return "baseline"
-    return f"{values['base']}{MARK if values['differs_in'] else ''}"
+    return "baseline" if values["base"] == values["row"] else values["base"] + (MARK if values["differs_in"] else "")
 
 
 def _speed_text(values: Values) -> str:
@@ -168,37 +177,10 @@ def _speed_text(values: Values) -> str:
     return f"{Column('speed_up', '', '', TWO).show(values)} over {_base_text(values)}"
 
 
-def _sharing_text(values: Values) -> str | None:
-    pods, machines = values["pods"], values["machines"]
-    return f"{pods} on {machines}" if machines < pods else None
-
-
 def inference_text(values: Values) -> str:
     """The figure that a model is judged by, what it is, and the split."""
     column = Column("inference_result", "", "", TWO if values["inference_kind"] == "perplexity" else THREE)
     return f"{values['inference_kind']} {column.show(values)} ({values['split']})"
-
-
-def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
-    """Every row, with the columns of the tasks that were trained for or scored."""
-    found = list(_accuracy_lines(groups, [line["label"] for line in lines]))
-    scores = [run.score for group in groups for run in group.measured]
-    tasks = {group.values["task"] for group in groups if group.first.config}
-    tasks |= {score.task for score in scores if score}
-    known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
-    return table("Accuracy", accuracy_columns(known, found), found, whole=True)
-
-
-def _accuracy_lines(groups: Sequence[Group], labels: Sequence[str]) -> Iterator[Values]:
-    """Lines of the rows that were scored, then one for all that were not; a row that ended badly has none."""
-    measured = [group for group in groups if group.measured]
-    unscored = [group for group in measured if group.values["split"] is None]
-    for group in measured:
-        if group.values["split"] is not None:
-            for line in accuracy_lines(group.measured):
-                yield {**line, "label": labels[group.number]}
-    if unscored:
-        yield {"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]}
 
 
 # The columns: how each figure is called and written for people.
@@ -224,9 +206,12 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def _sharing(values: Values) -> str | None:
+    return f"{values['pods']} on {values['machines']}" if values["machines"] < values["pods"] else None
+
+
 def _plan_kind(values: Values) -> str | None:
-    measured = values["planned_bytes"] is not None or values["measured_bytes"] is not None
-    return str(values["planned_kind"]) if measured else None
+    return None if values["planned_bytes"] is None is values["measured_bytes"] else str(values["planned_kind"])
 
 
 def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> tuple[Column, Column]:
@@ -290,7 +275,7 @@ SCALING = (
     Column("speed_up", "speed-up", "", TWO),
     Column("scaling_efficiency", "scaling efficiency", "", TWO),
     Column("base", "against row", text=_base_text),
-    Column("machines", "pods on machines", text=_sharing_text),
+    Column("machines", "pods on machines", text=_sharing),
     Column("model_flops_per_second", "model", "GFLOP/s", _giga),
     Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
     Column("peak_flops_kind", "kind of peak"),
