@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Result:
     price, allow = arguments.price_per_hour, arguments.allow_differences
     summary = read_runs(arguments.runs or [Path("runs")], price_per_hour=price, allow_differences=allow)
     document = summary.write(arguments.out)
-    verdict = None if old is None else compare(old, read_rows(arguments.out / "summary.json"))
+    verdict = None if old is None else compare(old, document["groups"])
 
     def readable(result: Result) -> str:
         """The tables, what the gate has found, where the page lies, and last what it all comes to."""

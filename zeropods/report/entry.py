@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
@@ -209,8 +209,10 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
         return iter([dict.fromkeys(KEYS)])
-    first = scored[0]
-    return score_lines(first[0], [score for split, score in scored if _extent(split, score) == _extent(*first)])
+    sizes = ("examples", "tokens")
+    extents = [(split, score.task, *(getattr(score, size, None) for size in sizes)) for split, score in scored]
+    alike = [score for (_, score), extent in zip(scored, extents, strict=True) if extent == extents[0]]
+    return score_lines(scored[0][0], alike)
 
 
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
@@ -222,13 +224,17 @@ def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
             yield _line(split, group.removesuffix("_tables"), [groups[group] for groups in by_group])
 
 
-def _extent(split: str | None, score: Score) -> tuple[Any, ...]:
-    return score.task, split, getattr(score, "examples", None), getattr(score, "tokens", None)
-
-
 def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
     task, found = scores[0].task, [_figures(score) for score in scores]
-    values = {key: _mean([one[key] for one in found]) for key in found[0] if all(key in one for one in found)}
+    values: Values = {}
+    for key in (key for key in found[0] if all(key in one for one in found)):
+        repeats = [one[key] for one in found]
+        if None in repeats:
+            values[key] = None
+        else:
+            # Of intervals the mean of their ends.
+            is_span = isinstance(repeats[0], tuple)
+            values[key] = [mean(ends) for ends in zip(*repeats, strict=True)] if is_span else mean(repeats)
     if values["text_loss"] is not None:
         # Perplexities are powers: their mean would not be that of the losses.
         values["perplexity"] = math.exp(values["text_loss"])
@@ -251,10 +257,3 @@ def _figures(score: Score) -> Values:
         **{f"{OWN}{name}": value for name, value in own.items()},
         **{f"{OWN}{name}_interval": intervals.get(name) for name in own},
     }
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, of intervals the mean of their ends; None where one is missing."""
-    if any(value is None for value in values):
-        return None
-    return [mean(ends) for ends in zip(*values, strict=True)] if isinstance(values[0], tuple) else mean(values)

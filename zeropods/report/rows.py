@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,18 +103,18 @@ def table(
 def run_table(entry: Entry) -> Table:
     """What people read of one run, a figure per line."""
     values = group_runs([entry])[0].values
-    accuracy = accuracy_columns([entry.score.task] if entry.score else [], [values])
-    columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *SPEED, *SCALING, *MEMORY, *LOSSES, *accuracy]
+    accuracy = accuracy_columns({entry.score.task} if entry.score else set(), [values])
+    sections = (SECTIONS[title] for title in ("Speed", "Scaling and arithmetic", "Memory", "Losses"))
+    columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *itertools.chain(*sections), *accuracy]
     shown = {column.heading: column.show(values) for column in columns}
     return Table.of_facts({heading: text for heading, text in shown.items() if text != NOT_MEASURED})
 
 
-def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Column]:
-    """The columns of the tasks, each once, and one for ROUGE and for each custom metric that a line has."""
-    found = [column for task in tasks for column in ACCURACY[task]]
-    keys = [key for line in lines for key in line if not key.endswith("_interval")]
-    own = [key for key in keys if key in ROUGE or key.startswith(OWN)]
-    return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", THREE) for key in own)]))
+def accuracy_columns(tasks: set[str], lines: Iterable[Values]) -> list[Column]:
+    """The columns of the tasks, and one for ROUGE and for each custom metric that a line has."""
+    keys = dict.fromkeys(key for line in lines for key in line if not key.endswith("_interval"))
+    own = (Column(key, key.removeprefix(OWN), "", THREE) for key in keys if key in ROUGE or key.startswith(OWN))
+    return [*(column for column, of in ACCURACY if tasks & of), *own]
 
 
 def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
@@ -129,8 +130,7 @@ def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
             found += [{**line, "label": labels[group.number]} for line in accuracy_lines(group.measured)]
     if unscored:
         found.append({"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]})
-    known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
-    return table("Accuracy", accuracy_columns(known, found), found, whole=True)
+    return table("Accuracy", accuracy_columns(tasks or {TEXT2SQL}, found), found, whole=True)
 
 
 # Rows as lines of tables and plots.
@@ -258,86 +258,74 @@ SETTINGS = (
     Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
     Column("repeats", "repeats"),
 )
-SPEED = (
-    Column("steps", "steps", "", COUNT),
-    Column("train_seconds", "training", "s", ONE),
-    Column("tokens_per_second", "real tokens/s", "", COUNT),
-    Column("padding_share", "padding", "%", _percent),
-    Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
-    *_plan_columns("step", "seconds", "s", digits),
-    Column("start_seconds", "start", "s", ONE),
-    Column("save_seconds", "saving", "s", TWO),
-    Column("goodput", "goodput", "%", _percent),
-    Column("lost_steps", "steps done again", "", COUNT),
-)
-SCALING = (
-    Column("samples_per_second", "processes", text=lambda values: str(values["world_size"])),
-    Column("speed_up", "speed-up", "", TWO),
-    Column("scaling_efficiency", "scaling efficiency", "", TWO),
-    Column("base", "against row", text=_base_text),
-    Column("machines", "pods on machines", text=_sharing),
-    Column("model_flops_per_second", "model", "GFLOP/s", _giga),
-    Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
-    Column("peak_flops_kind", "kind of peak"),
-    Column("peak_flops_run", "peak measured by"),
-    Column("model_flops_utilization", "MFU", "%", _percent),
-)
-MEMORY = (
-    Column("memory_kind", "kind of pod memory"),
-    Column("phase_kind", "kind of peaks"),
-    *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
-    Column("planned_kind", "kind of plan", text=_plan_kind),
-    Column("planned_bytes", "planned", "MiB", mib),
-    Column("measured_bytes", "measured", "MiB", mib),
-    Column("measured_to_planned", "measured/planned", "", TWO),
-    *_plan_columns("peak", "bytes", "MiB", mib),
-)
-USE = tuple(
-    Column(f"{column}_{statistic}", f"{title}, {words}", unit, ONE)
-    for column, title, unit in (
-        ("utilization_percent", "GPU", "%"),
-        ("memory_utilization_percent", "GPU memory", "%"),
-        ("power_watts", "power", "W"),
-        ("cpu_percent", "share of the cores", "%"),
-        ("io_wait_percent", "I/O wait", "%"),
-    )
-    for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
-)
-LOSSES = (
-    Column("train_loss", "final training loss", "nats/token", FOUR),
-    Column("eval_loss", "final eval loss", "nats/token", FOUR),
-)
-COST = (
-    Column("energy_joules", "energy", "J", COUNT),
-    Column("energy_kwh", "energy", "kWh", digits),
-    Column("cost", "cost", "at the price given", digits),
-)
-SECTIONS = {
-    "Speed": SPEED,
-    "Scaling and arithmetic": SCALING,
-    "Memory": MEMORY,
-    "Use and power": USE,
-    "Losses": LOSSES,
-    "Energy and cost": COST,
-}
-_SPLIT, _EXAMPLES = Column("split", "split"), Column("examples", "examples", "", COUNT)
-_EXACT = Column("exact_match", "exact match", "", THREE)
-ACCURACY: dict[str, tuple[Column, ...]] = {
-    TEXT2SQL: (
-        _SPLIT,
-        Column("tables", "tables"),
-        _EXAMPLES,
-        _EXACT,
-        Column("logical_form_accuracy", "logical form", "", THREE),
-        Column("execution_accuracy", "execution", "", THREE),
-        Column("executable", "executable", "", COUNT),
+SECTIONS: dict[str, tuple[Column, ...]] = {
+    "Speed": (
+        Column("steps", "steps", "", COUNT),
+        Column("train_seconds", "training", "s", ONE),
+        Column("tokens_per_second", "real tokens/s", "", COUNT),
+        Column("padding_share", "padding", "%", _percent),
+        Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
+        *_plan_columns("step", "seconds", "s", digits),
+        Column("start_seconds", "start", "s", ONE),
+        Column("save_seconds", "saving", "s", TWO),
+        Column("goodput", "goodput", "%", _percent),
+        Column("lost_steps", "steps done again", "", COUNT),
     ),
-    SQUAD: (_SPLIT, _EXAMPLES, _EXACT, Column("f1", "F1", "", THREE)),
-    LM: (
-        _SPLIT,
-        Column("text_tokens", "tokens", "", COUNT),
-        Column("text_loss", "loss of the text", "nats/token", FOUR),
-        Column("perplexity", "perplexity", "", TWO),
+    "Scaling and arithmetic": (
+        Column("samples_per_second", "processes", text=lambda values: str(values["world_size"])),
+        Column("speed_up", "speed-up", "", TWO),
+        Column("scaling_efficiency", "scaling efficiency", "", TWO),
+        Column("base", "against row", text=_base_text),
+        Column("machines", "pods on machines", text=_sharing),
+        Column("model_flops_per_second", "model", "GFLOP/s", _giga),
+        Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
+        Column("peak_flops_kind", "kind of peak"),
+        Column("peak_flops_run", "peak measured by"),
+        Column("model_flops_utilization", "MFU", "%", _percent),
+    ),
+    "Memory": (
+        Column("memory_kind", "kind of pod memory"),
+        Column("phase_kind", "kind of peaks"),
+        *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
+        Column("planned_kind", "kind of plan", text=_plan_kind),
+        Column("planned_bytes", "planned", "MiB", mib),
+        Column("measured_bytes", "measured", "MiB", mib),
+        Column("measured_to_planned", "measured/planned", "", TWO),
+        *_plan_columns("peak", "bytes", "MiB", mib),
+    ),
+    "Use and power": tuple(
+        Column(f"{column}_{statistic}", f"{title}, {words}", unit, ONE)
+        for column, title, unit in (
+            ("utilization_percent", "GPU", "%"),
+            ("memory_utilization_percent", "GPU memory", "%"),
+            ("power_watts", "power", "W"),
+            ("cpu_percent", "share of the cores", "%"),
+            ("io_wait_percent", "I/O wait", "%"),
+        )
+        for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
+    ),
+    "Losses": (
+        Column("train_loss", "final training loss", "nats/token", FOUR),
+        Column("eval_loss", "final eval loss", "nats/token", FOUR),
+    ),
+    "Energy and cost": (
+        Column("energy_joules", "energy", "J", COUNT),
+        Column("energy_kwh", "energy", "kWh", digits),
+        Column("cost", "cost", "at the price given", digits),
     ),
 }
-"""Columns of each task."""
+QUERIES, QUESTIONS, TEXT = {TEXT2SQL}, {TEXT2SQL, SQUAD}, {LM}
+ACCURACY: tuple[tuple[Column, set[str]], ...] = (
+    (Column("split", "split"), QUESTIONS | TEXT),
+    (Column("tables", "tables"), QUERIES),
+    (Column("examples", "examples", "", COUNT), QUESTIONS),
+    (Column("exact_match", "exact match", "", THREE), QUESTIONS),
+    (Column("logical_form_accuracy", "logical form", "", THREE), QUERIES),
+    (Column("execution_accuracy", "execution", "", THREE), QUERIES),
+    (Column("executable", "executable", "", COUNT), QUERIES),
+    (Column("f1", "F1", "", THREE), {SQUAD}),
+    (Column("text_tokens", "tokens", "", COUNT), TEXT),
+    (Column("text_loss", "loss of the text", "nats/token", FOUR), TEXT),
+    (Column("perplexity", "perplexity", "", TWO), TEXT),
+)
+"""Columns, and the tasks that have them."""
