@@ -216,8 +216,6 @@ BF16_ON_TWO = {"seconds": 0.4, "pods": 2, "precision": "bf16"}
         ({"hardware": {"cpu": "another"}}, ["hardware cpu: a CPU (A); another (B)"]),
         ({"versions": {"python": "9"}}, ["versions python: 3.11.4 (A); 9 (B)"]),
         (identity(learning_rate=0.1), ["learning_rate: not recorded (A); 0.1 (B)"]),
-        (identity(max_train_seconds=0.0), ["max_train_seconds: not recorded (A); no limit (B)"]),
-        (identity(max_steps=-1), ["max_steps: not recorded (A); no limit (B)"]),
         (PROFILED, ["profiler: false (A); true (B)"]),
     ],
 )

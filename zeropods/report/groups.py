@@ -8,7 +8,6 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from zeropods.measure.intervals import ratio_interval, t_interval
@@ -177,9 +176,7 @@ def letters() -> Iterator[str]:
 
 # What rows differ in besides technique and pods, so that nobody compares what cannot be compared.
 
-NOT_RECORDED, BY_DEFAULT, NO_LIMIT = "not recorded", "by default", "no limit"
-LIMITS = ("max_steps", "max_train_steps", "max_train_seconds")
-"""Flags of which -1 or 0 means that there is none."""
+NOT_RECORDED, BY_DEFAULT = "not recorded", "by default"
 SHOWN_VALUES = 5
 """Of one setting; the rest is counted."""
 SHOWN_LETTERS = 60
@@ -198,19 +195,15 @@ def differences(groups: Sequence[Group]) -> list[str]:
         lines.append(f"task: {_listed(by_task)}: different kinds of samples, never compared")
     for rows in by_task.values():
         for name in dict.fromkeys(name for row in rows for name in row.settings):
-            told = _by_key((row for row in rows if is_of(name, row.settings)), partial(_setting_text, name))
+            told: dict[str, list[Group]] = {}
+            for row in (row for row in rows if is_of(name, row.settings)):
+                value = row.settings.get(name, BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED)
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                text = text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
+                told.setdefault(text, []).append(row)
             if len(told) > 1:
                 lines.append(f"{name}: {_listed(told)}")
     return lines
-
-
-def _setting_text(name: str, row: Group) -> str:
-    """A setting of a row as people read it, shortened."""
-    value = row.settings.get(name, BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED)
-    if name in LIMITS and value in (-1, 0):
-        return NO_LIMIT
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
 
 
 def row_letters(rows: Iterable[Group]) -> str:
@@ -232,8 +225,6 @@ def _listed(values: Mapping[str, Sequence[Group]]) -> str:
 
 LENGTHS = ("max_seq_length", "loss_on")
 """Flags of a causal run that decide what a sample is."""
-
-
 NOT_SCALED: Values = {
     "base": None, "speed_up": None, "speed_up_interval": None, "scaling_efficiency": None, "differs_in": [],
 }  # fmt: skip
@@ -255,12 +246,7 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
     for row in (rows[0].values for rows in sets):
         chosen.setdefault((row["model_id"], row["task"]), row["base"])
     bases = [group.settings for group in groups if group.letter in chosen.values()]
-    return {
-        group.letter
-        for group in groups
-        for base in bases
-        if required(group.settings) == required(base) and not unequal(group.settings, base)
-    }
+    return {group.letter for group in groups if any(not unequal(group.settings, base) for base in bases)}
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
@@ -276,15 +262,11 @@ def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
         if len(peers) > 1:
             base = min(peers, key=lambda peer: base_order(peer.values))
             row, other = group.values, base.values
-            speed_up = row["samples_per_second"] / other["samples_per_second"]
-            rates = (row["samples_per_second_values"], other["samples_per_second_values"])
-            row |= {
-                "base": base.letter,
-                "speed_up": speed_up,
-                "speed_up_interval": None if group is base else ratio_interval(*rates),
-                "scaling_efficiency": speed_up * other["world_size"] / row["world_size"],
-                "differs_in": unequal(base.settings, group.settings),
-            }
+            rates = [each["samples_per_second_values"] for each in (row, other)]
+            row["base"], row["speed_up"] = base.letter, row["samples_per_second"] / other["samples_per_second"]
+            row["speed_up_interval"] = None if group is base else ratio_interval(*rates)
+            row["scaling_efficiency"] = row["speed_up"] * other["world_size"] / row["world_size"]
+            row["differs_in"] = unequal(base.settings, group.settings)
 
 
 def base_order(row: Values) -> tuple[int, bool]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from zeropods.measure.record import Record, RunConfig
 from zeropods.report.formulas import machines
+from zeropods.techniques import lookup
 
 Settings = dict[str, Any]
 """What is compared, by name."""
@@ -63,8 +64,7 @@ def settings(config: RunConfig | None) -> Settings:
 
 def is_profiled(config: RunConfig | None) -> bool:
     """Whether DeepSpeed's flops profiler was on, which takes time of its own."""
-    deepspeed = (config.deepspeed if config else None) or {}
-    return bool((deepspeed.get("flops_profiler") or {}).get("enabled", False))
+    return bool(config and lookup(config.deepspeed or {}, "flops_profiler.enabled"))
 
 
 def arrangement(config: RunConfig | None) -> Settings:
@@ -115,26 +115,22 @@ ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_si
 """Beginnings of keys that only some techniques have: they are compared where both runs have them."""
 LEFT_OUT = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "bf16.enabled", "fp16.enabled", "flops_profiler."),
+    *("gradient_clipping", "bf16.enabled", "fp16.enabled"),
     *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
     *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"),
     *(f"{ZERO}.stage", f"{ZERO}.offload_optimizer.device", f"{ZERO}.offload_param.device"),
     *(f"{ZERO}.{name}" for name in BUCKETS),
     *("tensorboard.output_path", "tensorboard.job_name", "csv_monitor.output_path", "csv_monitor.job_name"),
 )
-"""Keys, and blocks that end with a dot: what the flags say too (a run whose configuration contradicts them does not
-begin), what the technique or the number of pods changes by itself, and what lies in the run folder."""
+"""Beside the profiler's: what the flags say too (a run whose configuration contradicts them does not begin), what the
+technique or the number of pods changes by itself, and what lies in the run folder."""
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
     """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`."""
-    said = {key: value for key, value in _flat(config, "") if value != "auto" and not _is_left_out(key)}
-    own = {"optimizer.type": FROM_FLAGS, "scheduler.type": FROM_FLAGS}
-    return {f"{PREFIX}{key}": value for key, value in sorted({**own, **said}.items())}
-
-
-def _is_left_out(key: str) -> bool:
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in LEFT_OUT)
+    found = {"optimizer.type": FROM_FLAGS, "scheduler.type": FROM_FLAGS, **dict(_flat(config, ""))}
+    compared = (key for key in sorted(found) if key not in LEFT_OUT and not key.startswith("flops_profiler."))
+    return {f"{PREFIX}{key}": found[key] for key in compared if found[key] != "auto"}
 
 
 def _flat(block: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
