@@ -41,9 +41,7 @@ def figures(
     """
     if record is None:
         return dict.fromkeys(RULES)
-    values = {**_speed(record), **_arithmetic(record), **_memory(record), **_use(record), "peak_flops_run": None}
-    if peak is not None and values["peak_flops_kind"] == MEASURED:
-        values |= {"peak_flops_per_second": _of_all_devices(record, peak[0]), "peak_flops_run": peak[1]}
+    values = {**_speed(record), **_arithmetic(record, peak), **_memory(record), **_use(record)}
     seconds = values["duration_seconds"]
     priced = seconds is not None and price_per_hour is not None
     return {
@@ -118,13 +116,13 @@ def _samples(record: Record) -> int:
 # Arithmetic: how much of the hardware a run has used.
 
 
-def _arithmetic(record: Record) -> Values:
+def _arithmetic(record: Record, best: tuple[float, str] | None) -> Values:
     """FLOP/s that the model needs, and those of all that the run ran on at its precision, with where they are from.
 
     Operations are the model's, without recomputation: FLOPs of a sample of mean real tokens x samples/s. Tokens are
     those of source and target; of a causal model all, and those with a loss. The peak is the published one of each
-    rank's GPU, summed; where one is not published, or on CPUs, the best matrix multiplication that rank 0 measured x
-    GPUs, or x machines: pods of one machine share its cores.
+    rank's GPU, summed; where one is not published, or on CPUs, the best matrix multiplication that rank 0 measured, or
+    another run, x GPUs, or x machines: pods of one machine share its cores.
     """
     rate, rows = record.samples_per_second, _samples(record)
     recorded = next((rank.shape for rank in record.ranks if rank.shape), None)
@@ -134,16 +132,20 @@ def _arithmetic(record: Record) -> Values:
     needed = None
     if rate is not None and shape is not None and rows and source + target:
         needed = shape.training_flops(source / rows, target / rows) * rate
-    one, kind = record.matmul_flops_per_second, MEASURED
-    peak = None if one is None else _of_all_devices(record, one)
+    one, run, kind = record.matmul_flops_per_second, None, MEASURED
+    if one is not None and best is not None:
+        one, run = best
+    devices = len(record.ranks) if of_ranks(record, "gpu") else machines(record)
+    peak = None if one is None or devices is None else one * devices
     of_gpus = [published_flops(name, record.precision) for name in of_ranks(record, "gpu") or ()]
     known = [each for each in of_gpus if each is not None]
     if known and len(known) == len(of_gpus):
-        peak, kind = sum(known), PUBLISHED
+        peak, run, kind = sum(known), None, PUBLISHED
     return {
         "model_flops_per_second": needed,
         "peak_flops_per_second": peak,
         "peak_flops_kind": None if peak is None else kind,
+        "peak_flops_run": None if peak is None else run,
         "machines": machines(record),
     }
 
@@ -158,11 +160,6 @@ def matmul_key(record: Record) -> str:
     """Equal for runs whose matrix multiplications are equally fast: the same device and precision."""
     gpu, hardware = next((rank.gpu for rank in record.ranks), None), record.hardware
     return f"{gpu or (hardware.get('cpu'), hardware.get('instructions'), hardware.get('cores'))} {record.precision}"
-
-
-def _of_all_devices(record: Record, one: float) -> float | None:
-    devices = len(record.ranks) if of_ranks(record, "gpu") else machines(record)
-    return None if devices is None else one * devices
 
 
 # A run that was restarted.
@@ -299,36 +296,22 @@ def agreed(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def fullest(values: Sequence[list[float]]) -> list[float]:
-    """For each pod the most that it needed in any repeat."""
-    return [max(pods) for pods in zip(*values, strict=True)]
-
-
 RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("duration_seconds", "steps", "train_seconds", "samples_per_second", "tokens_per_second"), mean),
-    **dict.fromkeys(("padding_share", "evaluation_samples_per_second"), mean),
-    **dict.fromkeys(("start_seconds", "evaluate_seconds", "save_seconds"), mean),
-    **dict.fromkeys(("model_flops_per_second", "peak_flops_per_second"), mean),
-    **dict.fromkeys(("peak_flops_kind", "machines"), agreed),
-    "pod_memory_bytes": fullest,
-    "peak_memory_bytes": max,
-    "pod_state_bytes": fullest,
-    "pod_activation_bytes": max,
-    "memory_kind": agreed,
-    **{f"peak_{kind}_bytes": max for kind in ("device_used", "reserved", "allocated", "resident")},
-    "phase_kind": agreed,
-    **{f"peak_{phase}_bytes": max for phase in PHASES},
-    "planned_kind": agreed,
-    **dict.fromkeys(("planned_bytes", "measured_bytes"), max),
+    **dict.fromkeys(("padding_share", "evaluation_samples_per_second", "start_seconds", "evaluate_seconds"), mean),
+    **dict.fromkeys(("save_seconds", "goodput", "lost_steps", "train_loss", "eval_loss"), mean),
+    **dict.fromkeys(("model_flops_per_second", "peak_flops_per_second", "model_flops_utilization"), mean),
     **{f"{column}_{statistic}": mean for column in USED for statistic in ("mean", "p95")},
-    **dict.fromkeys(("train_loss", "eval_loss", "energy_joules", "model_flops_utilization"), mean),
-    "measured_to_planned": max,
-    "energy_kwh": mean,
+    **dict.fromkeys(("energy_joules", "energy_kwh", "cost"), mean),
+    **dict.fromkeys(("pod_memory_bytes", "pod_state_bytes"), lambda runs: list(map(max, zip(*runs, strict=True)))),
+    **{f"peak_{kind}_bytes": max for kind in ("memory", "device_used", "reserved", "allocated", "resident", *PHASES)},
+    **dict.fromkeys(("pod_activation_bytes", "planned_bytes", "measured_bytes", "measured_to_planned"), max),
+    **dict.fromkeys(("memory_kind", "phase_kind", "planned_kind", "peak_flops_kind"), agreed),
+    **dict.fromkeys(("peak_flops_run", "machines"), agreed),
     **dict.fromkeys(PLAN_KEYS, median),
-    **dict.fromkeys(("goodput", "lost_steps", "cost"), mean),
-    "peak_flops_run": agreed,
 }
-"""Every figure by its name in JSON and CSV, with its rule: the mean; of peaks the largest; of words the common one."""
+"""Every figure by its name in JSON and CSV, with its rule: the mean; of peaks the largest, for each pod; of words the
+common one."""
 OF_KIND = {
     "memory_kind": ("pod_memory_bytes", "peak_memory_bytes"),
     "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),

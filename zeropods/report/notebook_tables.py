@@ -308,5 +308,4 @@ def accuracy_table(score: Score, split: str) -> Table:
     lines = list(score_lines(split, [score]))
     for kind, part in (getattr(score, "kinds", None) or {}).items():
         lines += [{**line, "tables": kind} for line in score_lines(split, [part])]
-    first, *columns = accuracy_columns({score.task}, lines)
-    return table("", columns, lines, whole=True, label=first)
+    return table("", accuracy_columns({score.task}, lines), lines, whole=True)

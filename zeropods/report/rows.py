@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
@@ -17,10 +18,6 @@ from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.tables import GIB, MIB, Table, digits
 
 NOT_MEASURED = "n/a"
-MARK = "*"
-"""Behind the letter of a base that differs in more than technique and pods."""
-OUTSIDE = " (outside)"
-"""Behind a measured value that lies outside of its plan's interval."""
 SETTINGS_TITLE = "Settings"
 """Of the first table that says more of rows than what came of them."""
 
@@ -74,30 +71,27 @@ def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
     """
     about = [line for line in lines if line["is_compared"]]
     alone = [line for line in lines if not line["is_compared"]] if about else []
+    more = (table(title, (LABEL, *columns), lines) for title, columns in SECTIONS.items())
     return [
-        table("Results", RESULTS, about or lines, whole=True),
-        *([table("Other runs", RESULTS, alone, whole=True)] if alone else []),
-        table(SETTINGS_TITLE, SETTINGS, lines, whole=True),
+        table("Results", (LABEL, *RESULTS), about or lines, whole=True),
+        *([table("Other runs", (LABEL, *RESULTS), alone, whole=True)] if alone else []),
+        table(SETTINGS_TITLE, (LABEL, *SETTINGS), lines, whole=True),
         _accuracy_table(groups, lines),
-        *(one for one in (table(title, columns, lines) for title, columns in SECTIONS.items()) if one.rows),
+        *(one for one in more if one.rows),
     ]
 
 
-def table(
-    title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False, label: Column | None = None
-) -> Table:
-    """Lines under their headings, each beginning with its row's label.
+def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
+    """Lines under their headings; the first column tells them apart.
 
     Args:
         whole: keep lines and columns that hold nothing measured.
-        label: what each line begins with, where that is not the row's label.
     """
-    first = label or LABEL
-    found = [[first.show(line), *(column.show(line) for column in columns)] for line in lines]
+    found = [[column.show(line) for column in columns] for line in lines]
     kept = [cells for cells in found if whole or set(cells[1:]) - {NOT_MEASURED}]
-    used = [n for n in range(len(columns) + 1) if whole or not n or any(cells[n] != NOT_MEASURED for cells in kept)]
-    headings = [column.heading for column in (first, *columns)]
-    return Table(tuple(headings[n] for n in used), tuple(tuple(cells[n] for n in used) for cells in kept), title)
+    used = [n for n in range(len(columns)) if whole or not n or any(cells[n] != NOT_MEASURED for cells in kept)]
+    rows = tuple(tuple(cells[n] for n in used) for cells in kept)
+    return Table(tuple(columns[n].heading for n in used), rows, title)
 
 
 def run_table(entry: Entry) -> Table:
@@ -130,7 +124,7 @@ def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
             found += [{**line, "label": labels[group.number]} for line in accuracy_lines(group.measured)]
     if unscored:
         found.append({"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]})
-    return table("Accuracy", accuracy_columns(tasks or {TEXT2SQL}, found), found, whole=True)
+    return table("Accuracy", (LABEL, *accuracy_columns(tasks or {TEXT2SQL}, found)), found, whole=True)
 
 
 # Rows as lines of tables and plots.
@@ -167,7 +161,7 @@ def hardware_text(config: RunConfig | None) -> str:
 
 def _base_text(values: Values) -> str:
     """The letter of the base row, marked where the two differ in more than technique and pods."""
-    return "baseline" if values["base"] == values["row"] else values["base"] + (MARK if values["differs_in"] else "")
+    return "baseline" if values["base"] == values["row"] else values["base"] + ("*" if values["differs_in"] else "")
 
 
 def _speed_text(values: Values) -> str:
@@ -214,21 +208,18 @@ def _plan_kind(values: Values) -> str | None:
     return None if values["planned_bytes"] is None is values["measured_bytes"] else str(values["planned_kind"])
 
 
-def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> tuple[Column, Column]:
+def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> Iterator[Column]:
     """What was planned of a run, with its interval, and what was measured, marked where it lies outside."""
-    name = f"plan_{what}"
 
-    def planned(values: Values) -> str:
-        planned, low, high = (values[f"{name}_{each}_{raw}"] for each in WHAT[:3])
-        return form(planned) + ("" if low is None or high is None else f" [{form(low)}, {form(high)}]")
+    def text(values: Values, which: str) -> str:
+        planned, low, high, measured = (values[f"plan_{what}_{each}_{raw}"] for each in WHAT)
+        has_interval = low is not None and high is not None
+        if which == "planned":
+            return form(planned) + (f" [{form(low)}, {form(high)}]" if has_interval else "")
+        return form(measured) + (" (outside)" if has_interval and not low <= measured <= high else "")
 
-    def measured(values: Values) -> str:
-        _, low, high, measured = (values[f"{name}_{each}_{raw}"] for each in WHAT)
-        is_outside = low is not None and high is not None and not low <= measured <= high
-        return form(measured) + (OUTSIDE if is_outside else "")
-
-    key = f"{name}_planned_{raw}"
-    return Column(key, f"{what} planned", unit, text=planned), Column(key, f"{what} measured", unit, text=measured)
+    for which in ("planned", "measured"):
+        yield Column(f"plan_{what}_planned_{raw}", f"{what} {which}", unit, text=partial(text, which=which))
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
