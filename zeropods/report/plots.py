@@ -158,7 +158,10 @@ def _title(axes: Axes, text: str, shown: int = 0, found: int = 0, what: str = "r
     axes.set_title(text + (f"\n(the first {shown} of {found} {what})" if shown < found else ""), fontsize="medium")
 
 
-def _plot(figure: Figure, what: str, names: Sequence[str], more: str = "") -> Plot:
+def _plot(figure: Figure, what: str, names: Sequence[str], nothing: str = "", more: str = "") -> Plot:
+    """A plot of something of each name; where there is none it says in words that there is nothing to draw."""
+    if nothing and not names:
+        _nothing(figure.axes[0], nothing)
     return Plot(figure, f"{what} {', '.join(names) or 'no run'}{more}")
 
 
@@ -208,9 +211,8 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
         _room(axes, "y", rates, max((line["samples_per_second_interval"] or [0])[-1] for line in shown))
         legend_below(figure)
         _letters(axes, [line["row"] for line in shown], list(zip(sizes, rates, strict=True)))
-    else:
-        _nothing(axes, "no run has both its speed and its memory measured")
-    return _plot(figure, "samples per second against memory of", [line["label"] for line in shown])
+    nothing = "no run has both its speed and its memory measured"
+    return _plot(figure, "samples per second against memory of", [line["label"] for line in shown], nothing)
 
 
 def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
@@ -301,9 +303,8 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
             # The longest run would leave the shortest no room.
             _logarithmic(axes, "x")
         legend_below(figure)
-    else:
-        _nothing(axes, "no run has a loss yet")
-    return _plot(figure, "training and validation loss by step of", [" = ".join(names) for names, _ in curves])
+    shown = [" = ".join(names) for names, _ in curves]
+    return _plot(figure, "training and validation loss by step of", shown, "no run has a loss yet")
 
 
 # Plots of rows: throughput, memory beside its plan, scaling efficiency.
@@ -332,9 +333,7 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
     axes.invert_yaxis()
     axes.margins(x=0.2, y=0.02)
     axes.set_xlim(left=0)
-    if not timed:
-        _nothing(axes, "no run was timed yet")
-    return _plot(figure, "training samples per second of", [line["label"] for line in timed])
+    return _plot(figure, "training samples per second of", [line["label"] for line in timed], "no run was timed yet")
 
 
 def planned_plot(lines: Sequence[Values]) -> Plot:
@@ -355,7 +354,7 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     axes[1].set_xlabel(f"{name} {kind or ''}")
     _title(axes[1], "Plan and measurement")
     legend_below(figure, handles=axes[1].containers)
-    return _plot(figure, "memory of", [line["label"] for line in shown], ": peak; planned beside measured")
+    return _plot(figure, "memory of", [line["label"] for line in shown], more=": peak; planned beside measured")
 
 
 def scaling_plot(lines: Sequence[Values]) -> Plot:
@@ -380,9 +379,8 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))
         legend_below(figure)
-    else:
-        _nothing(axes, "no two rows differ in nothing but technique and pods")
-    return _plot(figure, "scaling efficiency by processes of", [technique for technique, _ in shown])
+    nothing = "no two rows differ in nothing but technique and pods"
+    return _plot(figure, "scaling efficiency by processes of", [technique for technique, _ in shown], nothing)
 
 
 def bars_beside(
