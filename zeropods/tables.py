@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +72,16 @@ class Table:
         """A line for each fact: its name and its value."""
         return cls(("", "value"), tuple((name, str(value)) for name, value in facts.items()))
 
-    def to_html(self, *, titled: bool = True) -> str:
+    def to_html(self) -> str:
         """The table; its cells know their heading, so that a narrow page can show a row as a card."""
-        title = f"<h2>{html.escape(self.title)}</h2>" if titled and self.title else ""
-        head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{html.escape(h)}</th>" for h in self.header)
-        body = "".join(self._html_row(row) for row in self.rows)
+        title = f"<h2>{html.escape(self.title)}</h2>" if self.title else ""
+        heads = [html.escape(heading) for heading in self.header]
+        head = "".join(f"<th scope='col' style='{CELL_STYLE}'>{each}</th>" for each in heads)
+        body = ""
+        for row in self.rows:
+            shown = zip(heads, (INTERVAL.sub(WHOLE, html.escape(text)) for text in row), strict=True)
+            cells = (f"<td data-heading='{each}' style='{CELL_STYLE}'>{text}</td>" for each, text in shown)
+            body += f"<tr>{''.join(cells)}</tr>"
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"{title}<div class='table' style='overflow-x: auto'>{table}</div>"
 
@@ -117,22 +122,14 @@ class Table:
                 drawing = Drawing(box=box.MARKDOWN)
                 for n in part:
                     natural = max(words[n], cells[n], 1)
-                    heading = Text(textwrap.fill(self.header[n], natural))
-                    drawing.add_column(heading, overflow="fold", no_wrap=natural == least[n])
+                    heading = textwrap.fill(self.header[n], natural)
+                    drawing.add_column(Text(heading), overflow="fold", no_wrap=natural == least[n])
                 for row in self.rows:
-                    drawing.add_row(
-                        *(Text(INTERVAL.sub(lambda found: found[0].replace(" ", GLUE), row[n])) for n in part)
-                    )
+                    glued = (INTERVAL.sub(lambda found: found[0].replace(" ", GLUE), row[n]) for n in part)
+                    drawing.add_row(*map(Text, glued))
                 console.print(drawing)
         lines = "".join(f"{line.rstrip()}\n" for line in said.get().replace(GLUE, " ").strip("\n ").splitlines())
         return re.sub(r"\n{3,}", "\n\n", lines)
-
-    def _html_row(self, row: Sequence[str]) -> str:
-        pairs = zip(self.header, (INTERVAL.sub(WHOLE, html.escape(text)) for text in row), strict=True)
-        cells = (
-            f"<td data-heading='{html.escape(heading)}' style='{CELL_STYLE}'>{shown}</td>" for heading, shown in pairs
-        )
-        return f"<tr>{''.join(cells)}</tr>"
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -151,12 +148,8 @@ def wrapped(text: str, indent: str = "") -> str:
     """
     if not sys.stdout.isatty():
         return text
-    columns = shutil.get_terminal_size().columns
-    lines = [
-        line if line.endswith("|") else textwrap.fill(line, columns, subsequent_indent=indent)
-        for line in text.split("\n")
-    ]
-    return "\n".join(lines)
+    fill = textwrap.TextWrapper(shutil.get_terminal_size().columns, subsequent_indent=indent).fill
+    return "\n".join(line if line.endswith("|") else fill(line) for line in text.split("\n"))
 
 
 def markdown_text(text: str) -> str:
@@ -214,15 +207,9 @@ def not_negative(text: str) -> float:
 
 # One progress bar, on a terminal and in a notebook; nothing elsewhere.
 
-MOMENT_SECONDS = 1e-6
 
-
-def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = True) -> tqdm:
-    """A bar for a `with` block; its `update` takes how many were done since the last call.
-
-    Args:
-        at_once: False shows nothing where there is nothing to do.
-    """
+def progress(what: str, unit: str, total: int | None = None) -> tqdm:
+    """A bar for a `with` block; its `update` takes how many were done since the last call."""
     from tqdm import tqdm
 
     in_notebook = in_kernel()
@@ -230,7 +217,8 @@ def progress(what: str, unit: str, total: int | None = None, *, at_once: bool = 
         desc=what,
         unit=f" {unit}",
         total=total,
-        delay=0 if at_once and total != 0 else MOMENT_SECONDS,
+        # Nothing is shown where there is nothing to do.
+        delay=1e-6 if total == 0 else 0,
         mininterval=0.5,
         # A terminal has its own width.
         ncols=100 if in_notebook else None,

@@ -44,11 +44,10 @@ class Technique:
 
     def is_of(self, config: Mapping[str, Any]) -> bool:
         """Whether a DeepSpeed configuration is of this technique, and has nothing beyond it."""
-        zero = block(config, "zero_optimization")
-        optimizer, parameters = offloads_optimizer(config), _is_offloaded(config, "offload_param")
-        expected = (self.stage, self.offloads, self.offloads and self.stage == 3)
-        is_alike = self.stage > 0 and (zero.get("stage", 0), optimizer, parameters) == expected
-        return is_alike and not keys_beyond(config)
+        stage = block(config, "zero_optimization").get("stage", 0)
+        offloaded = _is_offloaded(config, "offload_optimizer"), _is_offloaded(config, "offload_param")
+        expected = self.offloads, self.offloads and self.stage == 3
+        return stage == self.stage > 0 and offloaded == expected and not keys_beyond(config)
 
 
 TECHNIQUES = (

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,25 @@ import pytest
 from tests.made import a_failed_record, a_rank, a_record, a_score, write_run
 from zeropods.cli import main
 from zeropods.errors import UserError
-from zeropods.report.gate import GateRow, compare, gate_text, read_rows
+from zeropods.report.formulas import Values
+from zeropods.report.gate import compare, read_rows
 from zeropods.report.summary import read_runs
 
 
-def rows(folder: Path, *seconds: float, **values: Any) -> list[GateRow]:
+def rows(folder: Path, *seconds: float, **values: Any) -> list[Values]:
     """The rows of a summary of repeats with steps of those seconds."""
     for number, each in enumerate(seconds or (0.8,)):
         rank = a_rank(step_seconds=[each] * 20, **values.get("rank", {}))
         files = {"score_test": values["score"]} if "score" in values else {}
         record = {key: value for key, value in values.items() if key not in ("rank", "score")}
         write_run(folder / str(number), a_record(ranks=[rank], run_id=str(number), **record), **files)
-    return summarized(folder, folder)
+    return summarized(folder)
 
 
-def summarized(runs: Path, out: Path) -> list[GateRow]:
-    """The rows of a summary, without its plots."""
-    (out / "summary.json").write_text(json.dumps(read_runs([runs]).to_json()))
-    return read_rows(out / "summary.json")
+def summarized(runs: Path) -> list[Values]:
+    """The rows of a summary, without its plots, as its file has them."""
+    (runs / "summary.json").write_text(json.dumps(read_runs([runs]).to_json()))
+    return read_rows(runs / "summary.json")
 
 
 def loss(value: float) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_a_row_may_get_worse_by_so_much(tmp_path: Path, old: Any, new: Any, foun
 
 def test_a_row_that_fails_now_is_worse_and_one_that_had_failed_cannot_be(tmp_path: Path) -> None:
     write_run(tmp_path / "failed", a_failed_record("oom"))
-    failed, well = summarized(tmp_path / "failed", tmp_path), rows(tmp_path / "well")
+    failed, well = summarized(tmp_path / "failed"), rows(tmp_path / "well")
     assert [one.figure for one in compare(well, failed).worse] == ["status"]
     assert compare(failed, well).judged == 0
 
@@ -106,38 +106,28 @@ def test_what_cannot_be_judged_is_named(tmp_path: Path, old: dict[str, Any], new
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("text", "said"),
     [
-        ({"samples_per_second": float("nan")}, "groups.0.samples_per_second is nan: "),
-        ({"samples_per_second_interval": [1, 2, 3]}, "groups.0.samples_per_second_interval is "),
-        ({"execution_accuracy_interval": [0.5, float("nan")]}, "groups.0.execution_accuracy_interval.1 is nan"),
         ("{", "broken JSON"),
-        ('{"schema_version": 1, "groups": []}', "schema_version is 1: Input should be 2"),
-        ('{"schema_version": 2}', "groups: Field required"),
-        (None, "no such file"),
+        ('{"schema_version": 1, "groups": []}', "no summary.json of version 2"),
+        (None, "No such file"),
     ],
 )
-def test_an_old_summary_that_cannot_be_judged_is_refused(tmp_path: Path, changes: Any, said: str) -> None:
-    if isinstance(changes, dict):
-        rows(tmp_path / "old")
-        document = json.loads((tmp_path / "old" / "summary.json").read_text())
-        document["groups"][0].update(changes)
-        changes = json.dumps(document)
-    if changes is not None:
-        (tmp_path / "old.json").write_text(changes)
-    with pytest.raises(UserError, match=rf"old\.json: .*{re.escape(said)}") as refused:
+def test_an_old_summary_that_cannot_be_judged_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "old.json").write_text(text)
+    with pytest.raises(UserError, match=rf"old\.json: .*{said}"):
         read_rows(tmp_path / "old.json")
-    assert changes is None or str(refused.value).endswith("summarize the old runs again")
 
 
 def test_a_summary_from_before_there_were_causal_runs_is_still_judged() -> None:
     old = read_rows(Path(__file__).parent / "data" / "summary-before-causal.json")
     verdict = compare(old, old)
-    assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and old[0].f1 is None
+    assert (verdict.worse, verdict.not_comparable, verdict.judged) == ((), (), len(old)) and "f1" not in old[0]
 
 
 def test_people_read_rows_new_and_allowed(tmp_path: Path) -> None:
-    text = gate_text(compare(rows(tmp_path / "old"), rows(tmp_path / "new", 1.0)))
+    text = str(compare(rows(tmp_path / "old"), rows(tmp_path / "new", 1.0)))
     assert "1 figure got worse, of 1 row compared" in text and "| 40  | 32  | 38 " in text
 
 

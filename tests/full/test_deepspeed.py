@@ -13,19 +13,11 @@ from typing import Any
 
 import pytest
 from deepspeed.runtime import config as runtime
-from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from deepspeed.runtime.zero.offload_config import (
-    DeepSpeedZeroOffloadOptimizerConfig,
-    DeepSpeedZeroOffloadParamConfig,
-)
-from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
 from tests.full.clusters import command, zeropods
 from tests.full.launches import RANK, ROOT, left, processes, record, train, until
 from zeropods.errors import UserError
 from zeropods.programs import child_environment
-from zeropods.report.settings import BUCKETS, PREFIX, deepspeed_settings
 from zeropods.train.deepspeed import TOP_LEVEL, check_blocks, read_config
 
 
@@ -78,39 +70,6 @@ def test_what_deepspeeds_own_models_refuse_is_said_in_one_line(block: str, value
         check_blocks({block: values}, "some.json")
     assert str(refused.value).startswith(f"--deepspeed some.json: {block}.") and said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-# The defaults with which runs are compared.
-
-MODELS = {
-    "bf16": DeepSpeedBF16Config,
-    "fp16": DeepSpeedFP16Config,
-    "timers.throughput": DeepSpeedThroughputTimerConfig,
-    "zero_optimization": DeepSpeedZeroConfig,
-    "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
-    "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
-}
-TOP = ("gradient_predivide_factor", "zero_force_ds_cpu_optimizer")
-OURS = {
-    *("optimizer.type", "scheduler.type", "zero_optimization.overlap_comm"),
-    *(f"zero_optimization.{name}" for name in (*BUCKETS, "leaf_module")),
-    *(f"zero_optimization.{block}.device" for block in ("offload_optimizer", "offload_param")),
-}
-"""What flags, the technique or the class of a module decide; buckets are compared by themselves."""
-
-
-def test_the_defaults_that_runs_are_compared_with_are_deepspeeds_own() -> None:
-    whole = runtime.DeepSpeedConfig({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1})
-    known = {name: getattr(whole, name) for name in TOP}
-    for block, model in MODELS.items():
-        for name, field in model.model_fields.items():
-            known[f"{block}.{field.alias or name}"] = field.get_default(call_default_factory=True)
-    offloaded = {name: {"device": "cpu"} for name in ("offload_optimizer", "offload_param")}
-    stated = deepspeed_settings({"zero_optimization": {"stage": 3, **offloaded}})
-    ours = {name.removeprefix(PREFIX): value for name, value in stated.items()}
-    assert {name: value for name, value in ours.items() if value and name not in OURS} == {
-        name: value for name, value in known.items() if value and name not in OURS
-    }
 
 
 def test_schedules_are_those_of_transformers_without_settings_of_their_own() -> None:

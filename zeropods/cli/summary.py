@@ -35,7 +35,7 @@ def add_verbs(verbs: Any, add: Callable[..., Any]) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     """Write the report; return what `summary.json` holds, and what the gate has found."""
-    from zeropods.report.gate import compare, gate_text, read_rows
+    from zeropods.report.gate import compare, read_rows
     from zeropods.report.summary import read_runs
 
     # Every record is kept: the collector would walk through them again and again, and once more when the process ends.
@@ -45,15 +45,14 @@ def run(arguments: argparse.Namespace) -> Result:
         raise UserError(f"--out {arguments.out}: is a run; choose another folder")
     # Before anything is written: it may lie where the new one goes.
     old = None if arguments.against is None else read_rows(arguments.against)
-    runs = arguments.runs or [Path("runs")]
     price, allow = arguments.price_per_hour, arguments.allow_differences
-    summary = read_runs(runs, price_per_hour=price, allow_differences=allow)
+    summary = read_runs(arguments.runs or [Path("runs")], price_per_hour=price, allow_differences=allow)
     document = summary.write(arguments.out)
-    verdict = None if old is None else compare(old, read_rows(arguments.out / "summary.json"))
+    verdict = None if old is None else compare(old, document["groups"])
 
     def readable(result: Result) -> str:
         """The tables, what the gate has found, where the page lies, and last what it all comes to."""
-        gate = "" if verdict is None else f"\n{gate_text(verdict)}"
+        gate = "" if verdict is None else f"\n{verdict}"
         page = arguments.out / "index.html"
         return f"{wrapped(summary.to_text(), '  ')}{gate}\nreport: {page}\n\n{wrapped(repr(summary.answers()))}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from zeropods.measure.intervals import ratio_interval
-from zeropods.report.formulas import DEVICE_USED, Values
+from zeropods.report.formulas import DEVICE_USED, Values, is_done
 from zeropods.report.groups import base_order
 from zeropods.report.rows import inference_text
 from zeropods.tables import GIB, MIB, counted, digits, markdown_text
@@ -64,37 +64,34 @@ def answers(lines: Sequence[Values]) -> Answers:
     for line in lines:
         if line["technique"] is not None:
             models.setdefault((line["model_id"], line["task"]), []).append(line)
-    tasks = Counter(model for model, _ in models)
-    subjects = []
-    for (model, task), rows in models.items():
-        name = model.rsplit("/", 1)[-1] + (f" on {task}" if tasks[model] > 1 else "")
-        subjects.append(Subject(model, name, rows))
-    if not subjects:
+    if not models:
         return Answers({" ".join(QUESTIONS): UNKNOWN})
-    more = [f"The tables have {len(subjects) - SHOWN_MODELS} more models."] if len(subjects) > SHOWN_MODELS else []
-    is_timed = any(line["duration_seconds"] is not None for line in lines)
-    unpriced = [NO_PRICE if is_timed else NO_DURATION] if all(line["cost"] is None for line in lines) else []
-
-    def told(tell: Callable[[Subject], str], begin: str = "", *last: str) -> str:
-        begins = [f"{each.name}: " for each in subjects] if len(subjects) > 1 else [begin]
-        sentences = [f"{begin}{tell(each)}" for begin, each in zip(begins, subjects, strict=True)]
-        return "\n".join([*sentences[:SHOWN_MODELS], *more, *last])
-
-    fits, techniques = told(Subject.fits, f"{subjects[0].model} "), told(Subject.techniques)
-    time, accuracy = told(Subject.time_and_cost, "", *unpriced), told(Subject.accuracy)
-    return Answers(dict(zip(QUESTIONS, (fits, techniques, time, accuracy), strict=True)))
+    tasks = Counter(model for model, _ in models)
+    told: list[list[str]] = [[] for _ in QUESTIONS]
+    for (model, task), rows in list(models.items())[:SHOWN_MODELS]:
+        subject, name = Subject(rows), model.rsplit("/", 1)[-1] + (f" on {task}" if tasks[model] > 1 else "")
+        alone, begin = (f"{model} ", "") if len(models) == 1 else ("", f"{name}: ")
+        sentences = (alone + subject.fits(), subject.techniques(), subject.time_and_cost(), subject.accuracy())
+        for answer, sentence in zip(told, sentences, strict=True):
+            answer.append(begin + sentence)
+    more = len(models) - SHOWN_MODELS
+    for answer in told if more > 0 else []:
+        answer.append(f"The tables have {more} more models.")
+    if all(line["cost"] is None for line in lines):
+        told[2].append(NO_PRICE if any(line["duration_seconds"] is not None for line in lines) else NO_DURATION)
+    return Answers(dict(zip(QUESTIONS, map("\n".join, told), strict=True)))
 
 
 class Subject:
-    """One model on one task, and its rows."""
+    """The rows of one model on one task."""
 
-    def __init__(self, model: str, name: str, rows: Sequence[Values]) -> None:
-        self.model, self.name, self.rows = model, name, rows
+    def __init__(self, rows: Sequence[Values]) -> None:
+        self.rows = rows
         # What it is about are the rows that are set against one another; where none are, all.
         self.about = [row for row in rows if row["is_compared"]] or list(rows)
         self.alone = [row for row in rows if row not in self.about]
         # Done are rows whose figures are of runs that ended well; of these some have a ratio over one base.
-        self.done = [row for row in self.about if _is_done(row)]
+        self.done = [row for row in self.about if is_done(row["status"])]
         self.comparable = [row for row in self.done if row["is_compared"] and row["base"] is not None]
         self.base = next((row for row in self.comparable if row["row"] == row["base"]), None)
         self.fastest = max(self.comparable, key=lambda row: row["samples_per_second"], default=None)
@@ -105,87 +102,74 @@ class Subject:
 
     def fits(self) -> str:
         """What fits, where, and how much memory it took."""
-        full = [row for row in self.about if "oom" in row["status"]]
-        lacking = [f"{_names(full)} ran out of memory."] if full else []
-        alone = [f"Not compared with {'these' if len(self.about) > 1 else 'it'}: {_names(self.alone)}."]
-        beside = alone if self.alone else []
-        if not self.done:
-            return " ".join([f"did not train: {_names(self.about)} ended otherwise.", *lacking, *beside])
-        where = next((f" on {row['hardware']}" for row in self.done if row["hardware"]), "")
-        ways = counted(len(self.about), "way")
-        trained = f"trained in {ways if len(self.done) == len(self.about) else f'{len(self.done)} of {ways}'}{where}."
-        return " ".join([trained, *self._sizes(), *lacking, *beside])
-
-    def _sizes(self) -> list[str]:
-        sized = [row for row in self.done if row["peak_memory_bytes"]]
-        kinds = {row["memory_kind"] for row in sized}
         told = []
-        if len(kinds) == 1:
-            told.append(f"The fullest pod took {_span(sized, 'peak_memory_bytes', GIB, 'GiB')} {kinds.pop()}.")
-        live = [row for row in self.done if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED]
-        if live:
-            states = _span(live, "measured_bytes", MIB, "MiB")
-            told.append(f"Parameters, gradients and optimizer states took {states} per process.")
-        return told
+        if self.done:
+            where = next((f" on {row['hardware']}" for row in self.done if row["hardware"]), "")
+            some = f"{len(self.done)} of " if len(self.done) < len(self.about) else ""
+            told.append(f"trained in {some}{counted(len(self.about), 'way')}{where}.")
+            sized = [row for row in self.done if row["peak_memory_bytes"]]
+            kinds = {row["memory_kind"] for row in sized}
+            if len(kinds) == 1:
+                told.append(f"The fullest pod took {_span(sized, 'peak_memory_bytes', GIB, 'GiB')} {kinds.pop()}.")
+            live = [row for row in self.done if row["measured_bytes"] and row["planned_kind"] != DEVICE_USED]
+            if live:
+                states = _span(live, "measured_bytes", MIB, "MiB")
+                told.append(f"Parameters, gradients and optimizer states took {states} per process.")
+        else:
+            told.append(f"did not train: {_names(self.about)} ended otherwise.")
+        full = [row for row in self.about if "oom" in row["status"]]
+        if full:
+            told.append(f"{_names(full)} ran out of memory.")
+        if self.alone:
+            told.append(f"Not compared with {'these' if len(self.about) > 1 else 'it'}: {_names(self.alone)}.")
+        return " ".join(told)
 
     def techniques(self) -> str:
-        """The fastest and the smallest, against the base, with the interval of the ratio where there is one."""
+        """The fastest and the smallest, against the base, with the interval of the ratio where there is one; and the
+        rows whose speed may be equal to that of the fastest: the interval of their ratio holds 1."""
         base, fastest = self.base, self.fastest
         if base is None or fastest is None or len(self.comparable) < 2:
             return "No two rows differ by technique and pods alone, so none is called faster."
-        if fastest is base:
-            speed = f"Nothing is faster than {base['short_label']}."
-        else:
-            ratio = f"{fastest['speed_up']:.2f}{_interval(fastest['speed_up_interval'])}"
-            speed = f"Fastest is {fastest['short_label']}, with {ratio} times the samples/s of {base['short_label']}."
-        return " ".join([speed, *self._not_told_apart(fastest), *self._smallest(base)])
-
-    def _smallest(self, base: Values) -> list[str]:
-        smallest = self.smallest
-        if not smallest or base["measured_bytes"] is None:
-            return []
-        share, kind = smallest[0]["measured_bytes"] / base["measured_bytes"], smallest[0]["planned_kind"]
-        what = "memory of each GPU" if kind == DEVICE_USED else "parameters, gradients and optimizer states"
-        if share > 1 - NOTABLE:
-            return [f"None needs notably less for {what} than {base['short_label']}."]
-        least = f"{share:.0%} of the {what} of {base['short_label']}"
-        speeds = [f"{row['speed_up']:.2f}{_interval(row['speed_up_interval'])}" for row in smallest]
-        if len(smallest) == 1:
-            return [f"Smallest is {smallest[0]['short_label']}: {least}, at {speeds[0]} times its speed."]
-        told = f"Smallest are {_names(smallest)} alike: {least}"
-        return [f"{told}, at {', '.join(speeds)} times its speed." if len(smallest) <= SHOWN_NAMES else f"{told}."]
-
-    def _not_told_apart(self, fastest: Values) -> list[str]:
-        """Rows whose speed may be equal to that of the fastest: the interval of the ratio holds 1."""
+        told = [f"Nothing is faster than {base['short_label']}."]
+        if fastest is not base:
+            times = f"{_ratio(fastest)} times the samples/s of {base['short_label']}"
+            told = [f"Fastest is {fastest['short_label']}, with {times}."]
         rates = "samples_per_second_values"
         others = [(row, ratio_interval(row[rates], fastest[rates])) for row in self.comparable if row is not fastest]
         equal = [row for row, interval in others if interval is not None and interval[1] >= 1]
-        apart = [f"It cannot be told apart from {_names(equal)}."] if equal else []
-        is_unknown = any(interval is None for _, interval in others)
-        few = ["Fewer than three repeats cannot tell a small difference from chance."] if is_unknown else []
-        return apart + few
+        if equal:
+            told.append(f"It cannot be told apart from {_names(equal)}.")
+        if any(interval is None for _, interval in others):
+            told.append("Fewer than three repeats cannot tell a small difference from chance.")
+        if self.smallest and base["measured_bytes"] is not None:
+            told.append(self._smallest(base))
+        return " ".join(told)
+
+    def _smallest(self, base: Values) -> str:
+        smallest = self.smallest
+        share, kind = smallest[0]["measured_bytes"] / base["measured_bytes"], smallest[0]["planned_kind"]
+        what = "memory of each GPU" if kind == DEVICE_USED else "parameters, gradients and optimizer states"
+        if share > 1 - NOTABLE:
+            return f"None needs notably less for {what} than {base['short_label']}."
+        begin = f"Smallest is {_names(smallest)}" if len(smallest) == 1 else f"Smallest are {_names(smallest)} alike"
+        speeds = f", at {', '.join(map(_ratio, smallest))} times its speed" if len(smallest) <= SHOWN_NAMES else ""
+        return f"{begin}: {share:.0%} of the {what} of {base['short_label']}{speeds}."
 
     def time_and_cost(self) -> str:
         """Time of the fastest, of the smallest and of the base, and their cost where there is a price; and the longest
         of the rows that stand alone."""
         chosen = [row for row in (self.fastest, *self.smallest[:1], self.base) if row is not None] or self.done
         timed = list({row["row"]: row for row in chosen if row["train_seconds"]}.values())[:SHOWN_NAMES]
-        alone = [row for row in self.alone if _is_done(row) and row["train_seconds"]]
-        longest = max(alone, key=lambda row: row["train_seconds"], default=None)
-        told = [f"{'; '.join(map(self._time, timed))}."] if timed else []
-        told += [] if longest is None else [f"Beside these, {self._time(longest)}."]
+        alone = [row for row in self.alone if is_done(row["status"]) and row["train_seconds"]]
+        told = [f"{'; '.join(map(_time, timed))}."] if timed else []
+        if alone:
+            told.append(f"Beside these, {_time(max(alone, key=lambda row: row['train_seconds']))}.")
         return " ".join(told) or "No run was timed."
-
-    def _time(self, row: Values) -> str:
-        whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
-        cost = "" if row["cost"] is None else f", which costs {digits(row['cost'])}"
-        steps = counted(round(row["steps"]), "step")
-        return f"{row['short_label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
 
     def accuracy(self) -> str:
         """The score of the one-pod run, and which rows differ from it by more than chance."""
         rows = self.done if any(row["inference_result"] is not None for row in self.done) else self.rows
-        scored = [row for row in rows if _is_done(row) and row["inference_result"] is not None]
+        scored = [row for row in rows if is_done(row["status"]) and row["inference_result"] is not None]
         if not scored:
             return "No score can be shown; zeropods predict and zeropods score make one."
         base = min(scored, key=base_order)
@@ -193,20 +177,27 @@ class Subject:
         same = [row for row in scored if all(row[key] == base[key] for key in ("inference_kind", "split"))]
         others = [row for row in same if row is not base]
         apart = [row for row in others if _is_apart(row, base)]
-        unscored = [row for row in self.done if row["inference_result"] is None]
-        if others and not apart:
-            differ = "differs" if len(others) == 1 else "differ"
-            told.append(f"{_names(others)} {differ} from it by no more than chance.")
-        elif apart:
+        if others:
             shown = (f"{row['short_label']} {row['inference_result']:.3f}" for row in apart[:SHOWN_NAMES])
-            differ = "differs" if len(apart) == 1 else "differ"
-            told.append(f"{', '.join(shown)} {differ} from it by more than chance.")
-        return " ".join([*told, *([f"Not scored: {_names(unscored)}."] if unscored else [])])
+            who, chance = (", ".join(shown), "more than") if apart else (_names(others), "no more than")
+            differ = "differs" if len(apart or others) == 1 else "differ"
+            told.append(f"{who} {differ} from it by {chance} chance.")
+        unscored = [row for row in self.done if row["inference_result"] is None]
+        if unscored:
+            told.append(f"Not scored: {_names(unscored)}.")
+        return " ".join(told)
 
 
-def _is_done(row: Values) -> bool:
-    """Whether its figures are of runs that ended well."""
-    return "ok" in row["status"].replace(",", " ").split()
+def _time(row: Values) -> str:
+    whole = "" if row["duration_seconds"] is None else f", {row['duration_seconds']:,.0f} s from start to end"
+    cost = "" if row["cost"] is None else f", which costs {digits(row['cost'])}"
+    steps = counted(round(row["steps"]), "step")
+    return f"{row['short_label']} trained {steps} in {row['train_seconds']:,.1f} s{whole}{cost}"
+
+
+def _ratio(row: Values) -> str:
+    ends = row["speed_up_interval"]
+    return f"{row['speed_up']:.2f}{f' [{ends[0]:.2f}, {ends[1]:.2f}]' if ends else ''}"
 
 
 def _is_apart(row: Values, base: Values) -> bool:
@@ -220,10 +211,6 @@ def _names(rows: Sequence[Values]) -> str:
     more = len(rows) - SHOWN_NAMES
     shown = [row["short_label"] for row in rows[:SHOWN_NAMES]] + ([f"{more} more"] if more > 0 else [])
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
-
-
-def _interval(ends: Sequence[float] | None) -> str:
-    return f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
 
 
 def _alike(rows: Sequence[Values], key: str, choose: Callable[..., float]) -> list[Values]:

@@ -6,13 +6,13 @@ import csv
 import io
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeropods.errors import UserError
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL, Score, score_of
@@ -54,6 +54,8 @@ class Entry:
     """The records of earlier attempts, as far as they can be read."""
     split: str | None = None
     score: Score | None = None
+    values: Values = field(default_factory=dict)
+    """Every raw value by name, in a summary."""
 
     @property
     def record(self) -> Record | None:
@@ -68,8 +70,11 @@ def read_entry(folder: Path, name: str) -> Entry:
         if (folder / RECORD).is_file():
             record = read_record(folder)
             reason = one_line(record.reason, folder) if record.reason else None
-            earlier = tuple(_earlier(folder, record.attempt))
-            entry = replace(entry, status=record.status, reason=reason, config=record, earlier=earlier)
+            earlier = []
+            for number in range(record.attempt):
+                with suppress(UserError, OSError):
+                    earlier.append(read_record(folder, number))
+            entry = replace(entry, status=record.status, reason=reason, config=record, earlier=tuple(earlier))
         else:
             config = read_config(folder) if (folder / CONFIG).is_file() else None
             is_running = is_held(folder / LOCK) or is_held(folder / LAUNCH_LOCK)
@@ -79,12 +84,6 @@ def read_entry(folder: Path, name: str) -> Entry:
         return replace(entry, split=split, score=score)
     except (UserError, OSError) as error:
         return replace(entry, reason=one_line(error, folder))
-
-
-def _earlier(folder: Path, attempts: int) -> Iterator[Record]:
-    for number in range(attempts):
-        with suppress(UserError, OSError):
-            yield read_record(folder, number)
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -137,6 +136,8 @@ class Timeline:
 
 def read_timeline(entry: Entry, label: str) -> Timeline:
     """The samples of a run's ranks; what is damaged is named, not raised."""
+    import numpy as np
+
     ranks, faults = {}, []
     measured = entry.record.ranks if entry.record else ()
     # A rank that did not come to its end has not said when it began: all its samples count.
@@ -144,56 +145,35 @@ def read_timeline(entry: Entry, label: str) -> Timeline:
     paths = {int(path.stem): path for path in (entry.folder / "memory").glob("*.csv") if path.stem.isdigit()}
     for number, path in sorted(paths.items()):
         try:
-            samples, fault = _read_samples(path)
-        except (UserError, OSError) as error:
-            faults.append(one_line(error, entry.folder))
+            samples = _read_samples(path)
+        except (ValueError, OSError) as error:
+            faults.append(one_line(f"{path}: damaged: {error}; run it again", entry.folder))
             continue
-        faults += [one_line(fault, entry.folder)] if fault else []
         last = samples[samples["unix_seconds"] >= began.get(number, 0.0) - SLACK_SECONDS]
+        if len(last) > DRAWN:
+            # One sample for each stretch of them: the highest of memory, and of its use the mean.
+            first = dict.fromkeys(("unix_seconds", "phase"), "first")
+            rules = {name: "max" if name in MEMORY_COLUMNS else "mean" for name in last} | first
+            last = last.groupby(np.arange(len(last)) * DRAWN // len(last)).agg(rules)
         if len(last):
-            ranks[number] = _thinned(last)
+            ranks[number] = last
     return Timeline(label, ranks, tuple(faults))
 
 
-def _read_samples(path: Path) -> tuple[DataFrame, str | None]:
-    """The samples of a file, and the first line that is none: it is left out.
-
-    Raises:
-        UserError: it is no table, or one without the columns that are needed.
-    """
+def _read_samples(path: Path) -> DataFrame:
+    """The samples of a file; `ValueError` where it is no table, or one without the columns that are needed."""
     import pandas as pd
 
     content = path.read_bytes()
-    needed = ("unix_seconds", "phase", *MEMORY_COLUMNS)
-    used = {*needed, *USE_COLUMNS}.__contains__
     # What is behind the last line end is nothing, or a line that was cut short when the run was killed.
     lines = io.BytesIO(content[: content.rfind(b"\n") + 1])
-    try:
-        # An attempt of a later version may have written more columns: those that the header names are taken.
-        whole = pd.read_csv(lines, usecols=used, index_col=False, quoting=csv.QUOTE_NONE, low_memory=False)
-    except ValueError as error:
-        raise UserError(f"{path}: damaged: {error}; run it again") from None
-    missing = [name for name in needed if name not in whole]
-    if missing:
-        raise UserError(f"{path}: has no column {missing[0]}; run it again")
-    phases = whole.pop("phase")
-    numbers = whole.apply(pd.to_numeric, errors="coerce")
-    is_bad = numbers["unix_seconds"].isna() | phases.isna() | (numbers.isna() & whole.notna()).any(axis="columns")
-    bad = [int(line) + 2 for line in whole.index[is_bad]]
-    line = content.splitlines()[bad[0] - 1].decode("utf-8", "replace") if bad else ""
-    fault = f"{path}:{bad[0]}: {line!r:.60} is no sample, left out" if bad else None
-    return numbers.assign(phase=phases)[~is_bad], fault
-
-
-def _thinned(samples: DataFrame) -> DataFrame:
-    """At most `DRAWN` samples, one for each stretch of them: the highest of memory, and of its use the mean."""
-    import numpy as np
-
-    if len(samples) <= DRAWN:
-        return samples
-    first = dict.fromkeys(("unix_seconds", "phase"), "first")
-    rules = {name: "max" if name in MEMORY_COLUMNS else "mean" for name in samples} | first
-    return samples.groupby(np.arange(len(samples)) * DRAWN // len(samples)).agg(rules)
+    needed = {"unix_seconds", "phase", *MEMORY_COLUMNS}
+    # An attempt of a later version may have written more columns: those that the header names are taken.
+    used, types = {*needed, *USE_COLUMNS}.__contains__, defaultdict(lambda: "float64", phase="str")
+    samples = pd.read_csv(lines, usecols=used, dtype=types, index_col=False, quoting=csv.QUOTE_NONE)
+    if not needed <= {*samples}:
+        raise ValueError(f"no column {min(needed - {*samples})}")
+    return samples
 
 
 def one_line(what: object, folder: Path) -> str:
@@ -229,8 +209,10 @@ def accuracy_lines(entries: Sequence[Entry]) -> Iterator[Values]:
     scored = [(entry.split, entry.score) for entry in entries if entry.score is not None]
     if not scored:
         return iter([dict.fromkeys(KEYS)])
-    first = scored[0]
-    return score_lines(first[0], [score for split, score in scored if _extent(split, score) == _extent(*first)])
+    sizes = ("examples", "tokens")
+    extents = [(split, score.task, *(getattr(score, size, None) for size in sizes)) for split, score in scored]
+    alike = [score for (_, score), extent in zip(scored, extents, strict=True) if extent == extents[0]]
+    return score_lines(scored[0][0], alike)
 
 
 def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
@@ -242,13 +224,17 @@ def score_lines(split: str | None, scores: Sequence[Score]) -> Iterator[Values]:
             yield _line(split, group.removesuffix("_tables"), [groups[group] for groups in by_group])
 
 
-def _extent(split: str | None, score: Score) -> tuple[Any, ...]:
-    return score.task, split, getattr(score, "examples", None), getattr(score, "tokens", None)
-
-
 def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
     task, found = scores[0].task, [_figures(score) for score in scores]
-    values = {key: _mean([one[key] for one in found]) for key in found[0] if all(key in one for one in found)}
+    values: Values = {}
+    for key in (key for key in found[0] if all(key in one for one in found)):
+        repeats = [one[key] for one in found]
+        if None in repeats:
+            values[key] = None
+        else:
+            # Of intervals the mean of their ends.
+            is_span = isinstance(repeats[0], tuple)
+            values[key] = [mean(ends) for ends in zip(*repeats, strict=True)] if is_span else mean(repeats)
     if values["text_loss"] is not None:
         # Perplexities are powers: their mean would not be that of the losses.
         values["perplexity"] = math.exp(values["text_loss"])
@@ -256,14 +242,8 @@ def _line(split: str | None, tables: str, scores: Sequence[Score]) -> Values:
     if values[key] is None:
         # No query could be run.
         kind, key = "logical form", "logical_form_accuracy"
-    return {
-        "split": split,
-        "tables": tables if task == TEXT2SQL else None,
-        **values,
-        "inference_kind": kind,
-        "inference_result": values[key],
-        "inference_result_interval": values[f"{key}_interval"],
-    }
+    judged = {"inference_result": values[key], "inference_result_interval": values[f"{key}_interval"]}
+    return {"split": split, "tables": tables if task == TEXT2SQL else None, **values, "inference_kind": kind, **judged}
 
 
 def _figures(score: Score) -> Values:
@@ -277,10 +257,3 @@ def _figures(score: Score) -> Values:
         **{f"{OWN}{name}": value for name, value in own.items()},
         **{f"{OWN}{name}_interval": intervals.get(name) for name in own},
     }
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, of intervals the mean of their ends; None where one is missing."""
-    if any(value is None for value in values):
-        return None
-    return [mean(ends) for ends in zip(*values, strict=True)] if isinstance(values[0], tuple) else mean(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean, median
 from typing import Any
@@ -26,33 +25,23 @@ Values = dict[str, Any]
 """Figures by their keys, which have the unit of the raw value; None where it was not measured."""
 
 
-@dataclass(frozen=True)
-class MatmulPeak:
-    """The best matrix multiplication of one device that was measured on some hardware, and by which run."""
-
-    flops_per_second: float
-    run: str
-
-
 def figures(
     record: Record | None,
     price_per_hour: float | None = None,
     *,
     earlier: Sequence[Record] = (),
-    peak: MatmulPeak | None = None,
+    peak: tuple[float, str] | None = None,
 ) -> Values:
     """Every figure of a run by its key; all None where there is no record.
 
     Args:
         price_per_hour: price of one pod, in any currency.
         earlier: records of the run's earlier attempts, in their order.
-        peak: the best that was measured on such hardware; the run's own where it is not given.
+        peak: the best FLOP/s that were measured on one such device, and by which run; where not given, the run's own.
     """
     if record is None:
         return dict.fromkeys(RULES)
-    values = {**_speed(record), **_arithmetic(record), **_memory(record), **_use(record), "peak_flops_run": None}
-    if peak is not None and values["peak_flops_kind"] == MEASURED:
-        values |= {"peak_flops_per_second": _of_all_devices(record, peak.flops_per_second), "peak_flops_run": peak.run}
+    values = {**_speed(record), **_arithmetic(record, peak), **_memory(record), **_use(record)}
     seconds = values["duration_seconds"]
     priced = seconds is not None and price_per_hour is not None
     return {
@@ -83,6 +72,11 @@ def is_resumed(record: Record) -> bool:
     return any(rank.first_step > 0 for rank in record.ranks)
 
 
+def is_done(status: str) -> bool:
+    """Whether the figures of a row of that status are of runs that ended well: `ok`, or `2 ok, 1 oom`."""
+    return "ok" in status.replace(",", " ").split()
+
+
 # Time and rates.
 
 
@@ -106,14 +100,11 @@ def _speed(record: Record) -> Values:
         "padding_share": 1 - tokens / padded if padded else None,
         "evaluation_samples_per_second": ratio(record.dev_rows or None, evaluation),
         "start_seconds": over_ranks(record, "start_seconds", max),
-        "evaluate_seconds": over_ranks(record, "evaluate_seconds", _longest),
-        "save_seconds": over_ranks(record, "save_seconds", _longest),
+        **{
+            key: over_ranks(record, key, lambda ranks: max(each.total for each in ranks))
+            for key in ("evaluate_seconds", "save_seconds")
+        },
     }
-
-
-def _longest(seconds: Sequence[Statistics]) -> float:
-    """Sum of durations, of the slowest rank."""
-    return max(each.total for each in seconds)
 
 
 def _samples(record: Record) -> int:
@@ -125,13 +116,13 @@ def _samples(record: Record) -> int:
 # Arithmetic: how much of the hardware a run has used.
 
 
-def _arithmetic(record: Record) -> Values:
+def _arithmetic(record: Record, best: tuple[float, str] | None) -> Values:
     """FLOP/s that the model needs, and those of all that the run ran on at its precision, with where they are from.
 
     Operations are the model's, without recomputation: FLOPs of a sample of mean real tokens x samples/s. Tokens are
     those of source and target; of a causal model all, and those with a loss. The peak is the published one of each
-    rank's GPU, summed; where one is not published, or on CPUs, the best matrix multiplication that rank 0 measured x
-    GPUs, or x machines: pods of one machine share its cores.
+    rank's GPU, summed; where one is not published, or on CPUs, the best matrix multiplication that rank 0 measured, or
+    another run, x GPUs, or x machines: pods of one machine share its cores.
     """
     rate, rows = record.samples_per_second, _samples(record)
     recorded = next((rank.shape for rank in record.ranks if rank.shape), None)
@@ -141,16 +132,20 @@ def _arithmetic(record: Record) -> Values:
     needed = None
     if rate is not None and shape is not None and rows and source + target:
         needed = shape.training_flops(source / rows, target / rows) * rate
-    one, kind = record.matmul_flops_per_second, MEASURED
-    peak = None if one is None else _of_all_devices(record, one)
+    one, run, kind = record.matmul_flops_per_second, None, MEASURED
+    if one is not None and best is not None:
+        one, run = best
+    devices = len(record.ranks) if of_ranks(record, "gpu") else machines(record)
+    peak = None if one is None or devices is None else one * devices
     of_gpus = [published_flops(name, record.precision) for name in of_ranks(record, "gpu") or ()]
     known = [each for each in of_gpus if each is not None]
     if known and len(known) == len(of_gpus):
-        peak, kind = sum(known), PUBLISHED
+        peak, run, kind = sum(known), None, PUBLISHED
     return {
         "model_flops_per_second": needed,
         "peak_flops_per_second": peak,
         "peak_flops_kind": None if peak is None else kind,
+        "peak_flops_run": None if peak is None else run,
         "machines": machines(record),
     }
 
@@ -165,11 +160,6 @@ def matmul_key(record: Record) -> str:
     """Equal for runs whose matrix multiplications are equally fast: the same device and precision."""
     gpu, hardware = next((rank.gpu for rank in record.ranks), None), record.hardware
     return f"{gpu or (hardware.get('cpu'), hardware.get('instructions'), hardware.get('cores'))} {record.precision}"
-
-
-def _of_all_devices(record: Record, one: float) -> float | None:
-    devices = len(record.ranks) if of_ranks(record, "gpu") else machines(record)
-    return None if devices is None else one * devices
 
 
 # A run that was restarted.
@@ -217,13 +207,18 @@ def _memory(record: Record) -> Values:
     are those of a pod's processes at their largest batch, by the plan: nothing counts them on a CPU. Compared with the
     plan are on GPUs the peak of device-used memory, on CPUs the states, of the rank that needed most.
     """
-    peaks = {kind: _peaks(record, kind) for kind in (DEVICE_USED, RESERVED, ALLOCATED, RESIDENT)}
+    peaks = {kind: of_ranks(record, f"peak_{column_of(kind)}") or [] for kind in (RESERVED, ALLOCATED, RESIDENT)}
+    peaks = {DEVICE_USED: [one.peak for one in samples_of(record, column_of(DEVICE_USED))], **peaks}
     most = {kind: max(of_kind, default=None) for kind, of_kind in peaks.items()}
     kind = next((kind for kind in (DEVICE_USED, ALLOCATED, RESIDENT) if peaks[kind]), None)
     pods = None if kind is None else _of_pods(record, peaks[kind], sum if kind == RESIDENT else max)
     states = over_ranks(record, "live_bytes", lambda ranks: [live.total for live in ranks])
     has_phases = any(rank.phases for rank in record.ranks)
     phase_kind = next((kind for kind in (ALLOCATED, RESIDENT) if peaks[kind] and has_phases), None)
+    phases: dict[str, list[Any]] = {
+        phase: [getattr(rank.phases.get(phase), f"peak_{phase_kind}_bytes", None) for rank in record.ranks]
+        for phase in PHASES
+    }
     plan, is_gpu = planned(record), bool(of_ranks(record, "gpu"))
     return {
         "pod_memory_bytes": pods,
@@ -233,18 +228,12 @@ def _memory(record: Record) -> Values:
         "memory_kind": kind,
         **{f"peak_{column_of(kind)}": peak for kind, peak in most.items()},
         "phase_kind": phase_kind,
-        **{f"peak_{phase}_bytes": _phase_peak(record, phase, phase_kind) for phase in PHASES},
+        # None if a rank has none.
+        **{f"peak_{phase}_bytes": None if None in of else max(of, default=None) for phase, of in phases.items()},
         "planned_kind": DEVICE_USED if is_gpu else LIVE_STATES,
         "planned_bytes": None if plan is None else plan.device_bytes if is_gpu else plan.state_bytes,
         "measured_bytes": most[DEVICE_USED] if is_gpu else max(states or (), default=None),
     }
-
-
-def _peaks(record: Record, kind: str) -> list[float]:
-    """The peak of each rank in one kind of memory; empty unless every rank has one."""
-    if kind == DEVICE_USED:
-        return [one.peak for one in samples_of(record, column_of(kind))]
-    return of_ranks(record, f"peak_{column_of(kind)}") or []
 
 
 def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[float]], float]) -> list[float]:
@@ -253,12 +242,6 @@ def _of_pods(record: Record, values: Sequence[float], rule: Callable[[Iterable[f
     for rank, value in zip(record.ranks, values, strict=True):
         pods.setdefault(rank.rank // record.slots, []).append(value)
     return [rule(of_pod) for of_pod in pods.values()]
-
-
-def _phase_peak(record: Record, phase: str, kind: str | None) -> float | None:
-    """Peak within a phase, of the rank that needed most; None if a rank has none."""
-    peaks: list[Any] = [getattr(rank.phases.get(phase), f"peak_{kind}_bytes", None) for rank in record.ranks]
-    return None if None in peaks else max(peaks, default=None)
 
 
 # How busy the hardware was, and what came of it.
@@ -313,36 +296,22 @@ def agreed(values: Sequence[Any]) -> Any:
     return values[0] if all(value == values[0] for value in values) else None
 
 
-def fullest(values: Sequence[list[float]]) -> list[float]:
-    """For each pod the most that it needed in any repeat."""
-    return [max(pods) for pods in zip(*values, strict=True)]
-
-
 RULES: dict[str, Callable[[Sequence[Any]], Any]] = {
     **dict.fromkeys(("duration_seconds", "steps", "train_seconds", "samples_per_second", "tokens_per_second"), mean),
-    **dict.fromkeys(("padding_share", "evaluation_samples_per_second"), mean),
-    **dict.fromkeys(("start_seconds", "evaluate_seconds", "save_seconds"), mean),
-    **dict.fromkeys(("model_flops_per_second", "peak_flops_per_second"), mean),
-    **dict.fromkeys(("peak_flops_kind", "machines"), agreed),
-    "pod_memory_bytes": fullest,
-    "peak_memory_bytes": max,
-    "pod_state_bytes": fullest,
-    "pod_activation_bytes": max,
-    "memory_kind": agreed,
-    **{f"peak_{kind}_bytes": max for kind in ("device_used", "reserved", "allocated", "resident")},
-    "phase_kind": agreed,
-    **{f"peak_{phase}_bytes": max for phase in PHASES},
-    "planned_kind": agreed,
-    **dict.fromkeys(("planned_bytes", "measured_bytes"), max),
+    **dict.fromkeys(("padding_share", "evaluation_samples_per_second", "start_seconds", "evaluate_seconds"), mean),
+    **dict.fromkeys(("save_seconds", "goodput", "lost_steps", "train_loss", "eval_loss"), mean),
+    **dict.fromkeys(("model_flops_per_second", "peak_flops_per_second", "model_flops_utilization"), mean),
     **{f"{column}_{statistic}": mean for column in USED for statistic in ("mean", "p95")},
-    **dict.fromkeys(("train_loss", "eval_loss", "energy_joules", "model_flops_utilization"), mean),
-    "measured_to_planned": max,
-    "energy_kwh": mean,
+    **dict.fromkeys(("energy_joules", "energy_kwh", "cost"), mean),
+    **dict.fromkeys(("pod_memory_bytes", "pod_state_bytes"), lambda runs: list(map(max, zip(*runs, strict=True)))),
+    **{f"peak_{kind}_bytes": max for kind in ("memory", "device_used", "reserved", "allocated", "resident", *PHASES)},
+    **dict.fromkeys(("pod_activation_bytes", "planned_bytes", "measured_bytes", "measured_to_planned"), max),
+    **dict.fromkeys(("memory_kind", "phase_kind", "planned_kind", "peak_flops_kind"), agreed),
+    **dict.fromkeys(("peak_flops_run", "machines"), agreed),
     **dict.fromkeys(PLAN_KEYS, median),
-    **dict.fromkeys(("goodput", "lost_steps", "cost"), mean),
-    "peak_flops_run": agreed,
 }
-"""Every figure by its name in JSON and CSV, with its rule: the mean; of peaks the largest; of words the common one."""
+"""Every figure by its name in JSON and CSV, with its rule: the mean; of peaks the largest, for each pod; of words the
+common one."""
 OF_KIND = {
     "memory_kind": ("pod_memory_bytes", "peak_memory_bytes"),
     "phase_kind": tuple(f"peak_{phase}_bytes" for phase in PHASES),

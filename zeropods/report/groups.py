@@ -7,13 +7,12 @@ import json
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from typing import TypeVar
 
 from zeropods.measure.intervals import ratio_interval, t_interval
 from zeropods.report.entry import Entry, accuracy_lines
-from zeropods.report.formulas import MatmulPeak, Values, figures, matmul_key, of_repeats
+from zeropods.report.formulas import Values, figures, matmul_key, of_repeats
 from zeropods.report.settings import (
     PREFIX,
     arrangement,
@@ -37,55 +36,41 @@ FACTS = (
 """Facts of a configuration that a row shows."""
 
 
-@dataclass(frozen=True)
-class SummaryRun:
-    """One run."""
-
-    entry: Entry
-    values: Values
-    """Every raw value by name."""
-
-
 class Group:
     """Repeats: equal in all that is compared, and in technique and pods. A single run is a group of one."""
 
-    def __init__(self, number: int, letter: str, runs: Sequence[SummaryRun]) -> None:
-        """A row.
+    def __init__(self, number: int, letter: str, runs: Sequence[Entry]) -> None:
+        """A row with every raw value by name, over the repeats that were measured; `group_runs` adds those against
+        other rows.
+
+        The name is the run's; of repeats the part of the path that they share, or the first one's. The status is `ok`,
+        or how many ended how.
 
         Args:
             number: its place among all rows, from 0.
             letter: how tables and plots call it.
         """
-        self.number, self.letter, self.runs, self.first = number, letter, runs, runs[0].entry
-        good = [run for run in runs if run.entry.status == "ok"]
+        self.number, self.letter, self.runs, self.first = number, letter, runs, runs[0]
         # The figures are of those that ended well; where none did, of those that left a record.
-        self.measured = good or [run for run in runs if run.entry.record is not None]
+        self.measured = [run for run in runs if run.status == "ok"] or [run for run in runs if run.record is not None]
         # What must be equal for another row to be compared with it.
         self.settings = settings(self.first.config)
-        self.values = {**self._values(), **NOT_SCALED}
-
-    def _values(self) -> Values:
-        """Every raw value by name, over the repeats that were measured; `group_runs` adds those against other rows.
-
-        The name is the run's; of repeats the part of the path that they share, or the first one's. The status is `ok`,
-        or how many ended how.
-        """
         timed = [rate for run in self.measured if (rate := run.values["samples_per_second"]) is not None]
-        parts = [run.entry.name.split("/") for run in self.runs]
-        shared = itertools.takewhile(lambda names: len(set(names)) == 1, zip(*parts, strict=False))
-        ended = Counter(run.entry.status for run in self.runs)
-        counted = [f"{count} {status}" for status, count in ended.items()]
-        return {
-            "row": self.letter,
-            "runs": [run.entry.name for run in self.runs],
+        parts = zip(*(run.name.split("/") for run in runs), strict=False)
+        shared = itertools.takewhile(lambda names: len(set(names)) == 1, parts)
+        ended = Counter(run.status for run in runs)
+        self.values: Values = {
+            "row": letter,
+            "runs": [run.name for run in runs],
             "name": "/".join(names[0] for names in shared) or self.first.name,
             "repeats": len(self.measured),
-            "status": ", ".join(counted if len(ended) > 1 else ended),
-            **_facts(self.first),
+            "status": ", ".join([f"{count} {status}" for status, count in ended.items()] if len(ended) > 1 else ended),
+            **{key: self.first.values[key] for key in FACTS},
             **of_repeats([run.values for run in self.measured]),
             "samples_per_second_values": timed,
             "samples_per_second_interval": t_interval(timed),
-            **next(accuracy_lines([run.entry for run in self.measured])),
+            **next(accuracy_lines(self.measured)),
+            **NOT_SCALED,
         }
 
     def to_json(self) -> Values:
@@ -107,33 +92,37 @@ def group_runs(
     """
     peaks, copied = best_peaks(entries), copies(entries)
 
-    def row_of(run: SummaryRun) -> str:
-        is_alone = run.entry.record is None or run.entry.name in copied
-        return run.entry.name if is_alone else as_key(settings(run.entry.config), arrangement(run.entry.config))
+    def row_of(run: Entry) -> str:
+        is_alone = run.record is None or run.name in copied
+        return run.name if is_alone else as_key(settings(run.config), arrangement(run.config))
 
-    runs = (SummaryRun(entry, _run_values(entry, price_per_hour, peaks)) for entry in entries)
-    blocks = _by_key(_by_key(runs, row_of).values(), lambda runs: required(settings(runs[0].entry.config)))
-    ordered = (runs for block in sorted(blocks.values(), key=_block_order) for runs in sorted(block, key=_row_order))
+    def with_values(entry: Entry) -> Entry:
+        peak = peaks.get(matmul_key(entry.record)) if entry.record else None
+        values = {
+            **{"run": entry.name, "status": entry.status, "reason": entry.reason},
+            **{key: getattr(entry.config, key, None) for key in FACTS},
+            "seed": entry.config and entry.config.identity.get("seed"),
+            **figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
+            **next(accuracy_lines([entry])),
+        }
+        return replace(entry, values=values)
+
+    def block_order(rows: Sequence[Sequence[Entry]]) -> tuple[bool, int]:
+        return is_profiled(rows[0][0].config), -sum(run.status == "ok" for runs in rows for run in runs)
+
+    def row_order(runs: Sequence[Entry]) -> tuple[int, ...]:
+        config = runs[0].config
+        if config is None:
+            return ()
+        technique = NAMES.index(config.technique) if config.technique in NAMES else len(NAMES)
+        return config.world_size, config.pods, technique
+
+    rows = _by_key(map(with_values, entries), row_of).values()
+    blocks = _by_key(rows, lambda runs: required(settings(runs[0].config))).values()
+    ordered = (runs for block in sorted(blocks, key=block_order) for runs in sorted(block, key=row_order))
     groups = [Group(number, *each) for number, each in enumerate(zip(letters(), ordered, strict=False))]
     _scale(groups, allow_differences)
     return groups
-
-
-def _run_values(entry: Entry, price_per_hour: float | None, peaks: Mapping[str, MatmulPeak]) -> Values:
-    peak = peaks.get(matmul_key(entry.record)) if entry.record else None
-    return {
-        "run": entry.name,
-        "status": entry.status,
-        "reason": entry.reason,
-        **_facts(entry),
-        "seed": entry.config and entry.config.identity.get("seed"),
-        **figures(entry.record, price_per_hour, earlier=entry.earlier, peak=peak),
-        **next(accuracy_lines([entry])),
-    }
-
-
-def _facts(entry: Entry) -> Values:
-    return {key: getattr(entry.config, key, None) for key in FACTS}
 
 
 def _by_key(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
@@ -143,44 +132,29 @@ def _by_key(items: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
     return found
 
 
-def _block_order(rows: Sequence[Sequence[SummaryRun]]) -> tuple[bool, int]:
-    runs = [run.entry for of_row in rows for run in of_row]
-    return is_profiled(runs[0].config), -sum(run.status == "ok" for run in runs)
-
-
-def _row_order(runs: Sequence[SummaryRun]) -> tuple[int, ...]:
-    config = runs[0].entry.config
-    if config is None:
-        return ()
-    technique = NAMES.index(config.technique) if config.technique in NAMES else len(NAMES)
-    return config.world_size, config.pods, technique
-
-
-def best_peaks(entries: Iterable[Entry]) -> dict[str, MatmulPeak]:
-    """The best matrix multiplication that any run measured, by hardware and precision: others ran beside the rest."""
-    peaks = sorted(_own_peaks(entries), key=lambda own: own[1].flops_per_second, reverse=True)
-    # Of one key the last counts: the highest, of equal ones the first.
-    return dict(reversed(peaks))
-
-
-def _own_peaks(entries: Iterable[Entry]) -> Iterator[tuple[str, MatmulPeak]]:
-    """What each run measured by itself, and on which hardware and precision."""
+def best_peaks(entries: Iterable[Entry]) -> dict[str, tuple[float, str]]:
+    """By hardware and precision the FLOP/s of the best matrix multiplication that any run measured, and which run that
+    was: others ran beside the rest."""
+    best: dict[str, tuple[float, str]] = {}
     for entry in entries:
         if entry.record is not None and entry.record.matmul_flops_per_second is not None:
-            yield matmul_key(entry.record), MatmulPeak(entry.record.matmul_flops_per_second, entry.name)
+            own, key = (entry.record.matmul_flops_per_second, entry.name), matmul_key(entry.record)
+            best[key] = max(best.get(key, own), own, key=lambda peak: peak[0])
+    return best
 
 
 def disturbed_peaks(entries: Sequence[Entry]) -> Iterator[str]:
     """A line for each run whose own matrix multiplication was far slower than the best on the same hardware."""
     best = best_peaks(entries)
-    for key, own in _own_peaks(entries):
-        peak, share = best[key], own.flops_per_second / best[key].flops_per_second
-        if share < DISTURBED:
-            yield (
-                f"{own.run}: its own matmul peak, {own.flops_per_second / 1e9:,.1f} GFLOP/s, is {share:.0%} "
-                f"of the {peak.flops_per_second / 1e9:,.1f} of {peak.run}, on which its MFU is based: something else "
-                "was running, and its times may be too long as well"
-            )
+    for entry in entries:
+        if entry.record is not None and entry.record.matmul_flops_per_second is not None:
+            own, (most, run) = entry.record.matmul_flops_per_second, best[matmul_key(entry.record)]
+            if own < DISTURBED * most:
+                yield (
+                    f"{entry.name}: its own matmul peak, {own / 1e9:,.1f} GFLOP/s, is {own / most:.0%} of the "
+                    f"{most / 1e9:,.1f} of {run}, on which its MFU is based: something else was running, and its times "
+                    "may be too long as well"
+                )
 
 
 def copies(entries: Sequence[Entry]) -> dict[str, str]:
@@ -188,27 +162,21 @@ def copies(entries: Sequence[Entry]) -> dict[str, str]:
     first: dict[str, str] = {}
     found = {}
     for entry in entries:
-        run_id = entry.record.run_id if entry.record else None
-        if run_id in first:
-            of = f"{run_id} of {first[run_id]}"
+        if entry.record is not None and first.setdefault(entry.record.run_id, entry.name) != entry.name:
+            of = f"{entry.record.run_id} of {first[entry.record.run_id]}"
             found[entry.name] = f"{entry.name}: has the id {of}: a copied run, not counted as a repeat"
-        elif run_id:
-            first[run_id] = entry.name
     return found
 
 
 def letters() -> Iterator[str]:
     """A, B ... Z, AA, AB and so on."""
     for length in itertools.count(1):
-        for of in itertools.product(string.ascii_uppercase, repeat=length):
-            yield "".join(of)
+        yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
 
 
 # What rows differ in besides technique and pods, so that nobody compares what cannot be compared.
 
-NOT_RECORDED, BY_DEFAULT, NO_LIMIT = "not recorded", "by default", "no limit"
-LIMITS = ("max_steps", "max_train_steps", "max_train_seconds")
-"""Flags of which -1 or 0 means that there is none."""
+NOT_RECORDED, BY_DEFAULT = "not recorded", "by default"
 SHOWN_VALUES = 5
 """Of one setting; the rest is counted."""
 SHOWN_LETTERS = 60
@@ -227,19 +195,15 @@ def differences(groups: Sequence[Group]) -> list[str]:
         lines.append(f"task: {_listed(by_task)}: different kinds of samples, never compared")
     for rows in by_task.values():
         for name in dict.fromkeys(name for row in rows for name in row.settings):
-            told = _by_key((row for row in rows if is_of(name, row.settings)), partial(_setting_text, name))
+            told: dict[str, list[Group]] = {}
+            for row in (row for row in rows if is_of(name, row.settings)):
+                value = row.settings.get(name, BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED)
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                text = text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
+                told.setdefault(text, []).append(row)
             if len(told) > 1:
                 lines.append(f"{name}: {_listed(told)}")
     return lines
-
-
-def _setting_text(name: str, row: Group) -> str:
-    """A setting of a row as people read it, shortened."""
-    value = row.settings.get(name, BY_DEFAULT if name.startswith(PREFIX) else NOT_RECORDED)
-    if name in LIMITS and value in (-1, 0):
-        return NO_LIMIT
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 1]}…"
 
 
 def row_letters(rows: Iterable[Group]) -> str:
@@ -261,8 +225,6 @@ def _listed(values: Mapping[str, Sequence[Group]]) -> str:
 
 LENGTHS = ("max_seq_length", "loss_on")
 """Flags of a causal run that decide what a sample is."""
-
-
 NOT_SCALED: Values = {
     "base": None, "speed_up": None, "speed_up_interval": None, "scaling_efficiency": None, "differs_in": [],
 }  # fmt: skip
@@ -279,42 +241,31 @@ def compared_rows(groups: Sequence[Group]) -> set[str]:
     """
     related = (group for group in groups if group.values["base"] is not None and not group.values["differs_in"])
     sets = [rows for rows in _by_key(related, lambda group: group.values["base"]).values() if len(rows) > 1]
+    sets.sort(key=lambda rows: (is_profiled(rows[0].first.config), -sum(len(group.measured) for group in rows)))
     chosen: dict[tuple[str, str], str] = {}
-    for rows in sorted(sets, key=_weight, reverse=True):
-        row = rows[0].values
+    for row in (rows[0].values for rows in sets):
         chosen.setdefault((row["model_id"], row["task"]), row["base"])
     bases = [group.settings for group in groups if group.letter in chosen.values()]
-    return {
-        group.letter
-        for group in groups
-        for base in bases
-        if required(group.settings) == required(base) and not unequal(group.settings, base)
-    }
-
-
-def _weight(rows: Sequence[Group]) -> tuple[bool, int]:
-    return not is_profiled(rows[0].first.config), sum(len(group.measured) for group in rows)
+    return {group.letter for group in groups if any(not unequal(group.settings, base) for base in bases)}
 
 
 def _scale(groups: Sequence[Group], allow_differences: bool) -> None:
     """Add to each row's values what it is against the row with the fewest processes, `none` before others."""
-    well = [group for group in groups if any(run.entry.status == "ok" for run in group.runs)]
+    well = [group for group in groups if any(run.status == "ok" for run in group.runs)]
     timed = [group for group in well if group.values["samples_per_second"]]
     by_settings, by_work = _by_key(timed, lambda group: required(group.settings)), _by_key(timed, _work)
     for group in timed:
-        peers = [
-            other for other in by_settings[required(group.settings)] if not unequal(group.settings, other.settings)
-        ]
+        near = by_settings[required(group.settings)]
+        peers = [other for other in near if not unequal(group.settings, other.settings)]
         if peers == [group] and allow_differences:
             peers = by_work[_work(group)]
         if len(peers) > 1:
             base = min(peers, key=lambda peer: base_order(peer.values))
             row, other = group.values, base.values
-            speed_up = row["samples_per_second"] / other["samples_per_second"]
-            rates = (row["samples_per_second_values"], other["samples_per_second_values"])
-            row["base"], row["speed_up"] = base.letter, speed_up
+            rates = [each["samples_per_second_values"] for each in (row, other)]
+            row["base"], row["speed_up"] = base.letter, row["samples_per_second"] / other["samples_per_second"]
             row["speed_up_interval"] = None if group is base else ratio_interval(*rates)
-            row["scaling_efficiency"] = speed_up * other["world_size"] / row["world_size"]
+            row["scaling_efficiency"] = row["speed_up"] * other["world_size"] / row["world_size"]
             row["differs_in"] = unequal(base.settings, group.settings)
 
 

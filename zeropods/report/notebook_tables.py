@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import mean
+from typing import TypeVar
 
 import numpy as np
 
-from zeropods.data.manifest import Manifest, TokenStatistics, read_manifest
+from zeropods.data.manifest import Manifest, read_manifest
 from zeropods.data.squad import read_squad, squad_prompt
 from zeropods.data.tokenizers import load_tokenizer
 from zeropods.data.wikisql import Example, read_split, source_of, target_of
@@ -26,10 +27,12 @@ from zeropods.plan.models import known_names
 from zeropods.plan.workload import ELEMENT_BYTES
 from zeropods.report.entry import score_lines
 from zeropods.report.plots import WIDE, Plot, new_axes
-from zeropods.report.rows import accuracy_columns
+from zeropods.report.rows import accuracy_columns, table
 from zeropods.report.run import Run
 from zeropods.sql.query import Execution, Query, cells_text, execute
 from zeropods.tables import GIB, Table, progress
+
+T = TypeVar("T")
 
 # A prepared data set as tables and plots: what 01 shows.
 
@@ -40,9 +43,19 @@ MOST_BINS = 100
 def split_table(manifest: Manifest) -> Table:
     """Rows, lengths in tokens, truncated rows and unknown tokens of both sides of each split."""
     return Table.of(
-        {"split": name, "side": side, "rows": f"{split.rows:,}", **_statistics(getattr(split, side))}
+        {
+            "split": name,
+            "side": side,
+            "rows": f"{split.rows:,}",
+            "mean tokens": f"{tokens.mean:.1f}",
+            "median": tokens.p50,
+            "99 %": tokens.p99,
+            "longest": tokens.max,
+            "truncated rows": tokens.truncated_rows,
+            "unknown tokens": tokens.unknown_tokens,
+        }
         for name, split in manifest.splits.items()
-        for side in COLUMNS
+        for side, tokens in (("source", split.source), ("target", split.target))
     )
 
 
@@ -53,9 +66,7 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
         lengths = token_lengths(prepared, split, column)
         # As many whole numbers in each bin: a bin of 1.2 would hold one of them, or two.
         step = math.ceil((np.ptp(lengths) + 1) / MOST_BINS)
-        one.hist(
-            lengths, bins=[first - 0.5 for first in range(lengths.min(), lengths.max() + step + 1, step)], color="C0"
-        )
+        one.hist(lengths, bins=[first - 0.5 for first in range(lengths.min(), lengths.max() + step + 1, step)])
         one.yaxis.set_major_formatter("{x:,g}")
         one.set(xlabel="tokens", ylabel="rows", title=f"{side} of {split}")
     return Plot(figure, f"histograms of source and target tokens of {split}")
@@ -63,16 +74,21 @@ def length_histograms(prepared: Path, split: str = "train") -> Plot:
 
 def longest_example(prepared: Path, data: Path, split: str = "train") -> Table:
     """The example with the longest source: its tokens, question, columns and query."""
-    lengths = token_lengths(prepared, split, COLUMNS["source"])
-    example = next(itertools.islice(read_split(data, split), int(lengths.argmax()), None))
-    target = token_lengths(prepared, split, COLUMNS["target"])[lengths.argmax()]
-    return Table.of_facts({"source tokens": lengths.max(), "target tokens": target, **_described(example)})
+    source, target = (token_lengths(prepared, split, column) for column in COLUMNS.values())
+    longest = int(source.argmax())
+    example = next(itertools.islice(read_split(data, split), longest, None))
+    return Table.of_facts({"source tokens": source[longest], "target tokens": target[longest], **_described(example)})
 
 
 def first_examples(data: Path, split: str = "train", count: int = 5) -> Table:
     """The first examples: question, columns, query, and the answer that the table's rows give."""
     examples = itertools.islice(read_split(data, split), count)
     return Table.of({**_described(e), "answer": cells_text(execute(e.query, e.table))} for e in examples)
+
+
+def _described(example: Example) -> dict[str, str]:
+    columns = "; ".join(example.table.header)
+    return {"question": example.question, "columns": columns, "query": target_of(example)}
 
 
 def unknown_text(prepared: Path, data: Path, manifest: Manifest, split: str = "train") -> Table:
@@ -114,25 +130,6 @@ def token_lengths(prepared: Path, split: str, column: str) -> np.ndarray:
     return np.diff(table[column].combine_chunks().offsets.to_numpy())
 
 
-def _statistics(side: TokenStatistics) -> dict[str, object]:
-    return {
-        "mean tokens": f"{side.mean:.1f}",
-        "median": side.p50,
-        "99 %": side.p99,
-        "longest": side.max,
-        "truncated rows": side.truncated_rows,
-        "unknown tokens": side.unknown_tokens,
-    }
-
-
-def _described(example: Example) -> dict[str, str]:
-    return {
-        "question": example.question,
-        "columns": "; ".join(example.table.header),
-        "query": target_of(example),
-    }
-
-
 # SQuAD's questions and a model's answers to them: what 11 shows.
 
 
@@ -153,8 +150,7 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
     """
     answers = read_predictions(predictions)
     by_index = {example.index: example for example in itertools.islice(read_squad(data, split), answers[-1].index + 1)}
-    chosen = answers[:: max(1, len(answers) // count)][:count]
-    pairs = [(answer.text or "", by_index[answer.index]) for answer in chosen]
+    pairs = [(answer.text or "", by_index[answer.index]) for answer in _spread(answers, count)]
     scores = load_metric("squad_accuracy").compute(
         predictions=[text for text, _ in pairs], references=[list(e.answers) for _, e in pairs], average=False
     )
@@ -175,8 +171,25 @@ def answered_file(predictions: Path, data: Path, split: str, count: int = 8) -> 
 
 def perplexity_table(before: str | Path, run: Run, prepared: Path) -> Table:
     """Tokens, loss and perplexity of each unseen split: of a model before its run, and as the run has written it."""
-    splits = [split for split in reversed(UNSEEN_SPLITS) if split in read_manifest(prepared).splits]
-    return Table.of(_scored(before, run, prepared, split) for split in splits)
+    from zeropods.evaluate.generate import text_perplexity
+
+    lines = []
+    for split in (split for split in reversed(UNSEEN_SPLITS) if split in read_manifest(prepared).splits):
+        with progress("perplexity", "blocks") as bar:
+            first = text_perplexity(before, prepared, split, progress=bar.update)
+        last = read_score(run.folder / f"score.{split}.json")
+        assert isinstance(last, TextScore)
+        lines.append(
+            {
+                "split": split,
+                "tokens": f"{first.tokens:,}",
+                "loss before (nats/token)": f"{first.loss:.4f}",
+                "loss after": f"{last.loss:.4f}",
+                "perplexity before": f"{first.perplexity:,.1f}",
+                "perplexity after": f"{last.perplexity:,.1f}",
+            }
+        )
+    return Table.of(lines)
 
 
 def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
@@ -187,23 +200,6 @@ def continued_table(before: str | Path, run: Run, prompt: str) -> Table:
     return Table.of(
         {"": when, "prompt": prompt, "goes on": sample_text(model, prompt).text} for when, model in models.items()
     )
-
-
-def _scored(before: str | Path, run: Run, prepared: Path, split: str) -> dict[str, str]:
-    from zeropods.evaluate.generate import text_perplexity
-
-    with progress("perplexity", "blocks") as bar:
-        first = text_perplexity(before, prepared, split, progress=bar.update)
-    last = read_score(run.folder / f"score.{split}.json")
-    assert isinstance(last, TextScore)
-    return {
-        "split": split,
-        "tokens": f"{first.tokens:,}",
-        "loss before (nats/token)": f"{first.loss:.4f}",
-        "loss after": f"{last.loss:.4f}",
-        "perplexity before": f"{first.perplexity:,.1f}",
-        "perplexity after": f"{last.perplexity:,.1f}",
-    }
 
 
 # A model's answers beside what was expected: what 05 shows.
@@ -222,10 +218,33 @@ def answer_table(predictions: Sequence[Prediction], examples: Sequence[Example],
         predictions: their `index` names the example that they answer.
         count: how many are shown, taken at even distances.
     """
-    by_index = {example.index: example for example in examples}
-    step = max(1, len(predictions) // count)
-    chosen = predictions[::step][:count]
-    return Table.of(_answer_line(prediction, by_index[prediction.index]) for prediction in chosen)
+    by_index, lines = {example.index: example for example in examples}, []
+    for prediction in _spread(predictions, count):
+        example = by_index[prediction.index]
+        with closing(Execution(example.table)) as execution:
+            lines.append(
+                {
+                    "question": example.question,
+                    "prediction": prediction.text or NO_QUERY,
+                    "expected": target_of(example),
+                    "answer": cells_text(execution.execute(prediction.query) if prediction.query else None),
+                    "expected answer": cells_text(execution.execute(example.query)),
+                    "rows found": _rows(execution, prediction.query),
+                    "rows expected": _rows(execution, example.query),
+                }
+            )
+    return Table.of(lines)
+
+
+def _rows(execution: Execution, query: Query | None) -> str:
+    found = (execution.matching_rows(query) if query else None) or []
+    more = len(found) - SHOWN_ROWS
+    return "\n".join([*(" | ".join(map(str, row)) for row in found[:SHOWN_ROWS]), *[f"and {more} more"] * (more > 0)])
+
+
+def _spread(items: Sequence[T], count: int) -> Sequence[T]:
+    """So many of them, at even distances."""
+    return items[:: max(1, len(items) // count)][:count]
 
 
 def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 8) -> Table:
@@ -233,8 +252,8 @@ def compared_answers(runs: Sequence[Path], data: Path, split: str, count: int = 
     answers = {_run_label(run): read_predictions(run / f"predictions.{split}.jsonl") for run in runs}
     by_index = {run: {one.index: one.text or NO_QUERY for one in found} for run, found in answers.items()}
     asked = sorted(set[int].intersection(*map(set, by_index.values())) if by_index else ())
-    chosen = asked[:: max(1, len(asked) // count)][:count]
-    examples = (example for example in read_split(data, split) if example.index in set(chosen))
+    chosen = set(_spread(asked, count))
+    examples = (example for example in read_split(data, split) if example.index in chosen)
     return Table.of(
         {
             "question": example.question,
@@ -289,27 +308,4 @@ def accuracy_table(score: Score, split: str) -> Table:
     lines = list(score_lines(split, [score]))
     for kind, part in (getattr(score, "kinds", None) or {}).items():
         lines += [{**line, "tables": kind} for line in score_lines(split, [part])]
-    columns = accuracy_columns([score.task], lines)
-    return Table(tuple(c.heading for c in columns), tuple(tuple(c.show(one) for c in columns) for one in lines))
-
-
-def _answer_line(prediction: Prediction, example: Example) -> dict[str, str]:
-    with closing(Execution(example.table)) as execution:
-        return {
-            "question": example.question,
-            "prediction": prediction.text or NO_QUERY,
-            "expected": target_of(example),
-            "answer": cells_text(execution.execute(prediction.query) if prediction.query else None),
-            "expected answer": cells_text(execution.execute(example.query)),
-            "rows found": _rows(execution, prediction.query),
-            "rows expected": _rows(execution, example.query),
-        }
-
-
-def _rows(execution: Execution, query: Query | None) -> str:
-    found = execution.matching_rows(query) if query else None
-    if found is None:
-        return ""
-    shown = [" | ".join(map(str, row)) for row in found[:SHOWN_ROWS]]
-    more = len(found) - len(shown)
-    return "\n".join([*shown, *([f"and {more} more"] if more else [])])
+    return table("", accuracy_columns({score.task}, lines), lines, whole=True)

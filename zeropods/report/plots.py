@@ -17,7 +17,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from zeropods.measure.record import Loss, Record
+from zeropods.measure.record import Record
 from zeropods.report.entry import MEMORY_COLUMNS, USE_COLUMNS, Timeline
 from zeropods.report.formulas import DEVICE_USED, Values
 from zeropods.tables import GIB, MIB, digits
@@ -153,17 +153,16 @@ def _literal(name: str) -> str:
     return " " + shown if shown.startswith("_") else shown
 
 
-def _of_all(shown: int, found: int, what: str = "rows") -> str:
-    """What a title adds where not all is drawn."""
-    return f"\n(the first {shown} of {found} {what})" if shown < found else ""
+def _title(axes: Axes, text: str, shown: int = 0, found: int = 0, what: str = "rows") -> None:
+    """A title, which says so where not all is drawn."""
+    axes.set_title(text + (f"\n(the first {shown} of {found} {what})" if shown < found else ""), fontsize="medium")
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "no run"
-
-
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, fontsize="medium")
+def _plot(figure: Figure, what: str, names: Sequence[str], nothing: str = "", more: str = "") -> Plot:
+    """A plot of something of each name; where there is none it says in words that there is nothing to draw."""
+    if nothing and not names:
+        _nothing(figure.axes[0], nothing)
+    return Plot(figure, f"{what} {', '.join(names) or 'no run'}{more}")
 
 
 def _of_main_kind(lines: Sequence[Values], key: str) -> tuple[str | None, list[Values]]:
@@ -196,34 +195,24 @@ def speed_memory_plot(lines: Sequence[Values]) -> Plot:
     (unit, name), pods = _unit(kind), sorted({line["pods"] for line in shown})
     what = "of GPU memory in use" if kind == DEVICE_USED else "of parameters, gradients, optimizer states"
     axes.set(xlabel=f"{name} {what}, per process", ylabel="samples/s; lines: 95 % interval")
-    _title(axes, f"Speed against memory: up and left is better{_of_all(len(shown), len(found))}")
+    _title(axes, "Speed against memory: up and left is better", len(shown), len(found))
+    sizes, rates = [line["measured_bytes"] / unit for line in shown], [line["samples_per_second"] for line in shown]
+    for line, size, rate in zip(shown, sizes, rates, strict=True):
+        color, (low, high) = technique_color(line["technique"]), line["samples_per_second_interval"] or (rate, rate)
+        span = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
+        axes.errorbar(size, rate, yerr=span, fmt="none", color=color, capsize=3, elinewidth=1)
+        (point,) = axes.plot(
+            size, rate, MARKERS[pods.index(line["pods"]) % len(MARKERS)], color=color, markersize=MARKER - 2,
+            markeredgecolor="white", zorder=3, label=_literal(line["label"]),
+        )  # fmt: skip
+        point.set_gid(f"{HOVER}{line['label']}: {digits(rate)} samples/s, {digits(size)} {name}")
     if shown:
-        markers = [MARKERS[pods.index(line["pods"]) % len(MARKERS)] for line in shown]
-        points = [(line["measured_bytes"] / unit, line["samples_per_second"]) for line in shown]
-        tops = [(line["samples_per_second_interval"] or [0])[-1] for line in shown]
-        handles = [_point(axes, *each, name) for each in zip(shown, points, markers, strict=True)]
-        _room(axes, "x", [size for size, _ in points])
-        _room(axes, "y", [rate for _, rate in points], max(tops))
-        legend_below(figure, handles=handles)
-        _letters(axes, [line["row"] for line in shown], points)
-    else:
-        _nothing(axes, "no run has both its speed and its memory measured")
-    return Plot(figure, f"samples per second against memory of {_listed([line['label'] for line in shown])}")
-
-
-def _point(axes: Axes, line: Values, point: tuple[float, float], marker: str, unit: str) -> Any:
-    """A marker with its interval; returns what the legend shows of it."""
-    size, rate = point
-    low, high = line["samples_per_second_interval"] or (rate, rate)
-    span = [[max(0.0, rate - low)], [max(0.0, high - rate)]]
-    color = technique_color(line["technique"])
-    axes.errorbar(size, rate, yerr=span, fmt="none", color=color, capsize=3, elinewidth=1)
-    (drawn_point,) = axes.plot(
-        size, rate, marker, color=color, markersize=MARKER - 2, markeredgecolor="white", zorder=3,
-        label=_literal(line["label"]),
-    )  # fmt: skip
-    drawn_point.set_gid(f"{HOVER}{line['label']}: {digits(rate)} samples/s, {digits(size)} {unit}")
-    return drawn_point
+        _room(axes, "x", sizes)
+        _room(axes, "y", rates, max((line["samples_per_second_interval"] or [0])[-1] for line in shown))
+        legend_below(figure)
+        _letters(axes, [line["row"] for line in shown], list(zip(sizes, rates, strict=True)))
+    nothing = "no run has both its speed and its memory measured"
+    return _plot(figure, "samples per second against memory of", [line["label"] for line in shown], nothing)
 
 
 def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, float]]) -> None:
@@ -236,6 +225,7 @@ def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, f
     for number, place in enumerate(places):
         near = next((one for one in texts if math.dist(one, place) < MARKER / 2), place)
         texts.setdefault(near, []).append(number)
+    # Left, bottom, width and height of what stands there already.
     taken: list[Sequence[float]] = [(x - MARKER / 2, y - MARKER / 2, MARKER, MARKER) for x, y in places]
     for (x, y), numbers in texts.items():
         text = ", ".join(letters[number] for number in numbers)
@@ -247,12 +237,10 @@ def _letters(axes: Axes, letters: Sequence[str], points: Sequence[tuple[float, f
         chosen = next((at for at, box in boxes.items() if not any(_overlap(box, one) for one in taken)), BESIDE[0])
         taken.append(boxes[chosen])
         side = "center" if chosen[0] == 0 else "left" if chosen[0] > 0 else "right"
-        point = points[numbers[0]]
-        axes.annotate(text, point, xytext=chosen, textcoords="offset points", ha=side, fontsize="small")
+        axes.annotate(text, points[numbers[0]], xytext=chosen, textcoords="offset points", ha=side, fontsize="small")
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two boxes meet: left, bottom, width, height."""
     return all(one[i] < other[i] + other[i + 2] and other[i] < one[i] + one[i + 2] for i in (0, 1))
 
 
@@ -297,12 +285,16 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
             alike.setdefault(losses, ([], of))[0].append(_literal(name))
     curves = list(alike.values())[:SHOWN_CURVES]
     figure, (axes,) = new_axes(WIDTH, 3.4 + 0.09 * sum(len(names) for names, _ in curves))
+    lines: dict[str, Any] = {"linewidth": 1, "alpha": 0.6}
+    dots: dict[str, Any] = {"linewidth": 2, "marker": "o", "markersize": 4, "linestyle": "--"}
     for number, (names, record) in enumerate(curves):
-        _curve(axes, record.losses, color=f"C{number}", linewidth=1, alpha=0.6)
-        _curve(axes, record.eval_losses, color=f"C{number}", linewidth=2, marker="o", markersize=4, linestyle="--")
-        axes.plot([], [], color=f"C{number}", label="\n= ".join(names))
+        color = f"C{number}"
+        for points, style in ((record.losses, lines), (record.eval_losses, dots)):
+            if points:
+                axes.plot([point.step for point in points], [point.loss for point in points], color=color, **style)
+        axes.plot([], [], color=color, label="\n= ".join(names))
     axes.set(xlabel="optimizer step", ylabel="loss per label token (nats)")
-    _title(axes, f"Loss: lines training, dots validation{_of_all(len(curves), len(alike), 'curves')}")
+    _title(axes, "Loss: lines training, dots validation", len(curves), len(alike), "curves")
     axes.xaxis.set_major_formatter("{x:,g}")
     if curves:
         lasts = [max(point.step for point in (*of.losses, *of.eval_losses)) for _, of in curves]
@@ -311,15 +303,8 @@ def loss_plot(records: Sequence[tuple[str, Record | None]]) -> Plot:
             # The longest run would leave the shortest no room.
             _logarithmic(axes, "x")
         legend_below(figure)
-    else:
-        _nothing(axes, "no run has a loss yet")
-    shown = _listed([" = ".join(names) for names, _ in curves])
-    return Plot(figure, f"training and validation loss by step of {shown}")
-
-
-def _curve(axes: Axes, losses: list[Loss], **style: Any) -> None:
-    if losses:
-        axes.plot([point.step for point in losses], [point.loss for point in losses], **style)
+    shown = [" = ".join(names) for names, _ in curves]
+    return _plot(figure, "training and validation loss by step of", shown, "no run has a loss yet")
 
 
 # Plots of rows: throughput, memory beside its plan, scaling efficiency.
@@ -344,13 +329,11 @@ def throughput_plot(lines: Sequence[Values]) -> Plot:
         end = max(high, *repeats, rate)
         axes.annotate(digits(rate), (end, place), xytext=(4, 0), textcoords="offset points", va="center")
     axes.set_xlabel("samples/s\ndots: repeats; lines: 95 % interval", fontsize="small")
-    _title(axes, f"Training throughput, all ranks together{_of_all(len(timed), len(found))}")
+    _title(axes, "Training throughput, all ranks together", len(timed), len(found))
     axes.invert_yaxis()
     axes.margins(x=0.2, y=0.02)
     axes.set_xlim(left=0)
-    if not timed:
-        _nothing(axes, "no run was timed yet")
-    return Plot(figure, f"training samples per second of {_listed([line['label'] for line in timed])}")
+    return _plot(figure, "training samples per second of", [line["label"] for line in timed], "no run was timed yet")
 
 
 def planned_plot(lines: Sequence[Values]) -> Plot:
@@ -362,15 +345,16 @@ def planned_plot(lines: Sequence[Values]) -> Plot:
     kind, used = _of_main_kind(shown, "memory_kind")
     bars_beside(axes[0], labels, {"peak": [one.get("peak_memory_bytes") for one in used]}, GIB)
     axes[0].set_xlabel(f"GiB {kind or ''}")
-    _title(axes[0], f"Peak of the fullest pod{_of_all(len(shown), len(found))}")
+    _title(axes[0], "Peak of the fullest pod", len(shown), len(found))
     kind, planned = _of_main_kind(shown, "planned_kind")
-    series = {name: [one.get(f"{name}_bytes") for one in planned] for name in ("planned", "measured")}
     unit, name = _unit(kind)
-    bars_beside(axes[1], labels, series, unit)
+    bars_beside(
+        axes[1], labels, {each: [one.get(f"{each}_bytes") for one in planned] for each in ("planned", "measured")}, unit
+    )
     axes[1].set_xlabel(f"{name} {kind or ''}")
     _title(axes[1], "Plan and measurement")
     legend_below(figure, handles=axes[1].containers)
-    return Plot(figure, f"memory of {_listed([line['label'] for line in shown])}: peak; planned beside measured")
+    return _plot(figure, "memory of", [line["label"] for line in shown], more=": peak; planned beside measured")
 
 
 def scaling_plot(lines: Sequence[Values]) -> Plot:
@@ -390,14 +374,13 @@ def scaling_plot(lines: Sequence[Values]) -> Plot:
         xs, ys = zip(*sorted(points), strict=True)
         axes.plot(xs, ys, marker="o", color=technique_color(technique), linestyle=style, label=label)
     axes.set(xlabel="processes", ylabel="scaling efficiency")
-    _title(axes, f"Speed-up over the baseline, per process{_of_all(len(shown), len(curves), 'curves')}")
+    _title(axes, "Speed-up over the baseline, per process", len(shown), len(curves), "curves")
     if curves:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({processes for points in shown.values() for processes, _ in points}))
         legend_below(figure)
-    else:
-        _nothing(axes, "no two rows differ in nothing but technique and pods")
-    return Plot(figure, f"scaling efficiency by processes of {_listed([technique for technique, _ in shown])}")
+    nothing = "no two rows differ in nothing but technique and pods"
+    return _plot(figure, "scaling efficiency by processes of", [technique for technique, _ in shown], nothing)
 
 
 def bars_beside(
@@ -437,6 +420,9 @@ def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
         found: how many runs there are; the title says if not all are drawn.
         what: `memory`, of the first kind that has samples; `use` of the GPU, where there is none of the cores.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     kinds, unit = (MEMORY_COLUMNS, GIB) if what == "memory" else (USE_COLUMNS, 1)
     shown = [(timeline, column) for timeline in timelines if (column := timeline.column(kinds))]
     columns = max(1, min(PANEL_COLUMNS, len(shown)))
@@ -452,39 +438,27 @@ def over_time(timelines: Sequence[Timeline], found: int, what: str) -> Plot:
     for empty in axes[len(shown) :]:
         _nothing(empty, "" if shown else f"no run has samples of its {what}")
         empty.set_axis_off()
-    figure.suptitle(f"{what.capitalize()} of each rank over time{_of_all(len(shown), found)}", fontsize="medium")
+    more = f"\n(the first {len(shown)} of {found} rows)" if len(shown) < found else ""
+    figure.suptitle(f"{what.capitalize()} of each rank over time{more}", fontsize="medium")
     if shown:
-        _phase_legend(figure, max(max(timeline.ranks) for timeline, _ in shown) + 1)
-    return Plot(figure, f"{what} over time of {_listed([timeline.label for timeline, _ in shown])}")
+        # What the colours behind the lines mean, and which line is which rank.
+        ranks = min(SHOWN_RANKS, max(max(timeline.ranks) for timeline, _ in shown) + 1)
+        handles = [Patch(fc=color, ec="0.8", label=phase.replace("_", " ")) for phase, color in PHASE_COLORS.items()]
+        lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(ranks)]
+        legend_below(figure, 5, [*handles, *lines])
+    return _plot(figure, f"{what} over time of", [timeline.label for timeline, _ in shown])
 
 
 def _panel(axes: Axes, timeline: Timeline, column: str, unit: int) -> None:
-    """One run: a line for each rank, the phases of the first one behind them."""
+    """One run: a line for each rank; behind them the phases of the first one, each up to the first sample of the
+    next."""
     for number, (rank, samples) in enumerate(timeline.ranks.items()):
         seconds = list(samples["unix_seconds"] - samples["unix_seconds"].iloc[0])
-        if number == 0:
-            _shade(axes, seconds, list(samples["phase"]))
+        for phase, members in groupby(enumerate(samples["phase"] if number == 0 else ()), lambda pair: pair[1]):
+            places = [place for place, _ in members]
+            end = seconds[min(places[-1] + 1, len(seconds) - 1)]
+            axes.axvspan(seconds[places[0]], end, color=PHASE_COLORS.get(phase, "white"), linewidth=0, zorder=0)
         axes.plot(seconds, samples[column] / unit, linewidth=1.2, color=f"C{rank % 10}")
     axes.set_title(_literal(timeline.label), fontsize="small")
     axes.locator_params(nbins=5)
     axes.tick_params(labelsize="small")
-
-
-def _shade(axes: Axes, seconds: Sequence[float], phases: Sequence[str]) -> None:
-    """Colour behind the samples of each phase, up to the first sample of the next one."""
-    for phase, members in groupby(range(len(phases)), lambda i: phases[i]):
-        places = list(members)
-        end = seconds[min(places[-1] + 1, len(seconds) - 1)]
-        axes.axvspan(seconds[places[0]], end, color=PHASE_COLORS.get(phase, "white"), linewidth=0, zorder=0)
-
-
-def _phase_legend(figure: Figure, ranks: int) -> None:
-    """One for all panels: what the colours behind the lines mean, and which line is which rank."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    patches = [
-        Patch(facecolor=color, edgecolor="0.8", label=phase.replace("_", " ")) for phase, color in PHASE_COLORS.items()
-    ]
-    lines = [Line2D([], [], color=f"C{rank % 10}", label=f"rank {rank}") for rank in range(min(ranks, SHOWN_RANKS))]
-    legend_below(figure, 5, [*patches, *lines])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zeropods.evaluate.score_json import LM, SQUAD, TEXT2SQL
@@ -16,10 +18,6 @@ from zeropods.report.groups import Group, compared_rows, group_runs, row_letters
 from zeropods.tables import GIB, MIB, Table, digits
 
 NOT_MEASURED = "n/a"
-MARK = "*"
-"""Behind the letter of a base that differs in more than technique and pods."""
-OUTSIDE = " (outside)"
-"""Behind a measured value that lies outside of its plan's interval."""
 SETTINGS_TITLE = "Settings"
 """Of the first table that says more of rows than what came of them."""
 
@@ -54,6 +52,11 @@ class Column:
         return self.form(value) + span
 
 
+def shown(value: Any, form: Callable[[Any], str] = str) -> str:
+    """A value as people read it."""
+    return NOT_MEASURED if value is None else form(value)
+
+
 # Tables of rows.
 
 
@@ -68,47 +71,60 @@ def tables(groups: Sequence[Group], lines: Sequence[Values]) -> list[Table]:
     """
     about = [line for line in lines if line["is_compared"]]
     alone = [line for line in lines if not line["is_compared"]] if about else []
+    more = (table(title, (LABEL, *columns), lines) for title, columns in SECTIONS.items())
     return [
-        table("Results", RESULTS, about or lines, whole=True),
-        *([table("Other runs", RESULTS, alone, whole=True)] if alone else []),
-        table(SETTINGS_TITLE, SETTINGS, lines, whole=True),
+        table("Results", (LABEL, *RESULTS), about or lines, whole=True),
+        *([table("Other runs", (LABEL, *RESULTS), alone, whole=True)] if alone else []),
+        table(SETTINGS_TITLE, (LABEL, *SETTINGS), lines, whole=True),
         _accuracy_table(groups, lines),
-        *(one for one in (table(title, columns, lines) for title, columns in SECTIONS.items()) if one.rows),
+        *(one for one in more if one.rows),
     ]
 
 
-def table(
-    title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False, label: Column | None = None
-) -> Table:
-    """Lines under their headings, each beginning with its row's label.
+def table(title: str, columns: Sequence[Column], lines: Iterable[Values], *, whole: bool = False) -> Table:
+    """Lines under their headings; the first column tells them apart.
 
     Args:
         whole: keep lines and columns that hold nothing measured.
-        label: what each line begins with, where that is not the row's label.
     """
-    first = label or LABEL
-    found = [(first.show(line), [column.show(line) for column in columns]) for line in lines]
-    kept = [(name, cells) for name, cells in found if whole or set(cells) - {NOT_MEASURED}]
-    used = [i for i in range(len(columns)) if whole or any(cells[i] != NOT_MEASURED for _, cells in kept)]
-    header = (first.heading, *(columns[i].heading for i in used))
-    return Table(header, tuple((name, *(cells[i] for i in used)) for name, cells in kept), title)
+    found = [[column.show(line) for column in columns] for line in lines]
+    kept = [cells for cells in found if whole or set(cells[1:]) - {NOT_MEASURED}]
+    used = [n for n in range(len(columns)) if whole or not n or any(cells[n] != NOT_MEASURED for cells in kept)]
+    rows = tuple(tuple(cells[n] for n in used) for cells in kept)
+    return Table(tuple(columns[n].heading for n in used), rows, title)
 
 
 def run_table(entry: Entry) -> Table:
     """What people read of one run, a figure per line."""
     values = group_runs([entry])[0].values
-    accuracy = accuracy_columns([entry.score.task] if entry.score else [], [values])
-    columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *SPEED, *SCALING, *MEMORY, *LOSSES, *accuracy]
+    accuracy = accuracy_columns({entry.score.task} if entry.score else set(), [values])
+    sections = (SECTIONS[title] for title in ("Speed", "Scaling and arithmetic", "Memory", "Losses"))
+    columns = [*SETTINGS[:1], *RESULTS, *SETTINGS[1:], *itertools.chain(*sections), *accuracy]
     shown = {column.heading: column.show(values) for column in columns}
     return Table.of_facts({heading: text for heading, text in shown.items() if text != NOT_MEASURED})
 
 
-def accuracy_columns(tasks: Iterable[str], lines: Iterable[Values]) -> list[Column]:
-    """The columns of the tasks, each once, and one for ROUGE and for each custom metric that a line has."""
-    found = [column for task in tasks for column in ACCURACY[task]]
-    keys = [key for line in lines for key in line if not key.endswith("_interval")]
-    own = [key for key in keys if key in ROUGE or key.startswith(OWN)]
-    return list(dict.fromkeys([*found, *(Column(key, key.removeprefix(OWN), "", THREE) for key in own)]))
+def accuracy_columns(tasks: set[str], lines: Iterable[Values]) -> list[Column]:
+    """The columns of the tasks, and one for ROUGE and for each custom metric that a line has."""
+    keys = dict.fromkeys(key for line in lines for key in line if not key.endswith("_interval"))
+    own = (Column(key, key.removeprefix(OWN), "", THREE) for key in keys if key in ROUGE or key.startswith(OWN))
+    return [*(column for column, of in ACCURACY if tasks & of), *own]
+
+
+def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
+    """Every row that was scored, then a line for all that were not, with the columns of the tasks that were trained for
+    or scored; a row that ended badly has none."""
+    labels, unscored, found = [line["label"] for line in lines], [], list[Values]()
+    tasks = {group.values["task"] for group in groups if group.first.config}
+    for group in (group for group in groups if group.measured):
+        tasks |= {run.score.task for run in group.measured if run.score}
+        if group.values["split"] is None:
+            unscored.append(group)
+        else:
+            found += [{**line, "label": labels[group.number]} for line in accuracy_lines(group.measured)]
+    if unscored:
+        found.append({"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]})
+    return table("Accuracy", (LABEL, *accuracy_columns(tasks or {TEXT2SQL}, found)), found, whole=True)
 
 
 # Rows as lines of tables and plots.
@@ -119,26 +135,20 @@ def row_lines(groups: Sequence[Group]) -> list[Values]:
 
     Rows are called by letter, technique, pods and slots behind it, and the model where there are several.
     """
-    compared = compared_rows(groups)
+    compared, lines = compared_rows(groups), []
     several = len({group.values["model_id"] for group in groups if group.values["technique"]}) > 1
-    return [
-        {
-            **group.values,
-            "label": _label(group.values, with_model=several),
-            "short_label": _label(group.values, with_model=False),
-            "hardware": hardware_text(group.first.config),
-            "is_compared": group.letter in compared,
-        }
-        for group in groups
-    ]
-
-
-def _label(values: Values, *, with_model: bool) -> str:
-    if values["technique"] is None:
-        return f"{values['row']} {values['status']}"
-    model = f"{values['model_id'].rsplit('/', 1)[-1]} " if with_model else ""
-    slots = values["world_size"] // max(1, values["pods"])
-    return f"{values['row']} {model}{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
+    for group in groups:
+        values = group.values
+        label = short = f"{values['row']} {values['status']}"
+        if values["technique"] is not None:
+            slots = values["world_size"] // max(1, values["pods"])
+            name = f"{values['technique']} x{values['pods']}{f'x{slots}' if slots > 1 else ''}"
+            label = short = f"{values['row']} {name}"
+            if several:
+                label = f"{values['row']} {values['model_id'].rsplit('/', 1)[-1]} {name}"
+        hardware, is_compared = hardware_text(group.first.config), values["row"] in compared
+        lines.append({**values, "label": label, "short_label": short, "hardware": hardware, "is_compared": is_compared})
+    return lines
 
 
 def hardware_text(config: RunConfig | None) -> str:
@@ -151,9 +161,7 @@ def hardware_text(config: RunConfig | None) -> str:
 
 def _base_text(values: Values) -> str:
     """The letter of the base row, marked where the two differ in more than technique and pods."""
-    if values["base"] == values["row"]:
-        return "baseline"
-    return f"{values['base']}{MARK if values['differs_in'] else ''}"
+    return "baseline" if values["base"] == values["row"] else values["base"] + ("*" if values["differs_in"] else "")
 
 
 def _speed_text(values: Values) -> str:
@@ -163,37 +171,10 @@ def _speed_text(values: Values) -> str:
     return f"{Column('speed_up', '', '', TWO).show(values)} over {_base_text(values)}"
 
 
-def _sharing_text(values: Values) -> str | None:
-    pods, machines = values["pods"], values["machines"]
-    return f"{pods} on {machines}" if machines < pods else None
-
-
 def inference_text(values: Values) -> str:
     """The figure that a model is judged by, what it is, and the split."""
     column = Column("inference_result", "", "", TWO if values["inference_kind"] == "perplexity" else THREE)
     return f"{values['inference_kind']} {column.show(values)} ({values['split']})"
-
-
-def _accuracy_table(groups: Sequence[Group], lines: Sequence[Values]) -> Table:
-    """Every row, with the columns of the tasks that were trained for or scored."""
-    found = list(_accuracy_lines(groups, [line["label"] for line in lines]))
-    scores = [run.entry.score for group in groups for run in group.measured]
-    tasks = {group.values["task"] for group in groups if group.first.config}
-    tasks |= {score.task for score in scores if score}
-    known = [task for task in ACCURACY if task in (tasks or {TEXT2SQL})]
-    return table("Accuracy", accuracy_columns(known, found), found, whole=True)
-
-
-def _accuracy_lines(groups: Sequence[Group], labels: Sequence[str]) -> Iterator[Values]:
-    """Lines of the rows that were scored, then one for all that were not; a row that ended badly has none."""
-    measured = [group for group in groups if group.measured]
-    unscored = [group for group in measured if group.values["split"] is None]
-    for group in measured:
-        if group.values["split"] is not None:
-            for line in accuracy_lines([run.entry for run in group.measured]):
-                yield {**line, "label": labels[group.number]}
-    if unscored:
-        yield {"label": row_letters(unscored) if len(unscored) > 1 else labels[unscored[0].number]}
 
 
 # The columns: how each figure is called and written for people.
@@ -219,26 +200,26 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def _sharing(values: Values) -> str | None:
+    return f"{values['pods']} on {values['machines']}" if values["machines"] < values["pods"] else None
+
+
 def _plan_kind(values: Values) -> str | None:
-    measured = values["planned_bytes"] is not None or values["measured_bytes"] is not None
-    return str(values["planned_kind"]) if measured else None
+    return None if values["planned_bytes"] is None is values["measured_bytes"] else str(values["planned_kind"])
 
 
-def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> tuple[Column, Column]:
+def _plan_columns(what: str, raw: str, unit: str, form: Callable[[float], str]) -> Iterator[Column]:
     """What was planned of a run, with its interval, and what was measured, marked where it lies outside."""
-    name = f"plan_{what}"
 
-    def planned(values: Values) -> str:
-        planned, low, high = (values[f"{name}_{each}_{raw}"] for each in WHAT[:3])
-        return form(planned) + ("" if low is None or high is None else f" [{form(low)}, {form(high)}]")
+    def text(values: Values, which: str) -> str:
+        planned, low, high, measured = (values[f"plan_{what}_{each}_{raw}"] for each in WHAT)
+        has_interval = low is not None and high is not None
+        if which == "planned":
+            return form(planned) + (f" [{form(low)}, {form(high)}]" if has_interval else "")
+        return form(measured) + (" (outside)" if has_interval and not low <= measured <= high else "")
 
-    def measured(values: Values) -> str:
-        _, low, high, measured = (values[f"{name}_{each}_{raw}"] for each in WHAT)
-        is_outside = low is not None and high is not None and not low <= measured <= high
-        return form(measured) + (OUTSIDE if is_outside else "")
-
-    key = f"{name}_planned_{raw}"
-    return Column(key, f"{what} planned", unit, text=planned), Column(key, f"{what} measured", unit, text=measured)
+    for which in ("planned", "measured"):
+        yield Column(f"plan_{what}_planned_{raw}", f"{what} {which}", unit, text=partial(text, which=which))
 
 
 COUNT, ONE, TWO = "{:,.0f}".format, "{:,.1f}".format, "{:,.2f}".format
@@ -268,86 +249,74 @@ SETTINGS = (
     Column("gradient_checkpointing", "checkpointing", "", lambda on: "on" if on else "off"),
     Column("repeats", "repeats"),
 )
-SPEED = (
-    Column("steps", "steps", "", COUNT),
-    Column("train_seconds", "training", "s", ONE),
-    Column("tokens_per_second", "real tokens/s", "", COUNT),
-    Column("padding_share", "padding", "%", _percent),
-    Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
-    *_plan_columns("step", "seconds", "s", digits),
-    Column("start_seconds", "start", "s", ONE),
-    Column("save_seconds", "saving", "s", TWO),
-    Column("goodput", "goodput", "%", _percent),
-    Column("lost_steps", "steps done again", "", COUNT),
-)
-SCALING = (
-    Column("samples_per_second", "processes", text=lambda values: str(values["world_size"])),
-    Column("speed_up", "speed-up", "", TWO),
-    Column("scaling_efficiency", "scaling efficiency", "", TWO),
-    Column("base", "against row", text=_base_text),
-    Column("machines", "pods on machines", text=_sharing_text),
-    Column("model_flops_per_second", "model", "GFLOP/s", _giga),
-    Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
-    Column("peak_flops_kind", "kind of peak"),
-    Column("peak_flops_run", "peak measured by"),
-    Column("model_flops_utilization", "MFU", "%", _percent),
-)
-MEMORY = (
-    Column("memory_kind", "kind of pod memory"),
-    Column("phase_kind", "kind of peaks"),
-    *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
-    Column("planned_kind", "kind of plan", text=_plan_kind),
-    Column("planned_bytes", "planned", "MiB", mib),
-    Column("measured_bytes", "measured", "MiB", mib),
-    Column("measured_to_planned", "measured/planned", "", TWO),
-    *_plan_columns("peak", "bytes", "MiB", mib),
-)
-USE = tuple(
-    Column(f"{column}_{statistic}", f"{title}, {words}", unit, ONE)
-    for column, title, unit in (
-        ("utilization_percent", "GPU", "%"),
-        ("memory_utilization_percent", "GPU memory", "%"),
-        ("power_watts", "power", "W"),
-        ("cpu_percent", "share of the cores", "%"),
-        ("io_wait_percent", "I/O wait", "%"),
-    )
-    for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
-)
-LOSSES = (
-    Column("train_loss", "final training loss", "nats/token", FOUR),
-    Column("eval_loss", "final eval loss", "nats/token", FOUR),
-)
-COST = (
-    Column("energy_joules", "energy", "J", COUNT),
-    Column("energy_kwh", "energy", "kWh", digits),
-    Column("cost", "cost", "at the price given", digits),
-)
-SECTIONS = {
-    "Speed": SPEED,
-    "Scaling and arithmetic": SCALING,
-    "Memory": MEMORY,
-    "Use and power": USE,
-    "Losses": LOSSES,
-    "Energy and cost": COST,
-}
-_SPLIT, _EXAMPLES = Column("split", "split"), Column("examples", "examples", "", COUNT)
-_EXACT = Column("exact_match", "exact match", "", THREE)
-ACCURACY: dict[str, tuple[Column, ...]] = {
-    TEXT2SQL: (
-        _SPLIT,
-        Column("tables", "tables"),
-        _EXAMPLES,
-        _EXACT,
-        Column("logical_form_accuracy", "logical form", "", THREE),
-        Column("execution_accuracy", "execution", "", THREE),
-        Column("executable", "executable", "", COUNT),
+SECTIONS: dict[str, tuple[Column, ...]] = {
+    "Speed": (
+        Column("steps", "steps", "", COUNT),
+        Column("train_seconds", "training", "s", ONE),
+        Column("tokens_per_second", "real tokens/s", "", COUNT),
+        Column("padding_share", "padding", "%", _percent),
+        Column("evaluation_samples_per_second", "evaluation", "samples/s", ONE),
+        *_plan_columns("step", "seconds", "s", digits),
+        Column("start_seconds", "start", "s", ONE),
+        Column("save_seconds", "saving", "s", TWO),
+        Column("goodput", "goodput", "%", _percent),
+        Column("lost_steps", "steps done again", "", COUNT),
     ),
-    SQUAD: (_SPLIT, _EXAMPLES, _EXACT, Column("f1", "F1", "", THREE)),
-    LM: (
-        _SPLIT,
-        Column("text_tokens", "tokens", "", COUNT),
-        Column("text_loss", "loss of the text", "nats/token", FOUR),
-        Column("perplexity", "perplexity", "", TWO),
+    "Scaling and arithmetic": (
+        Column("samples_per_second", "processes", text=lambda values: str(values["world_size"])),
+        Column("speed_up", "speed-up", "", TWO),
+        Column("scaling_efficiency", "scaling efficiency", "", TWO),
+        Column("base", "against row", text=_base_text),
+        Column("machines", "pods on machines", text=_sharing),
+        Column("model_flops_per_second", "model", "GFLOP/s", _giga),
+        Column("peak_flops_per_second", "peak", "GFLOP/s", _giga),
+        Column("peak_flops_kind", "kind of peak"),
+        Column("peak_flops_run", "peak measured by"),
+        Column("model_flops_utilization", "MFU", "%", _percent),
+    ),
+    "Memory": (
+        Column("memory_kind", "kind of pod memory"),
+        Column("phase_kind", "kind of peaks"),
+        *(Column(f"peak_{phase}_bytes", phase.replace("_", " "), "GiB", _gib) for phase in PHASES),
+        Column("planned_kind", "kind of plan", text=_plan_kind),
+        Column("planned_bytes", "planned", "MiB", mib),
+        Column("measured_bytes", "measured", "MiB", mib),
+        Column("measured_to_planned", "measured/planned", "", TWO),
+        *_plan_columns("peak", "bytes", "MiB", mib),
+    ),
+    "Use and power": tuple(
+        Column(f"{column}_{statistic}", f"{title}, {words}", unit, ONE)
+        for column, title, unit in (
+            ("utilization_percent", "GPU", "%"),
+            ("memory_utilization_percent", "GPU memory", "%"),
+            ("power_watts", "power", "W"),
+            ("cpu_percent", "share of the cores", "%"),
+            ("io_wait_percent", "I/O wait", "%"),
+        )
+        for statistic, words in (("mean", "mean"), ("p95", "95th percentile"))
+    ),
+    "Losses": (
+        Column("train_loss", "final training loss", "nats/token", FOUR),
+        Column("eval_loss", "final eval loss", "nats/token", FOUR),
+    ),
+    "Energy and cost": (
+        Column("energy_joules", "energy", "J", COUNT),
+        Column("energy_kwh", "energy", "kWh", digits),
+        Column("cost", "cost", "at the price given", digits),
     ),
 }
-"""Columns of each task."""
+QUERIES, QUESTIONS, TEXT = {TEXT2SQL}, {TEXT2SQL, SQUAD}, {LM}
+ACCURACY: tuple[tuple[Column, set[str]], ...] = (
+    (Column("split", "split"), QUESTIONS | TEXT),
+    (Column("tables", "tables"), QUERIES),
+    (Column("examples", "examples", "", COUNT), QUESTIONS),
+    (Column("exact_match", "exact match", "", THREE), QUESTIONS),
+    (Column("logical_form_accuracy", "logical form", "", THREE), QUERIES),
+    (Column("execution_accuracy", "execution", "", THREE), QUERIES),
+    (Column("executable", "executable", "", COUNT), QUERIES),
+    (Column("f1", "F1", "", THREE), {SQUAD}),
+    (Column("text_tokens", "tokens", "", COUNT), TEXT),
+    (Column("text_loss", "loss of the text", "nats/token", FOUR), TEXT),
+    (Column("perplexity", "perplexity", "", TWO), TEXT),
+)
+"""Columns, and the tasks that have them."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from zeropods.errors import UserError
 from zeropods.measure.calibration import planned
@@ -17,8 +18,10 @@ from zeropods.report.entry import read_entry
 from zeropods.report.formulas import DEVICE_USED, LIVE_STATES, RESIDENT, Values, column_of, figures, ratio, samples_of
 from zeropods.report.plots import WIDE, Plot, legend_below, loss_plot, new_axes, stacked_bars
 from zeropods.report.profile import ProfileReport
-from zeropods.report.rows import COUNT, FOUR, NOT_MEASURED, ONE, TWO, Column, mib, run_table, table
+from zeropods.report.rows import COUNT, FOUR, ONE, TWO, mib, run_table, shown
 from zeropods.tables import MIB, Table
+
+TIMES, SIX = "{:.2f} x".format, "{:.6f}".format
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Run:
         """Training and validation loss by step."""
         return loss_plot([(self.folder.name, read_entry(self.folder, self.folder.name).record)])
 
-    def tensorboard(self) -> Link:
-        """Serve the run's scalars at 127.0.0.1 by TensorBoard, as long as this process lives."""
+    def tensorboard(self) -> Any:
+        """Serve the run's scalars at 127.0.0.1 by TensorBoard, as long as this process lives; returns a link to it."""
+        from IPython.display import HTML
         from tensorboard import program
 
         server = program.TensorBoard()
@@ -54,35 +58,11 @@ class Run:
         server.configure(
             (None, "--logdir", str(self.folder), "--host", "127.0.0.1", "--port", "0", "--load_fast=false")
         )
-        return Link(server.launch())
+        address = server.launch()
+        return HTML(f'<a href="{address}" target="_blank">{address}</a>')
 
 
-@dataclass(frozen=True)
-class Link:
-    """An address that a notebook shows as a link."""
-
-    address: str
-
-    def _repr_html_(self) -> str:
-        return f'<a href="{self.address}" target="_blank">{self.address}</a>'
-
-
-# Tables of several runs.
-
-RUN, STATUS = Column("run", "run"), Column("status", "status")
-TECHNIQUE = Column("technique_text", "technique")
-LOSSES = (Column("train_loss", "final train loss", "", FOUR), Column("eval_loss", "final eval loss", "", FOUR))
-AGAINST = Column("against_first", "against the first", "", "{:.2f} x".format)
-
-
-def _values(run: Run) -> Values:
-    """The figures of a run, and what tables call it."""
-    record = run.record
-    facts = {"run": run.folder.name, "technique_text": record.technique_text, "status": record.status}
-    return {**facts, "technique": record.technique, "world_size": record.world_size, **figures(record)}
-
-
-# Techniques against a baseline: memory, speed, and whether the losses are the same.
+# Tables of several runs: techniques against a baseline, by memory, speed, and whether the losses are the same.
 
 
 def technique_table(runs: Sequence[Run]) -> Table:
@@ -91,22 +71,26 @@ def technique_table(runs: Sequence[Run]) -> Table:
     `states` are parameters, gradients and optimizer states in memory before an optimizer step, measured where there
     is no GPU. `loss difference` is the largest of a training step, as a share of the baseline's loss at that step.
     """
-    columns = (
-        Column("samples_per_second", "training", "samples/s", ONE),
-        AGAINST,
-        Column("peak_memory_bytes", "peak memory", "MiB", mib),
-        Column("memory_kind", "kind of memory"),
-        Column("states", "states", "MiB", mib),
-        *LOSSES,
-        Column("loss_difference", "loss difference", "", lambda share: f"{share:.1e}" if share else "0"),
-        STATUS,
-    )
-    lines, first = [_values(run) for run in runs], runs[0].record
-    for line, run in zip(lines, runs, strict=True):
-        line["against_first"] = ratio(line["samples_per_second"], first.samples_per_second)
-        line["states"] = line["measured_bytes"] if line["planned_kind"] == LIVE_STATES else None
-        line["loss_difference"] = largest_difference(run.record, first)
-    return table("", columns, lines, whole=True, label=TECHNIQUE)
+    first, lines = runs[0].record, []
+    for record in (run.record for run in runs):
+        values = figures(record)
+        states = values["measured_bytes"] if values["planned_kind"] == LIVE_STATES else None
+        difference = largest_difference(record, first)
+        lines.append(
+            {
+                "technique": record.technique_text,
+                "training (samples/s)": shown(record.samples_per_second, ONE),
+                "against the first": shown(ratio(record.samples_per_second, first.samples_per_second), TIMES),
+                "peak memory (MiB)": shown(values["peak_memory_bytes"], mib),
+                "kind of memory": shown(values["memory_kind"]),
+                "states (MiB)": shown(states, mib),
+                "final train loss": shown(values["train_loss"], FOUR),
+                "final eval loss": shown(values["eval_loss"], FOUR),
+                "loss difference": "0" if difference == 0 else shown(difference, "{:.1e}".format),
+                "status": record.status,
+            }
+        )
+    return Table.of(lines)
 
 
 def largest_difference(record: Record, baseline: Record) -> float | None:
@@ -121,31 +105,22 @@ def pod_table(runs: Sequence[Run]) -> Table:
 
     `states` are as in `technique_table`; the loss is the mean over all ranks, which each of them has.
     """
-    columns = (
-        Column("host", "pod"),
-        Column("rank", "rank"),
-        Column("began", "began", "UTC", lambda began: f"{datetime.fromtimestamp(began, UTC):%H:%M:%S}"),
-        Column("start_seconds", "start", "s", ONE),
-        Column("training", "training", "s", ONE),
-        Column("wall_seconds", "whole", "s", ONE),
-        Column("last_loss", "last loss", "", FOUR),
-        Column("states", "states", "MiB", mib),
-        Column("peak", "peak", "MiB", mib),
-    )
-    lines = (
+    return Table.of(
         {
-            **vars(rank),
-            "run": run.folder.name,
-            "began": rank.began_unix_seconds,
-            "training": rank.train_seconds or None,
-            "last_loss": record.losses[-1].loss if record.losses else None,
-            "states": rank.live_bytes and rank.live_bytes.total,
-            "peak": rank.peak_allocated_bytes or rank.peak_resident_bytes,
+            "run": name,
+            "pod": rank.host,
+            "rank": rank.rank,
+            "began (UTC)": shown(rank.began_unix_seconds, lambda began: f"{datetime.fromtimestamp(began, UTC):%T}"),
+            "start (s)": shown(rank.start_seconds, ONE),
+            "training (s)": shown(rank.train_seconds or None, ONE),
+            "whole (s)": shown(rank.wall_seconds, ONE),
+            "last loss": shown(record.losses[-1].loss if record.losses else None, FOUR),
+            "states (MiB)": shown(rank.live_bytes and rank.live_bytes.total, mib),
+            "peak (MiB)": shown(rank.peak_allocated_bytes or rank.peak_resident_bytes, mib),
         }
-        for run, record in ((run, run.record) for run in runs)
+        for name, record in ((run.folder.name, run.record) for run in runs)
         for rank in record.ranks
     )
-    return table("", columns, lines, whole=True, label=RUN)
 
 
 # What ZeRO divides: the bytes of a model's states in each process, beside arithmetic.
@@ -157,18 +132,20 @@ def state_table(runs: Sequence[Run]) -> Table:
     States are tensors in memory between a backward pass and the optimizer's step, counted one by one. The resident
     peak is the whole process's: Python and its libraries, activations and buffers too.
     """
-    columns = (
-        Column("world_size", "processes"),
-        *(Column(part, part, "MiB", mib) for part in (*STATES, "states")),
-        Column("planned", "by arithmetic", "MiB", mib),
-        AGAINST,
-        Column("peak_resident_bytes", "resident peak", "MiB", mib),
-        STATUS,
+    records = [run.record for run in runs]
+    held = [_states(record) for record in records]
+    return Table.of(
+        {
+            "technique": record.technique,
+            "processes": record.world_size,
+            **{f"{part} (MiB)": shown(states.get(part), mib) for part in (*STATES, "states")},
+            "by arithmetic (MiB)": shown(states["planned"], mib),
+            "against the first": shown(ratio(states.get("states"), held[0].get("states")), TIMES),
+            "resident peak (MiB)": shown(figures(record)["peak_resident_bytes"], mib),
+            "status": record.status,
+        }
+        for record, states in zip(records, held, strict=True)
     )
-    lines = [{**_values(run), **_states(run.record)} for run in runs]
-    for line in lines:
-        line["against_first"] = ratio(line.get("states"), lines[0].get("states"))
-    return table("", columns, lines, whole=True, label=Column("technique", "technique"))
 
 
 def state_plot(runs: Sequence[Run]) -> Plot:
@@ -216,24 +193,21 @@ def disturbed_table(disturbed: Run, undisturbed: Run) -> Table:
     until_step = None if began is None or start is None else began + start - found
     flags = " ".join(f"--{name} {value}" for name, value in entry["flags"].items())
     ours, theirs = figures(record), figures(other)
+    seconds = "{:.1f} s".format
     facts = {
         "ended by": (f"{entry['status']}: {entry['pod']}", "nothing"),
-        "found after": (_shown(until_found, "{:.1f} s"), "-"),
-        "trained again after": (_shown(until_step, "{:.1f} s"), "-"),
+        "found after": (shown(until_found, seconds), "-"),
+        "trained again after": (shown(until_step, seconds), "-"),
         "steps done twice": (str(first.steps - rank.first_step), "0"),
         "pods": (f"{first.pods}, then {record.pods}: {', '.join(entry['pods'])}", str(other.pods)),
         "told otherwise": (flags or "nothing", "-"),
         "effective batch": (str(record.effective_batch_size), str(other.effective_batch_size)),
         "steps": (str(record.steps), str(other.steps)),
-        "last training loss": tuple(_shown(one["train_loss"], "{:.6f}") for one in (ours, theirs)),
-        "last validation loss": tuple(_shown(one["eval_loss"], "{:.6f}") for one in (ours, theirs)),
-        "largest difference of a step's loss": (_shown(largest_difference(record, other), "{:.1e}"), "-"),
+        "last training loss": (shown(ours["train_loss"], SIX), shown(theirs["train_loss"], SIX)),
+        "last validation loss": (shown(ours["eval_loss"], SIX), shown(theirs["eval_loss"], SIX)),
+        "largest difference of a step's loss": (shown(largest_difference(record, other), "{:.1e}".format), "-"),
     }
     return Table.of({"": name, "went on": ours, "undisturbed": theirs} for name, (ours, theirs) in facts.items())
-
-
-def _shown(value: float | None, form: str) -> str:
-    return NOT_MEASURED if value is None else form.format(value)
 
 
 # The tables of the causal workshop: losses and speed, memory.
@@ -245,25 +219,27 @@ def training_table(runs: Sequence[Run]) -> Table:
     Losses are nats per label token; samples/s are of all processes. `before` is the evaluation before the first step,
     where there was one.
     """
-    lines = []
+    found = []
     for run in runs:
         record = run.record
         steps = math.ceil(record.train_rows / record.effective_batch_size)
         # The last loss within each epoch, from 1; under 0 that before the first step.
         by_epoch = {math.ceil(point.step / steps): point.loss for point in record.eval_losses}
-        named = {f"epoch {epoch}": loss for epoch, loss in by_epoch.items()}
-        lines.append({**_values(run), **named, "steps_per_epoch": steps, "epochs": set(by_epoch)})
-    epochs = sorted(set[int]().union(*(line["epochs"] for line in lines)))
-    columns = (
-        TECHNIQUE,
-        LOSSES[0],
-        *(Column(f"epoch {n}", f"eval loss, {f'epoch {n}' if n else 'before'}", "", FOUR) for n in epochs),
-        Column("samples_per_second", "training", "samples/s", TWO),
-        Column("evaluation_samples_per_second", "evaluation", "samples/s", TWO),
-        Column("steps_per_epoch", "steps per epoch", "", COUNT),
-        STATUS,
+        found.append((run.folder.name, record, figures(record), steps, by_epoch))
+    epochs = sorted({epoch for *_, by_epoch in found for epoch in by_epoch})
+    return Table.of(
+        {
+            "run": name,
+            "technique": record.technique_text,
+            "final train loss": shown(values["train_loss"], FOUR),
+            **{f"eval loss, {f'epoch {n}' if n else 'before'}": shown(by_epoch.get(n), FOUR) for n in epochs},
+            "training (samples/s)": shown(record.samples_per_second, TWO),
+            "evaluation (samples/s)": shown(values["evaluation_samples_per_second"], TWO),
+            "steps per epoch": COUNT(steps),
+            "status": record.status,
+        }
+        for name, record, values, steps, by_epoch in found
     )
-    return table("", columns, lines, whole=True, label=RUN)
 
 
 def memory_table(runs: Sequence[Run]) -> Table:
@@ -273,11 +249,13 @@ def memory_table(runs: Sequence[Run]) -> Table:
     is of the rank that needed most, the minimum of the one that needed least, the mean of all.
     """
     rules: dict[str, Callable[[Iterable[float]], float]] = {"peak": max, "mean": mean, "minimum": min}
-    columns = (TECHNIQUE, Column("kind", "kind of memory"), *(Column(name, name, "MiB", mib) for name in rules))
     lines = []
     for run in runs:
-        sampled = {kind: samples_of(run.record, column_of(kind)) for kind in (DEVICE_USED, RESIDENT)}
+        record = run.record
+        sampled = {kind: samples_of(record, column_of(kind)) for kind in (DEVICE_USED, RESIDENT)}
         kind = next((kind for kind, found in sampled.items() if found), None)
-        statistics = {name: rule(getattr(one, name) for one in sampled[kind]) for name, rule in rules.items() if kind}
-        lines.append({**_values(run), "kind": kind, **statistics})
-    return table("", columns, lines, whole=True, label=RUN)
+        line = {"run": run.folder.name, "technique": record.technique_text, "kind of memory": shown(kind)}
+        for name, rule in rules.items():
+            line[f"{name} (MiB)"] = shown(rule(getattr(one, name) for one in sampled[kind]) if kind else None, mib)
+        lines.append(line)
+    return Table.of(lines)

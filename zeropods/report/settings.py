@@ -12,6 +12,7 @@ from typing import Any
 
 from zeropods.measure.record import Record, RunConfig
 from zeropods.report.formulas import machines
+from zeropods.techniques import lookup
 
 Settings = dict[str, Any]
 """What is compared, by name."""
@@ -63,8 +64,7 @@ def settings(config: RunConfig | None) -> Settings:
 
 def is_profiled(config: RunConfig | None) -> bool:
     """Whether DeepSpeed's flops profiler was on, which takes time of its own."""
-    deepspeed = (config.deepspeed if config else None) or {}
-    return bool((deepspeed.get("flops_profiler") or {}).get("enabled", False))
+    return bool(config and lookup(config.deepspeed or {}, "flops_profiler.enabled"))
 
 
 def arrangement(config: RunConfig | None) -> Settings:
@@ -104,81 +104,33 @@ def as_key(*parts: Settings) -> str:
     return json.dumps(parts, sort_keys=True, ensure_ascii=False)
 
 
-# The keys of an effective DeepSpeed configuration, with its defaults.
+# The keys of an effective DeepSpeed configuration, as it stands.
 
 PREFIX = "deepspeed "
 """Before the name of each key."""
 FROM_FLAGS = "from the flags"
 """An optimizer or a schedule that the configuration leaves to the flags, which are compared by themselves."""
 ZERO = "zero_optimization"
-DEFAULTS: Settings = {
-    "gradient_predivide_factor": 1.0,
-    "zero_force_ds_cpu_optimizer": True,
-    "optimizer.type": FROM_FLAGS,
-    "scheduler.type": FROM_FLAGS,
-    f"{ZERO}.overlap_comm": "by the stage",
-    f"{ZERO}.contiguous_gradients": True,
-    f"{ZERO}.reduce_scatter": True,
-    f"{ZERO}.use_multi_rank_bucket_allreduce": True,
-    f"{ZERO}.allgather_partitions": True,
-    f"{ZERO}.compute_grad_norm": True,
-    f"{ZERO}.load_from_fp32_weights": True,
-    f"{ZERO}.ignore_unused_parameters": True,
-    f"{ZERO}.memory_efficient_linear": True,
-    f"{ZERO}.override_module_apply": True,
-    f"{ZERO}.zero_hpz_partition_size": 1,
-    "bf16.check_grad_overflow": True,
-    "fp16.initial_scale_power": 16,
-    "fp16.loss_scale_window": 1_000,
-    "fp16.hysteresis": 2,
-    "fp16.min_loss_scale": 1,
-    "timers.throughput.enabled": True,
-    "timers.throughput.synchronized": True,
-}
-"""What DeepSpeed 0.19 takes where a key is absent; of all others it is nothing: False, 0, null or an empty object."""
-STAGE_3_DEFAULTS: Settings = {
-    f"{ZERO}.sub_group_size": 1_000_000_000,
-    f"{ZERO}.stage3_prefetch_bucket_size": 50_000_000,
-    f"{ZERO}.stage3_param_persistence_threshold": 100_000,
-    f"{ZERO}.stage3_model_persistence_threshold": 2**63 - 1,
-    f"{ZERO}.stage3_max_live_parameters": 1_000_000_000,
-    f"{ZERO}.stage3_max_reuse_distance": 1_000_000_000,
-    f"{ZERO}.stage3_gather_16bit_weights_on_model_save": False,
-}
-OFFLOAD_DEFAULTS: dict[str, Settings] = {
-    "offload_optimizer": {"pin_memory": True, "buffer_count": 4, "ratio": 1.0, "cpuadam_cores_perc": 0.8},
-    "offload_param": {
-        "pin_memory": True, "buffer_count": 5, "buffer_size": 100_000_000, "max_in_cpu": 1_000_000_000,
-    },
-}  # fmt: skip
-"""The same within a block that a configuration has."""
 ONLY_WITH = tuple(f"{PREFIX}{ZERO}.{name}" for name in ("stage3_", "sub_group_size", "offload_"))
 """Beginnings of keys that only some techniques have: they are compared where both runs have them."""
 LEFT_OUT = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-    *("gradient_clipping", "bf16.enabled", "fp16.enabled", "flops_profiler."),
+    *("gradient_clipping", "bf16.enabled", "fp16.enabled"),
     *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
     *("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"),
     *(f"{ZERO}.stage", f"{ZERO}.offload_optimizer.device", f"{ZERO}.offload_param.device"),
     *(f"{ZERO}.{name}" for name in BUCKETS),
     *("tensorboard.output_path", "tensorboard.job_name", "csv_monitor.output_path", "csv_monitor.job_name"),
 )
-"""Keys, and blocks that end with a dot: what the flags say too (a run whose configuration contradicts them does not
-begin), what the technique or the number of pods changes by itself, and what lies in the run folder."""
+"""Beside the profiler's: what the flags say too (a run whose configuration contradicts them does not begin), what the
+technique or the number of pods changes by itself, and what lies in the run folder."""
 
 
 def deepspeed_settings(config: Mapping[str, Any]) -> Settings:
-    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`; defaults are filled in."""
-    zero = config.get(ZERO) or {}
-    blocks = {block: keys for block, keys in OFFLOAD_DEFAULTS.items() if zero.get(block)}
-    offload = {f"{ZERO}.{block}.{key}": value for block, keys in blocks.items() for key, value in keys.items()}
-    said = {key: value for key, value in _flat(config, "") if value != "auto" and not _is_left_out(key)}
-    own = {**DEFAULTS, **(STAGE_3_DEFAULTS if zero.get("stage", 0) == 3 else {}), **offload}
-    return {f"{PREFIX}{key}": value for key, value in sorted({**own, **said}.items()) if value or key in own}
-
-
-def _is_left_out(key: str) -> bool:
-    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in LEFT_OUT)
+    """The keys of an effective configuration that are compared, as `deepspeed BLOCK.KEY`."""
+    found = {"optimizer.type": FROM_FLAGS, "scheduler.type": FROM_FLAGS, **dict(_flat(config, ""))}
+    compared = (key for key in sorted(found) if key not in LEFT_OUT and not key.startswith("flops_profiler."))
+    return {f"{PREFIX}{key}": found[key] for key in compared if found[key] != "auto"}
 
 
 def _flat(block: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:

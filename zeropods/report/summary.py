@@ -7,7 +7,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -70,7 +70,7 @@ class Summary:
 
     def __init__(self, groups: Sequence[Group], *, allow_differences: bool) -> None:
         self.groups, self.allow_differences = groups, allow_differences
-        self.entries = [run.entry for group in groups for run in group.runs]
+        self.entries = [run for group in groups for run in group.runs]
         # Rows as tables and plots take them.
         self.lines = row_lines(groups)
         # The first run of each row, with the row's label; of these the ones that have samples of their memory.
@@ -155,7 +155,7 @@ class Summary:
             "schema_version": SCHEMA_VERSION,
             "answers": self.answers().to_json(),
             "runs": [
-                {"row": group.letter, **run.values, "accuracy": run.entry.score and asdict(run.entry.score)}
+                {"row": group.letter, **run.values, "accuracy": run.score and asdict(run.score)}
                 for group in self.groups
                 for run in group.runs
             ],
@@ -171,25 +171,27 @@ class Summary:
 
     def to_text(self, shown: Callable[[Table], str] = str) -> str:
         """The tables, and below them what to know before reading them."""
-        notes = (_markdown_list(title, items) for title, items in self.notes.items())
         published = [shown(reference_table(self.reference))] if self.reference else []
+        notes = (_markdown_list(title, items) for title, items in self.notes.items())
         about = _markdown_list(REFERENCE_NOTE, self.confounders)
         return "\n".join(part for part in (*map(shown, self.tables), *notes, *published, about) if part)
 
     def to_csv(self) -> str:
         """A line for each run, raw values, empty where nothing was measured, a list's items with spaces between."""
         lines = [{"row": group.letter, **run.values} for group in self.groups for run in group.runs]
-        names = list(dict.fromkeys(key for line in lines for key in line))
         text = io.StringIO()
-        cells = ([_csv_cell(line.get(name)) for name in names] for line in lines)
-        csv.writer(text, lineterminator="\n").writerows([names, *cells])
+        table = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+        table.writeheader()
+        for line in lines:
+            table.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in line.items()})
         return text.getvalue()
 
     def to_page(self) -> str:
         """The whole report as one HTML page that needs nothing else: no script, no font, no address."""
         last = [table.title for table in self.tables].index(SETTINGS_TITLE)
-        folds = {table.title: table.to_html(titled=False) for table in self.tables[last:]}
+        folds = {table.title: replace(table, title="").to_html() for table in self.tables[last:]}
         first, *others = (plot.svg for plot in self.plots.values())
+        published = reference_table(self.reference).to_html() + html_list(REFERENCE_NOTE, self.confounders)
         # Not jinja2, whose import takes longer than all tables.
         return Template(PAGE.read_text(encoding="utf-8").rstrip()).substitute(
             title=TITLE,
@@ -197,12 +199,10 @@ class Summary:
             origin=escape(self.origin()),
             first=first,
             shown="\n".join(table.to_html() for table in self.tables[:last]),
-            notes=self._notes_html(),
+            notes="".join(html_list(title, items) for title, items in self.notes.items()),
             folded="\n".join(f"<details><summary>{title}</summary>{fold}</details>" for title, fold in folds.items()),
             others="\n".join(f"<figure>{other}</figure>" for other in others),
-            published=reference_table(self.reference).to_html() + html_list(REFERENCE_NOTE, self.confounders)
-            if self.reference
-            else "",
+            published=published if self.reference else "",
         )
 
     def write(self, out: Path) -> dict[str, Any]:
@@ -239,11 +239,9 @@ class Summary:
         """What makes each published row hard to compare."""
         return [f"{row['model']} {row['technique']} x{row['pods']}: {row['confounders']}" for row in self.reference]
 
-    def _notes_html(self) -> str:
-        return "".join(html_list(title, items) for title, items in self.notes.items())
-
     def _repr_html_(self) -> str:
-        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), self._notes_html()])
+        notes = (html_list(title, items) for title, items in self.notes.items())
+        return "".join([self.answers()._repr_html_(), *(table.to_html() for table in self.tables), *notes])
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -277,7 +275,3 @@ def _markdown_list(title: str, items: Sequence[str]) -> str:
 def html_list(title: str, items: Sequence[str]) -> str:
     lines = "".join(f"<li>{escape(item)}</li>" for item in items)
     return f"<p>{escape(title)}</p><ul>{lines}</ul>" if lines else ""
-
-
-def _csv_cell(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value
