@@ -258,7 +258,7 @@ def test_figures_of_an_unusual_step_are_corrected_to_those_of_the_run(seconds: f
     table = {line: corrected for line, _, corrected in ProfileReport(checked, "made").summary().rows if corrected}
     assert set(table) == {"iter latency", "FLOPS per GPU", "samples/second"}
     pair = ProfileReport(check_report(read(made())), "unmended").against(ProfileReport(checked, "made"))
-    ratios = {line["name"]: line["ratio"] for line in pair.compared()}
+    ratios = {line["name"]: line["ratio"] for line in pair.to_json()["compared"]}
     assert ratios["iteration_seconds"] == pytest.approx(seconds / 0.05)
     assert ratios["samples_per_second"] == ratios["flops_per_second"] == pytest.approx(0.05 / seconds)
 
