@@ -15,7 +15,7 @@ from tests.made import a_score
 from zeropods.errors import UserError
 from zeropods.evaluate.score import (
     Prediction,
-    custom_metric,
+    custom_metrics,
     custom_scores,
     read_predictions,
     write_predictions,
@@ -171,16 +171,13 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "def words(prediction, answers):\n    return len(prediction.split())\n"
         "def nothing(prediction, answers):\n    return None\n"
         "NUMBER = 5\n"
-        "def divides(prediction, answers):\n    return 1 / 0\n"
-        "def leaves(prediction, answers):\n    raise SystemExit(3)\n"
     )
-    (tmp_path / "broken_metrics.py").write_text("def f(:\n")
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("working_folder")
 def test_a_custom_metric_has_a_mean_and_an_interval() -> None:
-    means, intervals = custom_scores([custom_metric("fox_metrics:words")], [("a red fox", ()), ("", ())], [0, 1])
+    means, intervals = custom_scores(custom_metrics(["fox_metrics:words"]), [("a red fox", ()), ("", ())], [0, 1])
     assert means == {"words": 1.5} and intervals == {"words": (0.0, 3.0)}
 
 
@@ -193,12 +190,9 @@ def test_a_custom_metric_has_a_mean_and_an_interval() -> None:
         (["fox_metrics:none"], "has no attribute 'none'; expected module:function"),
         (["fox_metrics:NUMBER"], "is no function"),
         (["fox_metrics:nothing"], "--metric nothing: index 19: None; expected a finite number"),
-        (["fox_metrics:divides"], r"index 19: ZeroDivisionError: division by zero \(.*fox_metrics.py:7\); correct the"),
-        (["fox_metrics:leaves"], "index 19: SystemExit: 3 "),
-        (["broken_metrics:f"], "--metric broken_metrics:f: SyntaxError: "),
         (["fox_metrics:words"] * 2, "two functions are called words"),
     ],
 )
 def test_a_metric_that_cannot_be_used_is_named(named: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        custom_scores([custom_metric(one) for one in named], [("A fox", ("fox",))], [19])
+        custom_scores(custom_metrics(named), [("A fox", ("fox",))], [19])

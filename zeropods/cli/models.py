@@ -130,15 +130,14 @@ def _predict(arguments: argparse.Namespace) -> Result:
 
 
 def _score(arguments: argparse.Namespace) -> Result:
-    from zeropods.evaluate.score import custom_metric, score
+    from zeropods.evaluate.score import score
 
     out_file(str(arguments.predictions.parent / f"score.{arguments.split}.json"))
     if not arguments.predictions.is_file():
         raise UserError(f"{arguments.predictions}: no such file; name one that zeropods predict has written")
-    metrics = [custom_metric(name) for name in arguments.metric]
     call = (arguments.predictions, arguments.data, arguments.split)
     with progress("score", "predictions") as bar:
-        found = score(*call, rouge=arguments.rouge, metrics=metrics)
+        found = score(*call, rouge=arguments.rouge, metrics=arguments.metric)
         bar.update(found.examples)
     return asdict(found)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import pkgutil
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -29,33 +28,36 @@ if TYPE_CHECKING:
 
 
 AnyExample = TypeVar("AnyExample", Example, SquadExample)
-Answered = tuple[str, Sequence[str]]
-"""A prediction and the right answers."""
+Metric = Callable[[str, Sequence[str]], float]
+"""A custom metric: of a prediction and the right answers."""
 Graded = dict[str, list[Any]]
 """Lists by the names of a metric, one value per prediction; None where it could not be measured."""
 METRICS = Path(__file__).parent / "metric"
 
 
 def score(
-    predictions: Path, data: Path, split: str, *, rouge: bool = False, metrics: Sequence[CustomMetric] = ()
+    predictions: Path, data: Path, split: str, *, rouge: bool = False, metrics: Sequence[str] = ()
 ) -> QueryScore | SquadScore:
     """Score a file of either task and write `score.SPLIT.json` beside it.
 
     The file may hold a part of the split: examples without a prediction are not counted.
 
+    Args:
+        metrics: custom metrics, each as `module:function`.
+
     Raises:
         UserError: predictions and data do not fit together, or `rouge` is asked for SQuAD's answers.
     """
-    found = read_predictions(predictions)
+    custom, found = custom_metrics(metrics), read_predictions(predictions)
     result: QueryScore | SquadScore
     if found[0].id is None:
         tables = Path(data) / "train.tables.jsonl"
         known = set(read_tables(tables)) if split != "train" and tables.is_file() else set[str]()
-        result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, metrics)
+        result = _query_score(_paired(predictions, split, found, read_split(data, split)), known, rouge, custom)
     elif rouge:
         raise UserError("--rouge: is for text2sql, this is squad; leave it out")
     else:
-        result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), metrics)
+        result = _squad_score(_paired(predictions, split, found, read_squad(data, split)), custom)
     result.write(Path(predictions).parent, split)
     return result
 
@@ -65,10 +67,8 @@ def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
     the others by their logical form. Raises as `score`."""
     pairs = _paired(predictions, split, read_predictions(predictions), read_split(data, split))
     graded = _graded_queries(pairs, [_text(*pair) for pair in pairs])
-    executed, written = graded["execution_accuracy"], graded["logical_form_accuracy"]
-    return {
-        example.index: bool(written[i] if executed[i] is None else executed[i]) for i, (_, example) in enumerate(pairs)
-    }
+    each = zip(pairs, graded["execution_accuracy"], graded["logical_form_accuracy"], strict=True)
+    return {example.index: bool(form if found is None else found) for (_, example), found, form in each}
 
 
 def load_metric(name: str) -> EvaluationModule:
@@ -110,36 +110,34 @@ def _paired(
 
 
 def _query_score(
-    pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, metrics: Sequence[CustomMetric]
+    pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, custom: Mapping[str, Metric]
 ) -> QueryScore:
     """The score of text-to-SQL; `known` are the tables of train."""
     texts = [_text(*pair) for pair in pairs]
     gold = [format_query(example.query, example.table.header) for _, example in pairs]
     graded = _graded_queries(pairs, texts)
     if rouge:
-        rouge_f1 = load_metric("rouge_f1")
-        graded |= rouge_f1.compute(predictions=texts, references=gold, average=False)
-    groups = {
-        "known_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id in known],
-        "unseen_tables": [i for i, (_, example) in enumerate(pairs) if example.table.id not in known],
-    }
-    queries = [example.query for _, example in pairs]
-    kinds = {
-        AGGREGATES[agg] or "no aggregate": [i for i, query in enumerate(queries) if query.agg == agg]
-        for agg in sorted({query.agg for query in queries})
-    } | {
-        counted(number, "condition"): [i for i, query in enumerate(queries) if len(query.conds) == number]
-        for number in sorted({len(query.conds) for query in queries})
-    }
+        graded |= load_metric("rouge_f1").compute(predictions=texts, references=gold, average=False)
+    groups, kinds = defaultdict(list), defaultdict(list)
+    for i, (_, example) in enumerate(pairs):
+        groups[example.table.id not in known].append(i)
+        kinds[False, example.query.agg].append(i)
+        kinds[True, len(example.query.conds)].append(i)
     whole = _accuracies(graded, range(len(pairs)))
     answered = [(text, (right,)) for text, right in zip(texts, gold, strict=True)]
-    means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
+    means, intervals = custom_scores(custom, answered, [prediction.index for prediction, _ in pairs])
+    names = {False: "known_tables", True: "unseen_tables"}
     return replace(
         whole,
         intervals={**whole.intervals, **intervals},
         own_metrics=means,
-        groups={name: _accuracies(graded, rows) for name, rows in groups.items()} if all(groups.values()) else None,
-        kinds={name: _accuracies(graded, rows) for name, rows in kinds.items()},
+        groups={name: _accuracies(graded, groups[new]) for new, name in names.items()} if len(groups) == 2 else None,
+        kinds={
+            counted(number, "condition") if is_count else AGGREGATES[number] or "no aggregate": _accuracies(
+                graded, rows
+            )
+            for (is_count, number), rows in sorted(kinds.items())
+        },
     )
 
 
@@ -171,14 +169,14 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
     )
 
 
-def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], metrics: Sequence[CustomMetric]) -> SquadScore:
+def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mapping[str, Metric]) -> SquadScore:
     answered = [(answer.text or "", example.answers) for answer, example in pairs]
     graded: Graded = load_metric("squad_accuracy").compute(
         predictions=[text for text, _ in answered],
         references=[right for _, right in answered],
         average=False,
     )
-    means, intervals = custom_scores(metrics, answered, [prediction.index for prediction, _ in pairs])
+    means, intervals = custom_scores(custom, answered, [prediction.index for prediction, _ in pairs])
     return SquadScore(
         examples=len(pairs),
         exact_match=fmean(graded["exact_match"]),
@@ -211,66 +209,45 @@ def _text(prediction: Prediction, example: Example) -> str:
 # query's text). The mean of what it returns is in the score file under the function's name, with its 95 % interval.
 
 
-@dataclass(frozen=True)
-class CustomMetric:
-    """A metric of the user's, by its function's name."""
-
-    name: str
-    function: Callable[[str, Sequence[str]], float]
-
-    def values(self, answered: Sequence[Answered], indices: Sequence[int]) -> list[float]:
-        """Its value for each example; `UserError` names the first, by its index, that is no finite number."""
-        found = []
-        for index, (prediction, answers) in zip(indices, answered, strict=True):
-            with _foreign(f"--metric {self.name}: index {index}"):
-                value = self.function(prediction, answers)
-            # An integer may be too large for a float.
-            if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
-                raise UserError(f"--metric {self.name}: index {index}: {value!r:.60}; expected a finite number")
-            found.append(value)
-        return found
-
-
-def custom_metric(named: str) -> CustomMetric:
-    """The metric that `module:function` names; modules are also looked for in the working folder.
+def custom_metrics(named: Sequence[str]) -> dict[str, Metric]:
+    """Functions by their names from `module:function`; modules are also looked for in the working folder.
 
     Raises:
-        UserError: another form, a module that is not there, or no function of that name in it.
+        UserError: another form, a module that is not there, no function of that name in it, or two of one name.
     """
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        with _foreign(f"--metric {named}", ValueError, ImportError, AttributeError):
-            function = pkgutil.resolve_name(named)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise UserError(f"--metric {named}: {error}; expected module:function, as in lengths:short") from None
-    finally:
-        del sys.path[0]
-    if not callable(function):
-        raise UserError(f"--metric {named}: is no function; expected one (prediction, answers)")
-    return CustomMetric(named.rpartition(":")[2], function)
-
-
-@contextmanager
-def _foreign(place: str, *known: type[Exception]) -> Iterator[None]:
-    """Say in one line what a user's code raises, `sys.exit` too, and where; but for `known` exceptions."""
-    try:
-        yield
-    except known:
-        raise
-    except (Exception, SystemExit) as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-        raise UserError(f"{place}: {said}; correct the metric") from error
+    found: dict[str, Metric] = {}
+    for each in named:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = pkgutil.resolve_name(each)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise UserError(f"--metric {each}: {error}; expected module:function, as in lengths:short") from None
+        finally:
+            del sys.path[0]
+        name = each.rpartition(":")[2]
+        if not callable(function):
+            raise UserError(f"--metric {each}: is no function; expected one (prediction, answers)")
+        if name in found:
+            raise UserError(f"--metric: two functions are called {name}; rename one")
+        found[name] = function
+    return found
 
 
 def custom_scores(
-    metrics: Sequence[CustomMetric], answered: Sequence[Answered], indices: Sequence[int]
+    custom: Mapping[str, Metric], answered: Sequence[tuple[str, Sequence[str]]], indices: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, Interval | None]]:
-    """Means and their intervals by name, over examples of these indices; two metrics of one name are refused."""
-    names = [metric.name for metric in metrics]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"--metric: two functions are called {twice}; rename one")
-    values = {metric.name: metric.values(answered, indices) for metric in metrics}
+    """Means and their intervals by name, over predictions and right answers of the examples of these indices.
+
+    Raises:
+        UserError: a value that is no finite number, with the index of its example.
+    """
+    values: dict[str, list[float]] = {}
+    for name, function in custom.items():
+        values[name] = [function(*pair) for pair in answered]
+        for index, value in zip(indices, values[name], strict=True):
+            # An integer may be too large for a float.
+            if not isinstance(value, int | float) or not -sys.float_info.max <= value <= sys.float_info.max:
+                raise UserError(f"--metric {name}: index {index}: {value!r:.60}; expected a finite number")
     return {name: fmean(v) for name, v in values.items()}, {name: score_interval(v) for name, v in values.items()}
 
 
