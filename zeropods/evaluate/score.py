@@ -323,22 +323,19 @@ def read_predictions(path: Path) -> list[Prediction]:
 
 
 @dataclass(frozen=True)
-class _OwnLine:
-    """What lines of ours have of either task."""
-
+class _QueryLine:
     index: Annotated[int, Field(strict=True, ge=0)]
     question: str
     text: Annotated[str, Field(alias="prediction")]
-
-
-@dataclass(frozen=True)
-class _QueryLine(_OwnLine):
     query: Query | None
 
 
 @dataclass(frozen=True)
-class _AnswerLine(_OwnLine):
+class _AnswerLine:
+    index: Annotated[int, Field(strict=True, ge=0)]
     id: str
+    question: str
+    text: Annotated[str, Field(alias="prediction")]
 
 
 @dataclass(frozen=True)
