@@ -7,10 +7,10 @@ import pkgutil
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -66,7 +66,7 @@ def right_queries(predictions: Path, data: Path, split: str) -> dict[int, bool]:
     """Which examples of a text-to-SQL file are answered right, by their index: those that can be run by what they find,
     the others by their logical form. Raises as `score`."""
     pairs = _paired(predictions, split, read_predictions(predictions), read_split(data, split))
-    graded = _graded_queries(pairs, [_text(*pair) for pair in pairs])
+    graded = _graded_queries(pairs)
     each = zip(pairs, graded["execution_accuracy"], graded["logical_form_accuracy"], strict=True)
     return {example.index: bool(form if found is None else found) for (_, example), found, form in each}
 
@@ -99,7 +99,7 @@ def _paired(
         if example is None:
             last = len(by_index) - 1
             raise UserError(f"{place}: index {prediction.index}; the examples of {split} are 0 to {last}")
-        if prediction.question not in (None, example.question) or prediction.id != getattr(example, "id", None):
+        if prediction.question != example.question or prediction.id != getattr(example, "id", None):
             named = "" if prediction.id is None else f" of id {prediction.id!r:.60}"
             raise UserError(
                 f"{place}: question {prediction.question!r:.60}{named}, but example {example.index} of {split} asks "
@@ -113,9 +113,9 @@ def _query_score(
     pairs: Sequence[tuple[Prediction, Example]], known: set[str], rouge: bool, custom: Mapping[str, Metric]
 ) -> QueryScore:
     """The score of text-to-SQL; `known` are the tables of train."""
-    texts = [_text(*pair) for pair in pairs]
+    texts = [prediction.text for prediction, _ in pairs]
     gold = [format_query(example.query, example.table.header) for _, example in pairs]
-    graded = _graded_queries(pairs, texts)
+    graded = _graded_queries(pairs)
     if rouge:
         graded |= load_metric("rouge_f1").compute(predictions=texts, references=gold, average=False)
     groups, kinds = defaultdict(list), defaultdict(list)
@@ -141,9 +141,9 @@ def _query_score(
     )
 
 
-def _graded_queries(pairs: Sequence[tuple[Prediction, Example]], texts: Sequence[str]) -> Graded:
+def _graded_queries(pairs: Sequence[tuple[Prediction, Example]]) -> Graded:
     graded: Graded = load_metric("query_accuracy").compute(
-        predictions=texts,
+        predictions=[prediction.text for prediction, _ in pairs],
         references=[{"query": json.dumps(e.query.to_json()), "header": e.table.header} for _, e in pairs],
         queries=[prediction.query for prediction, _ in pairs],
         tables=[example.table for _, example in pairs],
@@ -170,7 +170,7 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
 
 
 def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mapping[str, Metric]) -> SquadScore:
-    answered = [(answer.text or "", example.answers) for answer, example in pairs]
+    answered = [(answer.text, example.answers) for answer, example in pairs]
     graded: Graded = load_metric("squad_accuracy").compute(
         predictions=[text for text, _ in answered],
         references=[right for _, right in answered],
@@ -184,16 +184,6 @@ def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mappi
         intervals={**{name: score_interval(values) for name, values in graded.items()}, **intervals},
         own_metrics=means,
     )
-
-
-def _text(prediction: Prediction, example: Example) -> str:
-    """The model's own text; in the official form, which has none, the query's text or nothing."""
-    if prediction.text is not None:
-        return prediction.text
-    try:
-        return format_query(prediction.query, example.table.header) if prediction.query else ""
-    except IndexError:
-        return ""
 
 
 # Custom metrics: one function each, named on the command line.
@@ -253,20 +243,18 @@ def custom_scores(
 
 # Prediction files: one JSON object per line, each naming its example.
 #
-# Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`, so that a file may hold
-# any part of a split; or the official evaluator's form, a line per example in the split's order: `{"query": {...}}` or
-# `{"error": "..."}`. SQuAD: `{"index", "id", "question", "prediction"}`.
+# Text-to-SQL: `{"index", "question", "prediction", "query": {"sel", "agg", "conds"} | null}`; SQuAD: `{"index", "id",
+# "question", "prediction"}`. So a file may hold any part of a split.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What a model answered to one question."""
 
-    index: int
+    index: Annotated[int, Field(strict=True, ge=0)]
     """The example's place in its split, from 0."""
-    question: str | None = None
-    """None in the official form, as `text`."""
-    text: str | None = None
+    question: str
+    text: Annotated[str, Field(alias="prediction")]
     query: Query | None = None
     """None where the answer could not be read as a query, and for SQuAD."""
     id: str | None = None
@@ -290,15 +278,25 @@ def check_place(path: Path) -> None:
         return
     try:
         _, first = next(validated_lines(dict[str, object], path, "predict again"))
-        held = {"index", "prediction"} <= first.keys() or "query" in first
+        held = {"index", "prediction"} <= first.keys()
     except UserError:
         held = False
     if not held:
         raise UserError(f"--out {path}: is there, and holds no predictions; choose another file")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _QueryLine(Prediction):
+    query: Query | None = field()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnswerLine(Prediction):
+    id: str = field()
+
+
 def read_predictions(path: Path) -> list[Prediction]:
-    """The predictions in file order, in the form that the first line has.
+    """The predictions in file order, of the task that the first line is of.
 
     Columns of a query are not checked against a table, which the file does not name.
 
@@ -306,43 +304,10 @@ def read_predictions(path: Path) -> list[Prediction]:
         UserError: the first fault, with its line; an empty file.
     """
     _, first = next(validated_lines(dict[str, object], path, "predict again"))
-    ours = "index" in first
-    kind: type[_AnswerLine | _QueryLine | _OfficialLine] = _QueryLine if ours else _OfficialLine
-    if ours and "id" in first and "query" not in first:
-        kind = _AnswerLine
+    kind = _AnswerLine if "id" in first and "query" not in first else _QueryLine
     predictions: dict[int, Prediction] = {}
-    for number, (place, line) in enumerate(validated_lines(kind, path, "predict again")):
-        if isinstance(line, _OfficialLine):
-            prediction = Prediction(index=number, query=None if line.error else line.query)
-        else:
-            prediction = Prediction(**vars(line))
-        if prediction.index in predictions:
-            raise UserError(f"{place}: index {prediction.index} occurs twice; keep one of them")
-        predictions[prediction.index] = prediction
+    for place, line in validated_lines(kind, path, "predict again"):
+        if line.index in predictions:
+            raise UserError(f"{place}: index {line.index} occurs twice; keep one of them")
+        predictions[line.index] = Prediction(**vars(line))
     return list(predictions.values())
-
-
-@dataclass(frozen=True)
-class _QueryLine:
-    index: Annotated[int, Field(strict=True, ge=0)]
-    question: str
-    text: Annotated[str, Field(alias="prediction")]
-    query: Query | None
-
-
-@dataclass(frozen=True)
-class _AnswerLine:
-    index: Annotated[int, Field(strict=True, ge=0)]
-    id: str
-    question: str
-    text: Annotated[str, Field(alias="prediction")]
-
-
-@dataclass(frozen=True)
-class _OfficialLine:
-    """A line of the official form, which stands in the split's order."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    query: Query | None = None
-    error: object = None
