@@ -106,11 +106,9 @@ def check_report(report: Report, record: Record | None = None) -> Checked:
     Args:
         record: of the run that was profiled, where there is one.
     """
-    checked, of_run = _corrected(report), list[Fault]()
-    if record is not None and not (of_run := _another_run(report, record)):
-        usual = _of_usual_step(checked, record)
-        checked, of_run = replace(checked, figures=checked.figures | usual), _run_faults(report, record, usual)
-    return replace(checked, faults=(*_faults(checked), *of_run))
+    checked = _corrected(report)
+    checked = replace(checked, faults=tuple(_faults(checked)))
+    return checked if record is None else _beside(checked, record)
 
 
 def contradictions(figures: Figures) -> Figures:
@@ -163,7 +161,8 @@ def _corrected(report: Report) -> Checked:
             # The products grow with the square of the tokens that the linear layers claim.
             times = median(sqrt(claimed / reported) for reported, claimed in products)
         embeddings = [module.embedding for _, module in said.walk() if module.embedding]
-        missing = sum(_mend(root, _is_twice(times), max(embeddings, default=None)).values())
+        is_twice = times is not None and TWICE[0] < times < TWICE[1]
+        missing = sum(_mend(root, is_twice, max(embeddings, default=None)).values())
         # The root's MACs are the sum of its children where they were nothing else: these have more digits.
         parts = [child.total("macs") for child in said.children]
         if said.macs and abs(said.macs - sum(parts)) <= rounding(said.macs) + sum(map(rounding, parts)):
@@ -198,10 +197,6 @@ def _corrected(report: Report) -> Checked:
 def _is_clock(seconds: float | None) -> bool:
     """Whether a latency is the time of day: the root's timer was never started."""
     return seconds is not None and seconds > CLOCK_SECONDS
-
-
-def _is_twice(times: float | None) -> bool:
-    return times is not None and TWICE[0] < times < TWICE[1]
 
 
 def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dict[Hashable, int]:
@@ -372,7 +367,7 @@ def _faults(checked: Checked) -> Iterator[Fault]:
             yield Fault(name, root.number, root.class_name, *values, unit, REASONS[name])
     # Linear layers and attention that do not mean the same number of tokens; a count that arithmetic does not find.
     times, macs, form = checked.times_counted, figures["forward_macs"], checked.closed_form_macs
-    if _is_twice(times):
+    if times is not None and TWICE[0] < times < TWICE[1]:
         yield of_line("linear_counted_twice", "forward_macs", macs, times=times)
     elif times is not None and not ONCE[0] < times < ONCE[1]:
         yield of_line("tokens_contradict", "forward_macs", None, times=times)
@@ -397,46 +392,38 @@ def _faults(checked: Checked) -> Iterator[Fault]:
         yield Fault("several_reports", report.number, "the file", report.reports, None, "", reason)
 
 
-def _another_run(report: Report, record: Record) -> list[Fault]:
-    """Where the record beside the report says that it is of another run."""
+def _beside(checked: Checked, record: Record) -> Checked:
+    """A report with what its run's record says against it, and with the figures of the run's usual step.
+
+    These are what rank 0's timed steps give, those of warm-up and the profiler left out, where the profiled one is not
+    near. FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
+    """
+    summary, of_line = checked.report.summary, partial(_of_line, checked.report)
     asked = (record.deepspeed or {}).get("flops_profiler", {}).get("profile_step")
     expected = {
         "world_size": record.world_size,
         "batch_size_per_gpu": record.per_device_train_batch_size,
-        "step": report.summary["step"] if asked is None else asked + 1,
+        "step": summary["step"] if asked is None else asked + 1,
     }
-    differing = [key for key, value in expected.items() if report.summary[key] not in (None, value)]
-    return [_of_line(report, "another_run", key, expected[key]) for key in differing]
-
-
-def _of_usual_step(checked: Checked, record: Record) -> Figures:
-    """What rank 0's timed steps give, those of warm-up and the profiler left out, where the profiled one is not near.
-
-    FLOP/s are the FLOPs of the profiled pass, times the passes of a step, in the time of the usual step.
-    """
-    timed = record.rank_0 and record.rank_0.step_seconds
-    if not timed or not timed.median:
-        return {}
-    figures, summary = checked.figures, checked.report.summary
-    flops, factor = figures["forward_flops"] or nan, figures["backward_factor"] or nan
-    usual = {
-        "iteration_seconds": timed.median,
-        "flops_per_second": record.gradient_accumulation_steps * (1 + factor) * flops / timed.median,
-        "samples_per_second": record.effective_batch_size / timed.median,
-    }
-    return {key: right for key, right in usual.items() if abs((summary[key] or nan) / right - 1) > NEAR}
-
-
-def _run_faults(report: Report, record: Record, usual: Figures) -> list[Fault]:
-    """Where the report and its run's record say different things."""
-    summary, passes = report.summary, record.gradient_accumulation_steps
-    accumulated = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
+    found = [of_line("another_run", key, at) for key, at in expected.items() if summary[key] not in (None, at)]
+    if found:
+        return replace(checked, faults=(*checked.faults, *found))
+    timed, passes, usual = record.rank_0 and record.rank_0.step_seconds, record.gradient_accumulation_steps, Figures()
+    if timed and timed.median:
+        flops, factor = checked.figures["forward_flops"] or nan, checked.figures["backward_factor"] or nan
+        rates = {
+            "iteration_seconds": timed.median,
+            "flops_per_second": passes * (1 + factor) * flops / timed.median,
+            "samples_per_second": record.effective_batch_size / timed.median,
+        }
+        usual |= {key: right for key, right in rates.items() if abs((summary[key] or nan) / right - 1) > NEAR}
+    said = f"; it is of one pass of {passes}, with a whole step of the optimizer" if passes > 1 else ""
     is_quicker = (summary["iteration_seconds"] or 0.0) < (usual.get("iteration_seconds") or 0.0)
     name = "unusual_step" if is_quicker and passes == 1 else "profiler_overhead"
     wrong = [key for key in ("iteration_seconds", "samples_per_second") if key in usual]
-    found = [_of_line(report, name, key, usual[key], passes=accumulated) for key in wrong]
+    found += [of_line(name, key, usual[key], passes=said) for key in wrong]
     backward = summary["backward_seconds"]
     if record.gradient_checkpointing and summary["backward_factor"] == 2 and backward:
         right = _ratio(summary["forward_flops"], backward, 3)
-        found.append(_of_line(report, "recomputation_left_out", "backward_flops_per_second", right))
-    return found
+        found.append(of_line("recomputation_left_out", "backward_flops_per_second", right))
+    return replace(checked, figures=checked.figures | usual, faults=(*checked.faults, *found))
