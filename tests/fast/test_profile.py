@@ -190,8 +190,8 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     for name, message in (
         ("heading.txt", r"heading\.txt:2: a heading and no figure below it; give the report as DeepSpeed printed it"),
         ("other.txt", r"other\.txt:1: no '--- DeepSpeed Flops Profiler ---' in 2 lines; give a profile\.txt"),
-        ("nowhere", "nowhere: not there; give a report's file or a run folder"),
-        (".", r"profile\.txt: not there; train with a profiled configuration"),
+        ("nowhere", "nowhere: not there; give a report's file, or the folder of a run"),
+        (".", r"profile\.txt: not there; give a report's file, or the folder of a run"),
     ):
         with pytest.raises(UserError, match=message):
             profile(tmp_path / name)

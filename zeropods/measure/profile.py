@@ -115,12 +115,12 @@ class Module:
     @property
     def linear(self) -> tuple[int, int] | None:
         """(in, out) features of a linear layer; None for anything else."""
-        return self._sizes("in_features", "out_features")
+        return self.sizes("in_features", "out_features")
 
-    @property
-    def embedding(self) -> tuple[int, int] | None:
-        """(rows, dimension) of an embedding; None for anything else."""
-        return self._sizes("rows", "dimension")
+    def sizes(self, first: str, second: str) -> tuple[int, int] | None:
+        """Two whole numbers of `details`, such as an embedding's `rows` and `dimension`; None where there are none."""
+        one, two = self.details.get(first), self.details.get(second)
+        return (one, two) if isinstance(one, int) and isinstance(two, int) else None
 
     @property
     def tokens(self) -> float | None:
@@ -132,10 +132,6 @@ class Module:
         """Plain values, down to a depth, all of it if None."""
         below = () if depth == 0 else self.children
         return {**vars(self), "children": [child.to_json(None if depth is None else depth - 1) for child in below]}
-
-    def _sizes(self, first: str, second: str) -> tuple[int, int] | None:
-        one, two = self.details.get(first), self.details.get(second)
-        return (one, two) if isinstance(one, int) and isinstance(two, int) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +178,10 @@ def read_report(path: Path) -> Report:
         UserError: there is no report in it, or nothing but its heading.
     """
     path = Path(path)
-    if not path.exists():
-        raise UserError(
-            f"{path}: not there; give a report's file or a run folder, as notebook 03_train_pods makes them"
-        )
     path = path / "profile.txt" if path.is_dir() else path
     if not path.is_file():
-        raise UserError(f"{path}: not there; train with a profiled configuration, such as dsconfig/zero1profiler.json")
+        remedy = "give a report's file, or the folder of a run with a configuration such as dsconfig/zero1profiler.json"
+        raise UserError(f"{path}: not there; {remedy}")
     return parse_report(path, path.read_text(encoding="utf-8", errors="replace"))
 
 
@@ -392,7 +385,8 @@ def _expanded(module: Module) -> list[Module]:
     return several
 
 
-POSITIONS = {"Embedding": ("rows", "dimension"), "LayerNorm": ("normalized_shape",)}
+EMBEDDING = ("rows", "dimension")
+POSITIONS = {"Embedding": EMBEDDING, "LayerNorm": ("normalized_shape",)}
 """Names of what a class prints without one."""
 DETAIL = re.compile(r"(?:[^,(\[]|\([^)]*\)|\[[^\]]*\])+")
 

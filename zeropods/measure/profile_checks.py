@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from zeropods.errors import UserError
-from zeropods.measure.profile import FIGURES, Figures, Module, Report, read_report, rounding
+from zeropods.measure.profile import EMBEDDING, FIGURES, Figures, Module, Report, read_report, rounding
 from zeropods.measure.record import Record, read_record
 
 TOLERANCE = 0.02
@@ -160,7 +160,7 @@ def _corrected(report: Report) -> Checked:
         if rows and (products := _attentions(said, rows)):
             # The products grow with the square of the tokens that the linear layers claim.
             times = median(sqrt(claimed / reported) for reported, claimed in products)
-        embeddings = [module.embedding for _, module in said.walk() if module.embedding]
+        embeddings = [size for _, module in said.walk() if (size := module.sizes(*EMBEDDING))]
         is_twice = times is not None and TWICE[0] < times < TWICE[1]
         missing = sum(_mend(root, is_twice, max(embeddings, default=None)).values())
         # The root's MACs are the sum of its children where they were nothing else: these have more digits.
@@ -214,11 +214,11 @@ def _mend(module: Module, is_twice: bool, shared: tuple[int, int] | None) -> dic
         before = child.total("macs")
         missing |= _mend(child, is_twice, shared)
         less += before - child.total("macs")
-    linear, bias = module.linear, bool(module.details.get("bias"))
-    rows, columns = linear or module.embedding or (0, 0)
+    linear, embedding, bias = module.linear, module.sizes(*EMBEDDING), bool(module.details.get("bias"))
+    rows, columns = linear or embedding or (0, 0)
     expected = rows * columns + bias * columns
     if module.parameters is not None and parameters < expected - 2 * rounding(expected):
-        is_shared = shared is not None and not bias and shared in (module.embedding, linear and linear[::-1])
+        is_shared = shared is not None and not bias and shared in (embedding, linear and linear[::-1])
         missing[shared if is_shared else id(module)] = expected - round(parameters)
     if module.flops_per_second is not None and seconds:
         module.flops_per_second = max(0.0, module.flops_per_second - 2 * less / seconds)
