@@ -102,16 +102,12 @@ def timed(*seconds: float) -> RankMeasurement:
     return RankMeasurement(rank=0, host="pod1", warmup_seconds=sum(seconds[:1]), step_seconds=later, step=len(seconds))
 
 
-def test_training_time_is_that_of_the_slowest_rank() -> None:
+def test_training_time_and_rate_are_those_of_the_slowest_rank_the_rate_without_warm_up() -> None:
     assert train_seconds([timed(1.0, 2.0), timed(2.0, 2.5)]) == 4.5
     assert train_seconds([timed()]) is None
-
-
-def test_samples_per_second_leave_the_warm_up_out_and_follow_the_slowest_rank() -> None:
     # 2 steps of 12 samples in 4 s.
     assert samples_per_second([timed(9.0, 1.0, 1.0), timed(9.0, 2.0, 2.0)], 12) == 6.0
-    assert samples_per_second([timed(9.0)], 12) is None
-    assert samples_per_second([], 12) is None
+    assert samples_per_second([timed(9.0)], 12) is samples_per_second([], 12) is None
 
 
 # The status and reason of a record, composed from what the ranks left.
@@ -144,13 +140,9 @@ def test_the_reason_is_that_of_the_rank_that_began_the_end(
     assert (record.status, record.reason) == expected
 
 
-def test_a_supervisor_overrules_the_ranks(tmp_path: Path) -> None:
-    left(tmp_path, ("interrupted", "interrupted"), ended=(1.0, 1.0))
+def test_a_supervisor_overrules_the_ranks_and_a_rank_without_a_measurement_is_counted(tmp_path: Path) -> None:
+    left(tmp_path, ("interrupted", "ok"), ended=(1.0, 1.0))
     record = compose_record(tmp_path, status="pod_lost", reason="pod2 (127.0.1.2): no heartbeat for 10 s")
     assert (record.status, record.reason) == ("pod_lost", "pod2 (127.0.1.2): no heartbeat for 10 s")
-
-
-def test_a_rank_without_a_measurement_is_counted(tmp_path: Path) -> None:
-    left(tmp_path, ("ok", "ok"), ended=(1.0, 1.0))
-    (tmp_path / "ranks" / "1.json").unlink()
+    (tmp_path / "ranks" / "0.json").unlink()
     assert compose_record(tmp_path).reason == "1 of 2 ranks left no measurement"
