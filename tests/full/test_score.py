@@ -85,8 +85,7 @@ def squad(tmp_path: Path) -> Path:
 def queries(folder: Path, answers: Iterable[tuple[int, str]]) -> Path:
     path = folder / "predictions.dev.jsonl"
     write_predictions(
-        path,
-        [Prediction(index=i, question=f"question {i}", text=t, query=parse_query(t, HEADER)) for i, t in answers],
+        path, [Prediction(index=i, question=f"question {i}", text=t, query=parse_query(t, HEADER)) for i, t in answers]
     )
     return path
 

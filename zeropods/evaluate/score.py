@@ -172,9 +172,7 @@ def _accuracies(graded: Graded, rows: Sequence[int]) -> QueryScore:
 def _squad_score(pairs: Sequence[tuple[Prediction, SquadExample]], custom: Mapping[str, Metric]) -> SquadScore:
     answered = [(answer.text, example.answers) for answer, example in pairs]
     graded: Graded = load_metric("squad_accuracy").compute(
-        predictions=[text for text, _ in answered],
-        references=[right for _, right in answered],
-        average=False,
+        predictions=[text for text, _ in answered], references=[right for _, right in answered], average=False
     )
     means, intervals = custom_scores(custom, answered, [prediction.index for prediction, _ in pairs])
     return SquadScore(

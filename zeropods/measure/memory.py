@@ -45,11 +45,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        path: Path,
-        interval: float,
-        read: Callable[[], Mapping[str, float | None]],
-        phase: Callable[[], str],
+        self, path: Path, interval: float, read: Callable[[], Mapping[str, float | None]], phase: Callable[[], str]
     ) -> None:
         """Prepare; nothing is read or written yet.
 
