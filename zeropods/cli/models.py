@@ -142,9 +142,8 @@ def _score(arguments: argparse.Namespace) -> Result:
 
 def predict_text(result: Result) -> str:
     """What was answered and how fast, in sentences, and its score."""
-    rate = result["questions_per_second"]
-    speed = "" if rate is None else f", {rate:,.1f} questions/s"
-    said = f"{result['out']}: {counted(result['examples'], 'answer')} in {result['seconds']:,.1f} s{speed}"
+    speed = f"{result['seconds']:,.1f} s, {result['questions_per_second']:,.1f} questions/s"
+    said = f"{result['out']}: {counted(result['examples'], 'answer')} in {speed}"
     return f"{said}\n{score_text(result['score'])}" if "score" in result else said
 
 

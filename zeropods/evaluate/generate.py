@@ -72,10 +72,9 @@ class Speed:
     examples: int
     seconds: float
 
-    def to_json(self) -> dict[str, float | None]:
+    def to_json(self) -> dict[str, float]:
         """The keys that `zeropods predict --json` prints."""
-        rate = self.examples / self.seconds if self.seconds else None
-        return {"examples": self.examples, "seconds": self.seconds, "questions_per_second": rate}
+        return {**vars(self), "questions_per_second": self.examples / self.seconds}
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,14 @@ class Answerer(ABC):
             answers.update(zip(rows, batch, strict=True))
             progress(len(rows))
         return [answers[i] for i in range(len(examples))]
+
+    def timed(
+        self, examples: Sequence[Any], how: Generation | None = None, progress: Progress = lambda rows: None
+    ) -> tuple[list[Prediction], Speed]:
+        """Answers, and the wall time from the first question to the last answer."""
+        began = time.perf_counter()
+        answers = self.answer(examples, how, progress)
+        return answers, Speed(len(examples), time.perf_counter() - began)
 
     @abstractmethod
     def _encoded(self, examples: Sequence[Any], how: Generation) -> Sequence[Any]:
@@ -379,10 +386,7 @@ def predict(
         other = SQUAD if name in QuestionAnswerer.own_options else TEXT2SQL
         raise UserError(f"--{name.replace('_', '-')}: is for {other}, this is {task}; leave it out")
     answerer: Answerer = TASKS[task].load(model, precision, **given)
-    examples = list(islice(READERS[task](Path(data), split), limit))
-    began = time.perf_counter()
-    answers = answerer.answer(examples, how, progress)
-    speed = Speed(len(examples), time.perf_counter() - began)
+    answers, speed = answerer.timed(list(islice(READERS[task](Path(data), split), limit)), how, progress)
     write_predictions(out, answers)
     if out.name == f"predictions.{split}.jsonl":
         # What was replaced may have been scored.
