@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropods.errors import UserError
 from zeropods.measure.profile import FIGURES, Module
-from zeropods.measure.profile_checks import Checked, by_class, check, shares
+from zeropods.measure.profile_checks import Checked, ClassShare, by_class, check, shares
 from zeropods.report.plots import WIDE, Plot, bars_beside, new_axes, stacked_bars
 from zeropods.tables import Table, digits, wrapped
 
@@ -84,14 +84,7 @@ class ProfileReport:
         by_macs = by_class(self._root())
         by_time = sorted(by_macs, key=lambda share: share.latency_seconds, reverse=True)
         return Table.of(
-            {
-                "class": share.class_name,
-                "modules": share.modules,
-                "own MACs (M)": _in(1e6, share.macs),
-                "MACs (%)": _percent(share.macs_percent),
-                "own latency (ms)": _in(1e-3, share.latency_seconds),
-                "latency (%)": _percent(share.latency_percent),
-            }
+            {"class": share.class_name, "modules": share.modules, **_cells(share, "own ")}
             for place, share in enumerate(by_time)
             if place < top or share in by_macs[:top]
         )
@@ -134,15 +127,7 @@ class ProfileReport:
         if depth is not None and tree is not None:
             tables.append(
                 Table.of(
-                    {
-                        "module": path or "(root)",
-                        "class": module.class_name,
-                        "parameters (k)": _in(1e3, module.parameters),
-                        "MACs (M)": _in(1e6, module.macs),
-                        "MACs (%)": _percent(module.macs_percent),
-                        "latency (ms)": _in(1e-3, module.latency_seconds),
-                        "latency (%)": _percent(module.latency_percent),
-                    }
+                    {"module": path or "(root)", "class": module.class_name, **_cells(module)}
                     for path, module in tree.walk()
                     if len(path.split(".")) * bool(path) <= depth
                 )
@@ -257,13 +242,21 @@ def written(value: float | None, unit: str) -> str:
     return f"{value / factor:.5g} {shown}".rstrip()
 
 
-def _in(unit: float, value: float | None) -> str:
-    """A figure of a column whose heading names the unit."""
-    return "" if value is None else digits(value / unit)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
+def _cells(of: Module | ClassShare, own: str = "") -> dict[str, str]:
+    """Columns of a module, or of what a class does itself: of its figures those that it has."""
+    columns = (
+        ("parameters (k)", "parameters", 1e3),
+        (f"{own}MACs (M)", "macs", 1e6),
+        ("MACs (%)", "macs_percent", None),
+        (f"{own}latency (ms)", "latency_seconds", 1e-3),
+        ("latency (%)", "latency_percent", None),
+    )
+    cells = {}
+    for heading, key, unit in columns:
+        if hasattr(of, key):
+            value = getattr(of, key)
+            cells[heading] = "" if value is None else digits(value / unit) if unit else f"{value:.1f}"
+    return cells
 
 
 def _times_said(name: str, report: ProfileReport) -> str:
