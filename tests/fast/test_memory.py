@@ -245,12 +245,6 @@ def test_a_gpu_is_found_by_any_of_its_names_and_read_and_there_is_none_without_a
     assert found == [TOLD, TOLD, TOLD, None]
 
 
-def test_a_record_names_the_version_of_the_code_that_ran_and_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def only_torch(name: str) -> str:
-        if name != "torch":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "2.13.0"
-
-    monkeypatch.setattr(environment, "version", only_torch)
+def test_a_record_names_the_versions_of_the_code_that_ran_and_of_what_is_installed() -> None:
     found = environment.versions()
-    assert (found["zeropods"], found["torch"], found["deepspeed"]) == (__version__, "2.13.0", None)
+    assert found["zeropods"] == __version__ and found["torch"] == importlib.metadata.version("torch")

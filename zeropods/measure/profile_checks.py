@@ -85,13 +85,9 @@ class Checked:
 
 
 def check(path: Path) -> Checked:
-    """Read a report and check it; against its run too, where the run's record lies beside it.
+    """Read a report, or that of a run folder, and check it; against its run too, where the run's record lies beside it.
 
-    Args:
-        path: the report, or a run folder.
-
-    Raises:
-        UserError: there is no report.
+    `UserError` where there is no report.
     """
     report = read_report(path)
     try:
@@ -101,11 +97,7 @@ def check(path: Path) -> Checked:
 
 
 def check_report(report: Report, record: Record | None = None) -> Checked:
-    """Correct a report that was read, and find its faults.
-
-    Args:
-        record: of the run that was profiled, where there is one.
-    """
+    """Correct a report that was read, and find its faults; `record` is that of the profiled run, where there is one."""
     checked = _corrected(report)
     checked = replace(checked, faults=tuple(_faults(checked)))
     return checked if record is None else _beside(checked, record)

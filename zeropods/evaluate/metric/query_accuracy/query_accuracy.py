@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from itertools import groupby
 from statistics import fmean
-from typing import TypedDict
+from typing import Any
 
 import datasets
 import evaluate
@@ -20,13 +20,6 @@ from zeropods.sql.query import Execution, Query, format_query, is_usable, parse_
 
 Values = list[bool | None]
 QUERY = TypeAdapter(Query)
-
-
-class Reference(TypedDict):
-    """A right query, and the columns of its table."""
-
-    query: str
-    header: list[str]
 
 
 class QueryAccuracy(evaluate.Metric):
@@ -55,7 +48,7 @@ class QueryAccuracy(evaluate.Metric):
     def _compute(
         self,
         predictions: list[str],
-        references: list[Reference],
+        references: list[dict[str, Any]],
         tables: Sequence[SQLTable] | None = None,
         queries: Sequence[Query | None] | None = None,
         average: bool = True,
